@@ -1,0 +1,65 @@
+"""The 120 breeds of Stanford Dogs: their WordNet ids, ImageNet class indices, and the traits a sketch is drawn from."""
+
+import csv
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Breed:
+    """One breed. Lengths are relative to an average dog (1.0); colours are names in `sketches.PALETTE`.
+
+    index: position of `wnid` among ImageNet's 1,000 classes.
+    held_out: whether the shipped weights never saw the breed.
+    coat, mark, light: the coat's main colour, its second colour, its white or pale parts.
+    pattern, extras: words that `sketches` knows, such as "saddle" or "beard".
+    muzzle: 0.0 (pug) to 1.0 (borzoi). fur: 0.0 (short) to about 1.3.
+    """
+
+    wnid: str
+    name: str
+    index: int
+    held_out: bool
+    coat: str
+    mark: str
+    light: str
+    pattern: tuple[str, ...]
+    ear: str
+    ear_size: float
+    muzzle: float
+    skull: float
+    body: float
+    leg: float
+    bulk: float
+    texture: str
+    fur: float
+    tail: str
+    extras: tuple[str, ...]
+
+    @property
+    def folder(self) -> str:
+        """The name of the breed's folder of photos.
+
+        >>> BREEDS[0].folder
+        'n02085620-Chihuahua'
+        """
+        return f"{self.wnid}-{self.name}"
+
+
+_READ = {str: str, int: int, float: float, tuple[str, ...]: lambda words: tuple(words.split())}
+
+
+def _read_breeds() -> tuple[Breed, ...]:
+    with open(Path(__file__).with_name("breeds.csv"), newline="", encoding="utf-8") as file:
+        rows = sorted(csv.DictReader(file), key=lambda row: row["wnid"])
+    held_out = {row["wnid"] for row in rows[9::10]}
+    casts = {field.name: _READ[field.type] for field in fields(Breed) if field.name != "held_out"}
+    breeds = []
+    for row in rows:
+        traits = {name: cast(row[name]) for name, cast in casts.items()}
+        breeds.append(Breed(held_out=row["wnid"] in held_out, **traits))
+    return tuple(breeds)
+
+
+BREEDS = _read_breeds()  # 120, in the order of their WordNet ids
+HELD_OUT = BREEDS[9::10]  # 12 that pretraining never sees, so that learning them is a lesson
