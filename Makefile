@@ -1,0 +1,38 @@
+# The two commands: `make lab` opens the workshop, `make test` proves it. Both set up what they need.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+NBVAL := --nbval --nbval-current-env --nbval-sanitize-with tests/notebooks/sanitize.cfg --nbval-cell-timeout 180
+
+.PHONY: lab run test setup pins clean
+
+lab: setup
+	$(BIN)/workshop lab
+
+run: setup
+	$(BIN)/workshop run
+
+test: setup
+	$(BIN)/ruff check .
+	$(BIN)/pytest tests
+	$(BIN)/pytest $(NBVAL) notebook_output
+
+setup: $(READY)
+
+$(READY): requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
+	  { echo "Python 3.11, 3.12 or 3.13 is needed: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); echo "Python cannot make a virtual environment. On Debian: apt install python3-venv"; exit 1; }
+	$(BIN)/pip install --quiet --disable-pip-version-check uv
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --require-hashes -r requirements.txt
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --editable .
+	@touch $@
+
+pins:  # after changing a range in pyproject.toml
+	$(BIN)/uv pip compile pyproject.toml --extra test --universal --python-version 3.11 --generate-hashes \
+	  --no-header --no-emit-index-url --no-annotate --quiet --output-file requirements.txt
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache

@@ -1,0 +1,232 @@
+"""Start or join a Dask cluster whose workers suit PyTorch."""
+
+import asyncio
+import importlib.util
+import os
+import socket
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import dask
+import pandas as pd
+from dask.system import CPU_COUNT
+from distributed import Client, LocalCluster
+from distributed.core import rpc
+from distributed.diagnostics.plugin import UploadDirectory
+from distributed.security import Security
+from distributed.versions import VersionMismatchWarning
+
+LOOPBACK = "127.0.0.1"
+DASHBOARD_PORT = 8787
+# Different versions of these on client and workers fail late and far away, so they are refused at once.
+SAME_EVERYWHERE = ("python", "dask", "distributed", "torch", "torchvision")
+
+
+class ClusterError(RuntimeError):
+    """A cluster could not be started or joined; the message says why and what to do."""
+
+
+def start_cluster(n_workers=None, *, threads_per_worker=1, address=None, timeout_s=15):
+    """Return a `Client` of the first cluster that applies.
+
+    In order: `address`; Dask's own setting `scheduler-address` (`DASK_SCHEDULER_ADDRESS`); a vendor's cluster where its
+    environment variables say so; one worker per GPU; else one local process per core, up to four, which share the
+    cores. What is started here listens on loopback only.
+
+    n_workers: how many workers to start; None for the default above. Ignored where a running cluster is joined.
+    threads_per_worker: tasks that one local worker runs at a time.
+    timeout_s: seconds to wait for a running scheduler.
+    Raises ClusterError where no scheduler answers, where n_workers cannot be had, and where the workers' package
+    versions differ from this process's.
+    """
+    _check_count("n_workers", n_workers)
+    _check_count("threads_per_worker", threads_per_worker)
+    address = address or dask.config.get("scheduler-address", None)
+    if address:
+        client = _join(address, timeout_s)
+    elif importlib.util.find_spec("dask_saturn") and "SATURN_BASE_URL" in os.environ:
+        from dask_saturn import SaturnCluster
+
+        client = Client(SaturnCluster(**({} if n_workers is None else {"n_workers": n_workers})))
+    else:
+        client = _start_local(n_workers, threads_per_worker)
+    _ensure_importable(client)
+    return client
+
+
+def describe_workers(client):
+    """Return one row per worker: name, host, pid, threads, torch_threads, memory_gib, device, python, torch.
+
+    device: "cpu", or the GPU's name. torch_threads: cores that one PyTorch operation may use.
+    """
+    about = client.run(_describe_this_worker)
+    rows = []
+    for address, info in client.scheduler_info(n_workers=-1)["workers"].items():
+        rows.append({
+            "worker": str(info["name"]),
+            "host": info["host"],
+            "threads": info["nthreads"],
+            "memory_gib": round(info["memory_limit"] / 2**30, 1),
+            **about[address],
+        })  # fmt: skip
+    columns = ["worker", "host", "pid", "threads", "torch_threads", "memory_gib", "device", "python", "torch"]
+    return pd.DataFrame(rows, columns=columns).sort_values("worker", ignore_index=True)
+
+
+def n_gpus():
+    """Return how many CUDA devices PyTorch sees in this process."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _check_count(name, value):
+    if value is not None and (not isinstance(value, int) or value < 1):
+        raise ClusterError(f"{name} is {value!r}: give a whole number of at least 1, or None for the default.")
+
+
+def _start_local(n_workers, threads_per_worker):
+    gpus = n_gpus()
+    n_workers = n_workers or gpus or min(4, CPU_COUNT)
+    if gpus and n_workers > gpus:
+        raise ClusterError(
+            f"n_workers is {n_workers}, but this machine has {gpus} GPU(s) and each worker needs one of its own: "
+            f"call start_cluster({gpus}), or hide the GPUs with CUDA_VISIBLE_DEVICES='' to work on the CPU."
+        )
+    _set_worker_environment(torch_threads=max(1, CPU_COUNT // n_workers))
+    settings = {
+        "n_workers": n_workers,
+        "threads_per_worker": threads_per_worker,
+        "host": LOOPBACK,
+        "dashboard_address": f"{LOOPBACK}:{DASHBOARD_PORT if port_is_free(DASHBOARD_PORT) else 0}",
+        "worker_dashboard_address": f"{LOOPBACK}:0",
+    }
+    if gpus:
+        from dask_cuda import LocalCUDACluster
+
+        client = Client(LocalCUDACluster(**settings))
+    else:
+        client = Client(LocalCluster(processes=True, **settings))
+    if settings["dashboard_address"].endswith(":0"):
+        warnings.warn(
+            f"Port {DASHBOARD_PORT} is busy, probably with another notebook's cluster, so this cluster's dashboard is "
+            f"at {client.dashboard_link}. Shut down the other kernel to have it at the usual place.",
+            stacklevel=3,
+        )
+    return client
+
+
+def _set_worker_environment(torch_threads):
+    # Nannies read these settings at every (re)start of a worker, so they are set for the process, not for a block.
+    # Left out on purpose: MALLOC_TRIM_THRESHOLD_, Dask's default. It freezes glibc's mmap threshold at 128 KiB, and
+    # each large tensor is then mapped and faulted in anew: training steps took 1.6 times as long.
+    os.environ.pop("MALLOC_TRIM_THRESHOLD_", None)
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), torch_threads)
+    dask.config.set({
+        "distributed.nanny.pre-spawn-environ": threads,
+        "distributed.worker.daemon": False,  # daemonic processes may not have children, and DataLoader needs some
+    })  # fmt: skip
+
+
+def port_is_free(port):
+    """Return whether a server could listen on this port of the loopback address."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+    return True
+
+
+def _join(address, timeout_s):
+    try:
+        with ThreadPoolExecutor(1) as pool:  # a notebook's own thread already runs an event loop
+            identity = pool.submit(asyncio.run, _identity(address, timeout_s)).result()
+    except ValueError as error:
+        raise ClusterError(f"{address!r} is not a scheduler's address ({error}): write tcp://HOST:PORT.") from error
+    except (OSError, TimeoutError) as error:
+        raise ClusterError(
+            f"No Dask scheduler answered at {address!r} within {timeout_s} s. Check that it runs and that this is the "
+            "scheduler's port, not the dashboard's; or unset DASK_SCHEDULER_ADDRESS to start a cluster on this machine."
+        ) from error
+    if not identity["workers"]:
+        raise ClusterError(f"The cluster at {address!r} has no workers. Start one with: dask worker {address}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", VersionMismatchWarning)  # _check_versions says it with the cure
+        client = Client(address, timeout=timeout_s)
+    _check_versions(client)
+    return client
+
+
+async def _identity(address, timeout_s):
+    # Client's own timeout does not end a connection to something that listens but is no scheduler.
+    async def ask():
+        async with rpc(address, connection_args=Security().get_connection_args("client")) as scheduler:
+            return await scheduler.identity()
+
+    return await asyncio.wait_for(ask(), timeout_s)
+
+
+def _check_versions(client):
+    mine = {name: _version(name) for name in SAME_EVERYWHERE}
+    differences = [
+        f"  {worker}: {name} {version}, here {mine[name]}"
+        for worker, versions in client.run(_versions, SAME_EVERYWHERE).items()
+        for name, version in versions.items()
+        if version != mine[name]
+    ]
+    if differences:
+        client.close()
+        raise ClusterError(
+            "The workers' versions differ from this process's:\n"
+            + "\n".join(differences)
+            + "\nInstall the same on both sides: pip install -r requirements.txt"
+        )
+
+
+def _versions(names):
+    # Runs on workers that may not have this package yet, so it is pickled by value and imports what it needs.
+    import importlib.metadata
+    import sys
+
+    def version(name):
+        if name == "python":
+            return "{}.{}".format(*sys.version_info)
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return "missing"
+
+    return {name: version(name) for name in names}
+
+
+def _version(name):
+    return _versions((name,))[name]
+
+
+def _ensure_importable(client):
+    def missing():
+        import importlib.util
+
+        return importlib.util.find_spec("workshop_utils") is None
+
+    if any(client.run(missing).values()):
+        n_workers = len(client.scheduler_info(n_workers=-1)["workers"])
+        client.register_plugin(UploadDirectory(str(Path(__file__).parent), update_path=True, restart_workers=True))
+        client.wait_for_workers(n_workers, timeout=60)
+
+
+def _describe_this_worker():
+    import platform
+
+    import torch
+
+    return {
+        "pid": os.getpid(),
+        "torch_threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(0) if n_gpus() else "cpu",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }

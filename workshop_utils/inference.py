@@ -1,0 +1,166 @@
+"""Classify many photos on a Dask cluster: each worker loads the model once and decodes ahead of its forward pass."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+
+import pandas as pd
+import torch
+from torch.fx.experimental.optimization import fuse
+
+from workshop_utils.breeds import BREEDS
+from workshop_utils.data import BadPhoto, breed_of, decode_photo, read_files
+from workshop_utils.models import load_resnet, resolve_weights
+
+COLUMNS = ["path", "breed", "prediction", "probability", "correct", "error"]
+PRECISIONS = ("auto", "fp32", "bf16")
+MAX_BATCHES_PER_TASK = 8
+_INDEX = {breed.wnid: breed.index for breed in BREEDS}
+_loading = threading.Lock()
+
+
+def classify(client, paths, *, batch_size=32, storage_options=None, weights="auto", precision="auto"):
+    """Return a DataFrame with one row per path, in the order given: what a pretrained ResNet sees in each photo.
+
+    Columns: path; breed, from the folder's name; prediction, the likeliest category; probability, in [0, 1]; correct,
+    by WordNet id (missing where the folder names no breed of ours); error, missing or why a file could not be
+    classified (prediction, probability and correct are then missing).
+
+    batch_size: photos per forward pass. storage_options: what fsspec needs to open `paths`.
+    weights: as in `load_resnet`; a file must be readable from the workers.
+    precision: "fp32", "bf16", or "auto" for bf16 where the worker's CPU or GPU computes in it.
+    Raises what loading the weights raises. A worker that dies costs time, not rows: Dask reruns its batches.
+    """
+    paths = _checked(paths, batch_size, precision)
+    if not paths:
+        return _frame([])
+    batches = [paths[start : start + batch_size] for start in range(0, len(paths), batch_size)]
+    n_threads = sum(client.nthreads().values())
+    options = {"weights": resolve_weights(weights), "precision": precision, "storage_options": storage_options}
+    futures = client.map(classify_batches, split_guided(batches, n_threads), pure=False, **options)
+    try:
+        return _frame(row for rows in client.gather(futures) for row in rows)
+    finally:
+        client.cancel(futures)  # does nothing to finished ones; frees the workers after an error or Ctrl-C
+
+
+def classify_batches(batches, *, weights="auto", precision="auto", storage_options=None):
+    """Return `classify`'s rows for lists of paths, in this process; the next list is decoded during a forward pass."""
+    model, transform, categories, like = loaded_model(weights, precision)
+    rows = []
+    with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(torch.get_num_threads()) as decoders:
+        ahead = reader.submit(_load_batch, batches[0], transform, storage_options, decoders)
+        for position, paths in enumerate(batches):
+            images, errors = ahead.result()  # images: (photos that could be read, 3, 224, 224) float32
+            if position + 1 < len(batches):
+                ahead = reader.submit(_load_batch, batches[position + 1], transform, storage_options, decoders)
+            probabilities, indices = _forward(model, images, like)
+            rows += _rows(paths, probabilities, indices, errors, categories)
+    return rows
+
+
+def loaded_model(weights="auto", precision="auto"):
+    """Return (model, transform, categories, like) ready for this process; the first call loads, later ones return it.
+
+    model: on the GPU where there is one, channels-last, each BatchNorm folded into the convolution before it.
+    like: an empty tensor with the device and dtype that the model wants.
+    """
+    with _loading:  # two threads of a worker would otherwise both load
+        return _load_model(str(weights), precision)
+
+
+def precision_of(precision="auto"):
+    """Return "bf16" or "fp32": what `precision` comes to on this machine."""
+    if precision != "auto":
+        return precision
+    if torch.cuda.is_available():
+        return "bf16" if torch.cuda.get_device_capability()[0] >= 8 else "fp32"
+    return "bf16" if torch.cpu._is_avx512_bf16_supported() else "fp32"  # emulated bf16 is slower than fp32
+
+
+def split_guided(batches, n_threads):
+    """Return `batches` cut into consecutive tasks: long ones first, single batches last, so that threads end together.
+
+    >>> [len(task) for task in split_guided(list(range(20)), n_threads=2)]
+    [5, 4, 3, 2, 2, 1, 1, 1, 1]
+    """
+    tasks, start = [], 0
+    while start < len(batches):
+        size = (len(batches) - start) // (2 * n_threads)
+        size = min(max(size, 1), MAX_BATCHES_PER_TASK)
+        tasks.append(batches[start : start + size])
+        start += size
+    return tasks
+
+
+def _checked(paths, batch_size, precision):
+    if isinstance(paths, (str, bytes)):
+        raise ValueError(f"paths is the single path {paths!r}: give a list of paths.")
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size!r}: give a whole number of at least 1.")
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision is {precision!r}: write one of {', '.join(PRECISIONS)}.")
+    return [str(path) for path in paths]
+
+
+@lru_cache(maxsize=2)
+def _load_model(weights, precision):
+    model, transform, categories = load_resnet(weights)
+    like = torch.empty(
+        0,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        dtype=torch.bfloat16 if precision_of(precision) == "bf16" else torch.float32,
+    )
+    model = fuse(model).to(like.device, like.dtype, memory_format=torch.channels_last)
+    return model, transform, categories, like
+
+
+def _load_batch(paths, transform, storage_options, decoders):
+    contents = read_files(paths, storage_options)
+    loaded = list(decoders.map(lambda pair: _load_photo(*pair, transform), zip(contents, paths, strict=True)))
+    images = [image for image, _ in loaded if image is not None]
+    return torch.stack(images) if images else None, [error for _, error in loaded]
+
+
+def _load_photo(content, path, transform):
+    try:
+        return transform(decode_photo(content, path)), None
+    except BadPhoto as error:
+        return None, str(error)
+
+
+@torch.inference_mode()
+def _forward(model, images, like):
+    if images is None:
+        return [], []
+    images = images.to(like.device, like.dtype, memory_format=torch.channels_last)
+    logits = model(images).float()  # (batch, n_categories)
+    probabilities, indices = logits.softmax(1).max(1)
+    return probabilities.tolist(), indices.tolist()
+
+
+def _rows(paths, probabilities, indices, errors, categories):
+    results = iter(zip(probabilities, indices, strict=True))
+    rows = []
+    for path, error in zip(paths, errors, strict=True):
+        wnid, breed = _breed_or_none(path)
+        truth = _INDEX.get(wnid)
+        if truth is not None and truth < len(categories):
+            breed = categories[truth]  # spelt as predictions are
+        if error:
+            rows.append((path, breed, None, None, None, error))
+        else:
+            probability, index = next(results)
+            rows.append((path, breed, categories[index], probability, None if truth is None else index == truth, None))
+    return rows
+
+
+def _frame(rows):
+    return pd.DataFrame(rows, columns=COLUMNS).astype({"probability": float, "correct": "boolean"})
+
+
+def _breed_or_none(path):
+    try:
+        return breed_of(path)
+    except ValueError:
+        return None, None
