@@ -1,0 +1,289 @@
+"""Photos are fetched from real servers and folders: resumed, checked, and kept inside their folder."""
+
+import hashlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+import fsspec
+import pytest
+
+from workshop_utils import photos
+from workshop_utils.data import find_data
+from workshop_utils.object_store import local_object_store
+from workshop_utils.photos import PhotosError, fetch_photos
+
+WORKSHOP = Path(sys.executable).parent / "workshop"
+BREEDS = ("n02085620-Chihuahua", "n02086240-Shih-Tzu", "n02089078-black-and-tan_coonhound")
+FILES = {f"{breed}/{breed[:9]}_{i}.jpg": os.urandom(30_000 + i) for breed in BREEDS for i in range(2)}
+
+
+def tar_of(members):
+    """Return the bytes of a .tar; a member is a name with bytes, or a TarInfo."""
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w") as tar:
+        for name, content in members:
+            if isinstance(content, bytes):
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+            else:
+                tar.addfile(content)
+    return target.getvalue()
+
+
+ARCHIVE = tar_of([(f"Images/{name}", content) for name, content in FILES.items()])
+
+
+class Server(ThreadingHTTPServer):
+    """One archive over HTTP. dies_at: byte at which it hangs up; ranges: whether it can send a part."""
+
+    daemon_threads = True
+
+    def __init__(self, content, dies_at=None, ranges=True, pause=None):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.content, self.dies_at, self.ranges, self.pause, self.asked = content, dies_at, ranges, pause, []
+        self.url = f"http://127.0.0.1:{self.server_port}/images.tar"
+
+    def __enter__(self):
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.shutdown()
+        self.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_HEAD(self):  # noqa: N802
+        self.answer()
+
+    def do_GET(self):  # noqa: N802
+        server, (start, stop) = self.server, self.answer()
+        server.asked.append(start)
+        if server.pause and start:
+            server.pause.wait(30)
+        if server.dies_at is not None and stop > server.dies_at:
+            self.wfile.write(server.content[start : max(start, server.dies_at)])
+            self.close_connection = True
+        else:
+            self.wfile.write(server.content[start:stop])
+
+    def answer(self):
+        size, wanted = len(self.server.content), self.headers.get("Range")
+        start, stop = 0, size
+        if wanted and self.server.ranges:
+            start, stop = (int(n) for n in wanted.removeprefix("bytes=").split("-"))
+            start, stop = start, min(stop + 1, size)
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
+        else:
+            self.send_response(200)
+        self.send_header("Accept-Ranges", "bytes" if self.server.ranges else "none")
+        self.send_header("Content-Length", str(stop - start))
+        self.end_headers()
+        return start, stop
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(photos, "CHUNK_BYTES", 2**14)
+    monkeypatch.setattr(photos, "FILES_AT_ONCE", 4)
+
+
+@pytest.fixture
+def source(tmp_path):
+    for name, content in FILES.items():
+        path = tmp_path / "source" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    (tmp_path / "source" / "README.txt").write_text("not a photo")
+    return tmp_path / "source"
+
+
+def written(folder):
+    return {path.relative_to(folder / "Images").as_posix(): path.read_bytes() for path in folder.glob("Images/*/*")}
+
+
+def test_a_folder_of_photos_is_copied_and_then_found(source, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("WORKSHOP_DATA", raising=False)
+    images = fetch_photos(str(source), n_photos=6)
+    assert written(tmp_path / "cache" / "photos") == FILES
+    assert (find_data().kind, find_data().url) == ("photos", str(images))
+    assert list(images.glob("*.part")) == []
+
+
+def test_any_fsspec_address_will_do(tmp_path):
+    memory = fsspec.filesystem("memory")
+    for name, content in FILES.items():
+        memory.pipe(f"/dogs/{name}", content)
+    fetch_photos("memory://dogs", tmp_path, n_photos=6)
+    assert written(tmp_path) == FILES
+
+
+def test_a_bucket_is_read_without_credentials(source, tmp_path, monkeypatch):
+    with local_object_store(source) as options:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", options["client_kwargs"]["endpoint_url"])
+        fetch_photos("s3://workshop/source", tmp_path / "out", n_photos=6)
+    assert written(tmp_path / "out") == FILES
+
+
+def test_only_missing_and_short_files_are_fetched_again(source, tmp_path):
+    fetch_photos(str(source), tmp_path, n_photos=6)
+    kept, short, gone, *_ = sorted((tmp_path / "Images").glob("*/*"))
+    os.utime(kept, (1, 1))
+    short.write_bytes(b"cut off")
+    gone.unlink()
+    fetch_photos(str(source), tmp_path, n_photos=6)
+    assert written(tmp_path) == FILES
+    assert kept.stat().st_mtime == 1
+
+
+def test_what_is_complete_needs_no_network(source, tmp_path):
+    images = fetch_photos(str(source), tmp_path, n_photos=6)
+    assert fetch_photos("http://127.0.0.1:9/images.tar", tmp_path, n_photos=6) == images
+
+
+def test_an_archive_goes_on_where_a_broken_transfer_stopped(tmp_path):
+    with Server(ARCHIVE, dies_at=100_000) as server:
+        with pytest.raises(PhotosError, match="stopped.*kept.*run the same command again"):
+            fetch_photos(server.url, tmp_path, n_photos=6)
+        (part,) = tmp_path.glob("*.part")
+        arrived = part.stat().st_size
+        assert 0 < arrived <= 100_000
+        assert not (tmp_path / "complete").exists()
+        server.dies_at, server.asked = None, []
+        fetch_photos(server.url, tmp_path, n_photos=6)
+        assert min(server.asked) == arrived
+    assert written(tmp_path) == FILES
+    assert not part.exists()
+
+
+def test_a_server_that_sends_no_parts_starts_over(tmp_path):
+    with Server(ARCHIVE, ranges=False) as server:
+        part = tmp_path / f"{hashlib.sha256(server.url.encode()).hexdigest()[:8]}.tar.part"
+        part.write_bytes(b"x" * 5_000)
+        fetch_photos(server.url, tmp_path, n_photos=6)
+    assert written(tmp_path) == FILES
+
+
+def test_a_wrong_checksum_deletes_the_archive(tmp_path, monkeypatch):
+    with Server(ARCHIVE) as server:
+        monkeypatch.setitem(photos.SHA256, server.url, "0" * 64)
+        with pytest.raises(PhotosError, match="has SHA-256 .*, not 0000.*run the command again"):
+            fetch_photos(server.url, tmp_path, n_photos=6)
+        assert (list(tmp_path.glob("*.part")), written(tmp_path)) == ([], {})
+        monkeypatch.setitem(photos.SHA256, server.url, hashlib.sha256(ARCHIVE).hexdigest())
+        fetch_photos(server.url, tmp_path, n_photos=6)
+    assert written(tmp_path) == FILES
+
+
+def special(name, kind, link=""):
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, link
+    return name, member
+
+
+@pytest.mark.parametrize(
+    "evil",
+    [
+        ("../../evil.jpg", b"x"),
+        ("Images/../../evil.jpg", b"x"),
+        ("Images/n02085620-Chihuahua/../../../evil.jpg", b"x"),
+        ("Images/n02085620-../evil.jpg", b"x"),
+        ("/Images/n02085620-Chihuahua/evil.jpg", b"x"),
+        ("/tmp/evil.jpg", b"x"),
+        ("Images/n02085620-Chihuahua/evil.sh", b"x"),
+        ("Images\\n02085620-Chihuahua\\evil.jpg", b"x"),
+        special("Images/n02085620-Chihuahua/evil.jpg", tarfile.SYMTYPE, "/etc/passwd"),
+        special("Images/n02085620-Chihuahua", tarfile.SYMTYPE, "/tmp"),
+        special("Images/n02085620-Chihuahua/evil.jpg", tarfile.LNKTYPE, "../../../etc/passwd"),
+        special("Images/n02085620-Chihuahua/evil.jpg", tarfile.CHRTYPE),
+        special("Images/n02085620-Chihuahua/evil.jpg", tarfile.FIFOTYPE),
+        special("../evil", tarfile.DIRTYPE),
+    ],
+    ids=lambda evil: f"{evil[0]}-{getattr(evil[1], 'type', b'0').decode()}",
+)
+def test_an_archive_with_a_strange_member_is_refused_by_its_name(tmp_path, evil):
+    archive = tmp_path / "evil.tar"
+    archive.write_bytes(tar_of([(f"Images/{name}", content) for name, content in FILES.items()] + [evil]))
+    before = set(tmp_path.rglob("*"))
+    with pytest.raises(PhotosError) as caught:
+        fetch_photos(str(archive), tmp_path / "a" / "b", n_photos=6)
+    assert repr(evil[0]) in str(caught.value) and "nothing was unpacked" in str(caught.value)
+    new = {path.relative_to(tmp_path).as_posix() for path in set(tmp_path.rglob("*")) - before if path.suffix != ".part"}
+    assert new == {"a", "a/b", "a/b/Images"}
+
+
+def test_an_archive_may_name_its_folders(tmp_path):
+    folders = [special(name, tarfile.DIRTYPE) for name in (".", "Images", f"Images/{BREEDS[0]}")]
+    (tmp_path / "dogs.tar").write_bytes(tar_of(folders + [(f"./Images/{n}", c) for n, c in FILES.items()]))
+    fetch_photos(str(tmp_path / "dogs.tar"), tmp_path / "out", n_photos=6)
+    assert written(tmp_path / "out") == FILES
+
+
+def test_something_that_is_no_archive_is_said_to_be_none(tmp_path):
+    (tmp_path / "dogs.tar").write_bytes(b"<html>Not found</html>" * 100)
+    with pytest.raises(PhotosError, match="is no whole .tar"):
+        fetch_photos(str(tmp_path / "dogs.tar"), tmp_path / "out", n_photos=6)
+
+
+@pytest.mark.parametrize("kind", ["folder", "archive"])
+def test_too_few_photos_are_not_called_complete(source, tmp_path, kind):
+    (tmp_path / "dogs.tar").write_bytes(ARCHIVE)
+    with pytest.raises(PhotosError, match="holds 6 photos, not 20580"):
+        fetch_photos(str(source if kind == "folder" else tmp_path / "dogs.tar"), tmp_path / "out")
+    assert not (tmp_path / "out" / "complete").exists()
+
+
+def test_a_strange_photo_among_them_is_noticed(source, tmp_path):
+    strange = tmp_path / "Images" / BREEDS[0] / "mine.jpg"
+    strange.parent.mkdir(parents=True)
+    strange.write_bytes(b"x")
+    with pytest.raises(PhotosError, match="holds 7 photos, not 6: move strange ones away"):
+        fetch_photos(str(source), tmp_path, n_photos=6)
+
+
+def test_a_full_disk_is_said_before_anything_is_written(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(photos.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(PhotosError, match="0.0 GB free, 0.0 GB are needed: use --folder"):
+        fetch_photos(str(source), tmp_path / "out", n_photos=6)
+    assert written(tmp_path / "out") == {}
+
+
+def test_without_a_network_the_message_names_the_sketches(tmp_path, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr(photos, "ARCHIVE", "http://127.0.0.1:9/images.tar")
+    monkeypatch.setattr(photos, "ANSWER_S", 2)
+    with pytest.raises(PhotosError) as caught:
+        fetch_photos(folder=tmp_path)
+    message = str(caught.value)
+    assert photos.BUCKET in message and photos.ARCHIVE in message and "workshop data sketches" in message
+
+
+def test_an_interrupt_keeps_what_has_arrived(tmp_path):
+    big, pause = ARCHIVE + bytes(2**25), threading.Event()
+    with Server(big, pause=pause) as server:
+        command = ["data", "photos", "--source", server.url, "--folder", str(tmp_path)]
+        run = subprocess.Popen([WORKSHOP, *command], stderr=subprocess.PIPE, text=True)
+        while not any(part.stat().st_size for part in tmp_path.glob("*.part")):
+            assert run.poll() is None, run.stderr.read()
+            time.sleep(0.05)
+        run.send_signal(signal.SIGINT)
+        rest = run.communicate(timeout=60)[1]
+        pause.set()
+    assert run.returncode == 1
+    assert "What arrived is kept" in rest and "Traceback" not in rest
+    assert [path.stat().st_size > 0 for path in tmp_path.glob("*.part")] == [True]
