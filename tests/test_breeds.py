@@ -1,0 +1,65 @@
+"""The 120 breeds: names and indices are those of Stanford Dogs and ImageNet, and no two breeds are drawn alike."""
+
+import re
+from dataclasses import FrozenInstanceError, astuple
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from torchvision.models import ResNet50_Weights
+
+from workshop_utils import sketches
+from workshop_utils.breeds import BREEDS, HELD_OUT
+
+PHOTOS = Path(__file__).parents[2] / "shared" / "data" / "stanford-dogs" / "Images"
+
+
+def test_there_are_120_breeds_in_the_order_of_their_wordnet_ids():
+    assert len(BREEDS) == 120
+    assert [breed.wnid for breed in BREEDS] == sorted({breed.wnid for breed in BREEDS})
+
+
+def test_indices_are_imagenets_dogs_without_the_dalmatian():
+    assert [breed.index for breed in BREEDS] == [i for i in range(151, 269) if i != 251] + [273, 274, 275]
+
+
+def test_torchvision_gives_each_index_the_same_name():
+    def bare(name):
+        return re.sub("[^a-z]", "", name.lower())
+
+    categories = ResNet50_Weights.DEFAULT.meta["categories"]
+    assert [bare(breed.name) for breed in BREEDS] == [bare(categories[breed.index]) for breed in BREEDS]
+
+
+@pytest.mark.skipif(not PHOTOS.is_dir(), reason="needs the photos of Stanford Dogs in ../shared/data")
+def test_folders_are_named_as_the_photos_are():
+    assert [breed.folder for breed in BREEDS] == sorted(folder.name for folder in PHOTOS.iterdir())
+
+
+def test_twelve_breeds_are_held_out_of_pretraining():
+    assert HELD_OUT == tuple(breed for breed in BREEDS if breed.held_out)
+    assert HELD_OUT == BREEDS[9::10] and len(HELD_OUT) == 12
+    assert HELD_OUT[0].folder == "n02088094-Afghan_hound"
+
+
+def test_a_breed_cannot_be_changed():
+    with pytest.raises(FrozenInstanceError):
+        BREEDS[0].coat = "green"
+
+
+def test_any_two_breeds_differ_in_at_least_three_traits():
+    def differences(a, b):
+        return sum(x != y for x, y in zip(astuple(a)[4:], astuple(b)[4:], strict=True))
+
+    nearest = min(combinations(BREEDS, 2), key=lambda pair: differences(*pair))
+    assert differences(*nearest) >= 3, nearest
+
+
+def test_every_word_in_the_table_is_one_that_sketches_can_draw():
+    for breed in BREEDS:
+        assert {breed.coat, breed.mark, breed.light} <= sketches.PALETTE.keys(), breed.name
+        assert set(breed.pattern) <= sketches.MARKS.keys() | sketches.STREWN.keys(), breed.name
+        assert breed.ear in sketches.EARS and breed.tail in sketches.TAILS, breed.name
+        assert breed.texture in sketches.TEXTURES, breed.name
+        for extra in breed.extras:
+            assert f'"{extra}" in' in Path(sketches.__file__).read_text(encoding="utf-8"), (breed.name, extra)

@@ -1,0 +1,200 @@
+"""Sketches are the same everywhere, survive a killed run, and are hard for pixels but learnable for a ResNet."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torchvision import models
+
+from workshop_utils import sketches
+from workshop_utils.breeds import BREEDS
+from workshop_utils.sketches import draw_dog, find_breed, write_sketches
+
+WEIGHTS = Path(sketches.__file__).parent / "weights" / "resnet18_sketches.pt"
+SEEN = [breed for breed in BREEDS if not breed.held_out]
+TWENTY = SEEN[::5][:20]
+PINNED = {  # (breed, seed, size) -> the first digits of the SHA-256 of its pixels
+    ("Chihuahua", 0, 224): "d3683b85cdbdcd6c",
+    ("Bernese_mountain_dog", 1, 224): "a8c9e74e89d775ea",
+    ("komondor", 2, 224): "0450a5609450241f",
+    ("standard_poodle", 3, 224): "3ddfbd1573229534",
+    ("German_short-haired_pointer", 4, 128): "12ea5266f611c012",
+    ("Siberian_husky", 5, 97): "3595569b7a081610",
+}
+
+
+def digest(breed, seed, size):
+    return hashlib.sha256(draw_dog(breed, seed, size).tobytes()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("drawing", PINNED)
+def test_a_drawing_has_the_same_pixels_on_every_machine(drawing):
+    assert digest(*drawing) == PINNED[drawing]
+
+
+def test_another_process_with_another_hash_seed_draws_the_same_pixels():
+    drawing = next(iter(PINNED))
+    code = f"import sys, workshop_utils.sketches as s; sys.stdout.buffer.write(s.draw_dog(*{drawing!r}).tobytes())"
+    environment = os.environ | {"PYTHONHASHSEED": "7"}
+    pixels = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True).stdout
+    assert hashlib.sha256(pixels).hexdigest()[:16] == PINNED[drawing]
+
+
+def test_every_seed_is_another_picture():
+    assert len({digest("pug", seed, 32) for seed in range(40)}) == 40
+
+
+def test_every_breed_can_be_drawn():
+    for breed in BREEDS:
+        for seed in range(3):
+            picture = draw_dog(breed, seed, 48)
+            assert picture.mode == "RGB" and picture.size == (48, 48)
+
+
+@pytest.mark.parametrize("size", [16, 97, 256])
+def test_a_picture_has_the_size_that_was_asked_for(size):
+    assert all(draw_dog("papillon", seed, size).size == (size, size) for seed in range(20))
+
+
+def test_folder_id_name_and_breed_mean_the_same_dog():
+    names = ("n02113624-toy_poodle", "n02113624", "toy_poodle", "Toy Poodle", find_breed("toy_poodle"))
+    assert len({digest(name, 5, 64) for name in names}) == 1
+
+
+def test_an_unknown_breed_is_named_with_close_ones_and_the_cure():
+    with pytest.raises(ValueError, match=r"'goldn_retriever'.*n02099601-golden_retriever.*utils\.breeds\.BREEDS"):
+        draw_dog("goldn_retriever", 0)
+    with pytest.raises(ValueError, match="'zzz'.*for example 'n02085620-Chihuahua'"):
+        draw_dog("zzz", 0)
+
+
+def test_a_picture_too_small_to_draw_is_refused():
+    with pytest.raises(ValueError, match="size is 8: .* at least 16 pixels"):
+        draw_dog("pug", 0, size=8)
+
+
+def test_files_are_laid_out_as_the_photos_are(tmp_path):
+    assert write_sketches(tmp_path, 2, ["pug", "chow"], size=32, first_seed=7) == 4
+    found = sorted(str(path.relative_to(tmp_path).as_posix()) for path in tmp_path.rglob("*") if path.is_file())
+    assert found == [
+        "n02110958-pug/n02110958_7.jpg", "n02110958-pug/n02110958_8.jpg",
+        "n02112137-chow/n02112137_7.jpg", "n02112137-chow/n02112137_8.jpg",
+    ]  # fmt: skip
+
+
+def test_all_120_breeds_are_written_by_default(tmp_path):
+    assert write_sketches(tmp_path, 1, size=16) == 120
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == [breed.folder for breed in BREEDS]
+
+
+def test_a_file_holds_the_drawing_of_its_seed(tmp_path):
+    write_sketches(tmp_path, 1, ["boxer"], size=64, first_seed=3)
+    with Image.open(tmp_path / "n02108089-boxer" / "n02108089_3.jpg") as photo:
+        difference = np.asarray(photo, dtype=int) - np.asarray(draw_dog("boxer", 3, 64), dtype=int)  # (64, 64, 3)
+    assert photo.format == "JPEG" and abs(difference).mean() < 8
+
+
+def test_files_that_exist_are_left_alone(tmp_path):
+    write_sketches(tmp_path, 2, ["pug"], size=32)
+    kept = tmp_path / "n02110958-pug" / "n02110958_0.jpg"
+    kept.write_bytes(b"mine")
+    assert write_sketches(tmp_path, 5, ["pug"], size=32) == 3
+    assert kept.read_bytes() == b"mine"
+
+
+def test_a_failed_write_leaves_no_half_file(tmp_path, monkeypatch):
+    def full_disk(self, path, *args, **kwargs):
+        Path(path).write_bytes(b"half")
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Image.Image, "save", full_disk)
+        with pytest.raises(OSError, match="No space left"):
+            write_sketches(tmp_path, 1, ["pug"], size=32)
+    assert list(tmp_path.rglob("*.jpg")) == []
+    assert write_sketches(tmp_path, 1, ["pug"], size=32) == 1
+
+
+def test_a_killed_run_is_completed_by_the_next(tmp_path):
+    code = f"from workshop_utils.sketches import write_sketches as w; w({str(tmp_path)!r}, 200, ['pug'], 64)"
+    run = subprocess.Popen([sys.executable, "-c", code])
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.rglob("*.jpg"))) < 5 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    whole = list(tmp_path.rglob("*.jpg"))
+    assert 5 <= len(whole) < 200
+    for path in whole:
+        with Image.open(path) as picture:
+            picture.load()
+    assert write_sketches(tmp_path, 200, ["pug"], 64) == 200 - len(whole)
+
+
+def small_pixels(seeds):
+    pictures = [np.asarray(draw_dog(breed, seed, 64).reduce(2)) for breed in TWENTY for seed in seeds]
+    return np.stack(pictures).reshape(len(pictures), -1) / 255, np.repeat(range(20), len(seeds))  # (n, 3072), (n,)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_a_linear_model_of_the_pixels_fails():
+    pixels, breeds = small_pixels(range(60))
+    # The best of C = 3e-4 … 1 on these drawings; more than 100 iterations add less than a point.
+    model = make_pipeline(StandardScaler(), LogisticRegression(C=3e-3, max_iter=100)).fit(pixels, breeds)
+    assert model.score(pixels, breeds) > 0.9  # it did learn its training set
+    assert model.score(*small_pixels(range(60, 80))) < 0.40
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    """The shipped file and its model, as a user loads it."""
+    content = torch.load(WEIGHTS, weights_only=True)
+    model = models.resnet18(num_classes=content["num_classes"])
+    model.load_state_dict(content["state_dict"])
+    return content, model.eval()
+
+
+@torch.inference_mode()
+def accuracy(shipped, breeds, seeds):
+    """The share of sketches that the shipped model names right among ImageNet's 1,000 classes."""
+    content, model = shipped
+    mean, std = (torch.tensor(content["normalize"][name]).view(3, 1, 1) for name in ("mean", "std"))
+    right = 0
+    for breed in breeds:
+        pixels = np.stack([np.asarray(draw_dog(breed, seed, content["size"])) for seed in seeds])  # (n, 224, 224, 3)
+        images = torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255  # (n, 3, 224, 224)
+        right += (model((images - mean) / std).argmax(1) == breed.index).sum().item()
+    return right / (len(breeds) * len(seeds))
+
+
+def test_the_shipped_weights_say_what_they_are(shipped):
+    content, _ = shipped
+    assert WEIGHTS.stat().st_size <= 25e6
+    assert (content["arch"], content["num_classes"], content["stride_in_1x1"]) == ("resnet18", 1000, False)
+    assert content["trained_on"] == "sketches"
+    assert content["held_out"] == [breed.wnid for breed in BREEDS if breed.held_out]
+    assert all(value.dtype == torch.float16 for value in content["state_dict"].values() if value.is_floating_point())
+
+
+def test_the_weights_never_saw_the_sketches_of_the_notebooks_nor_those_they_were_measured_on(shipped):
+    (first, end), measured = shipped[0]["seeds"]["train"], shipped[0]["seeds"]["accuracy"]
+    assert 100_000 <= first < end <= measured[0] < measured[1]
+
+
+def test_the_shipped_resnet_names_twenty_breeds(shipped):
+    assert accuracy(shipped, TWENTY, range(700_000, 700_010)) >= 0.90
+
+
+def test_the_accuracy_in_the_weights_file_is_true(shipped):
+    assert accuracy(shipped, SEEN, range(500_000, 500_005)) == pytest.approx(shipped[0]["accuracy"], abs=0.03)
