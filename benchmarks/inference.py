@@ -1,0 +1,159 @@
+"""Images per second of `classify`, of the usual ways to do the same, and of the bound that the cores set.
+
+    python benchmarks/inference.py [--photos N] [--rounds N]
+
+All read the same JPEGs of 500×375 and run the same ResNet-50, one after the other in each round; the medians over the
+rounds count. WORKSHOP_WEIGHTS names the weights; without it they are random, which costs the same time.
+"""
+
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import click
+import dask
+import torch
+import torchvision
+from dask.system import CPU_COUNT
+from record import write_result
+from torch.utils.data import DataLoader
+
+from workshop_utils.breeds import BREEDS
+from workshop_utils.cluster import start_cluster
+from workshop_utils.data import ImageFolder, decode_photo, list_photos, read_files
+from workshop_utils.inference import classify, loaded_model, precision_of
+from workshop_utils.models import load_resnet
+from workshop_utils.sketches import draw_dog
+
+BATCH_SIZE = 32
+SIZE = (500, 375)  # pixels, the commonest size in Stanford Dogs
+
+
+@click.command()
+@click.option("--photos", "n_photos", default=384, show_default=True, help="JPEGs that each contestant classifies.")
+@click.option("--rounds", default=5, show_default=True, help="Times that each contestant runs.")
+def main(n_photos, rounds):
+    with tempfile.TemporaryDirectory() as folder:
+        write_jpegs(folder, n_photos)
+        weights = os.environ.get("WORKSHOP_WEIGHTS") or random_weights(folder)
+        paths = list_photos(folder)
+        client = start_cluster(threads_per_worker=1)
+        contestants = {
+            "upstream: delayed per image, model per batch, fp32": lambda: upstream(paths, weights),
+            "DataLoader, fp32, 0 children": lambda: data_loader(folder, weights, 0, bf16=False),
+            "DataLoader, fp32, 2 children": lambda: data_loader(folder, weights, 2, bf16=False),
+            "DataLoader, bf16 channels-last, 0 children": lambda: data_loader(folder, weights, 0, bf16=True),
+            "DataLoader, bf16 channels-last, 2 children": lambda: data_loader(folder, weights, 2, bf16=True),
+            "classify": lambda: classify(client, paths, batch_size=BATCH_SIZE, weights=weights),
+        }
+        classify(client, paths[:BATCH_SIZE], weights=weights)  # every worker imports and loads once, outside the clock
+        seconds = {name: [] for name in [*contestants, "bound"]}
+        for number in range(rounds):
+            for name, run in contestants.items():
+                start = time.perf_counter()
+                run()
+                seconds[name].append(time.perf_counter() - start)
+            core_seconds = list(client.run(core_seconds_per_photo, paths[: 2 * BATCH_SIZE], weights).values())
+            seconds["bound"].append(n_photos * statistics.mean(map(sum, core_seconds)) / CPU_COUNT)
+            click.echo(f"round {number + 1} of {rounds} done", err=True)
+        client.shutdown()
+    report(n_photos, rounds, seconds, core_seconds, os.environ.get("WORKSHOP_WEIGHTS") is not None)
+
+
+def write_jpegs(folder, n_photos):
+    """Write sketches cut to SIZE, spread over the breeds."""
+    for number in range(n_photos):
+        breed = BREEDS[number % len(BREEDS)]
+        target = Path(folder, breed.folder)
+        target.mkdir(exist_ok=True)
+        sketch = draw_dog(breed, number, size=SIZE[0]).crop((0, SIZE[0] - SIZE[1], *SIZE[:1], SIZE[0]))
+        sketch.save(target / f"{breed.wnid}_{number}.jpg", quality=90)
+
+
+def random_weights(folder):
+    model = torchvision.models.resnet50()
+    path = Path(folder, "resnet50.pt")
+    torch.save({"arch": "resnet50", "num_classes": 1000, "state_dict": model.state_dict()}, path)
+    return str(path)
+
+
+def upstream(paths, weights):
+    """The recipe that this workshop replaces: a task per image, then a task per batch that loads the model."""
+
+    @dask.delayed
+    def preprocess(path):
+        transform = torchvision.transforms.Compose([
+            torchvision.transforms.Resize(256),
+            torchvision.transforms.CenterCrop(224),
+            torchvision.transforms.ToTensor(),
+            torchvision.transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+        ])  # fmt: skip
+        return transform(decode_photo(read_files([path])[0], path))
+
+    @dask.delayed
+    def predict(images):
+        model, _, categories = load_resnet(weights)
+        with torch.no_grad():
+            return [categories[index] for index in model(torch.stack(images)).argmax(1)]
+
+    starts = range(0, len(paths), BATCH_SIZE)
+    return dask.compute(*[predict([preprocess(path) for path in paths[i : i + BATCH_SIZE]]) for i in starts])
+
+
+def data_loader(folder, weights, num_workers, bf16):
+    """The usual loop of one process: all cores for the forward pass, children for reading and decoding."""
+    model, transform, _ = load_resnet(weights)
+    layout = torch.channels_last if bf16 else torch.contiguous_format
+    model = model.to(memory_format=layout)
+    torch.set_num_threads(CPU_COUNT)
+    predictions = []
+    loader = DataLoader(ImageFolder(folder, transform), BATCH_SIZE, num_workers=num_workers)
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        for images, _ in loader:
+            predictions += model(images.to(memory_format=layout)).argmax(1).tolist()
+    return predictions
+
+
+def core_seconds_per_photo(paths, weights):
+    """Return (decode, forward) seconds of one core per photo, on a worker, while all workers measure the same."""
+    model, transform, _, like = loaded_model(weights)
+    contents = read_files(paths)
+    start = time.process_time()
+    images = torch.stack([transform(decode_photo(*pair)) for pair in zip(contents, paths, strict=True)])
+    decoded = time.process_time()
+    images = images.to(like.device, like.dtype, memory_format=torch.channels_last)
+    with torch.inference_mode():
+        for batch in images.split(BATCH_SIZE):
+            model(batch)
+    return (decoded - start) / len(paths), (time.process_time() - decoded) / len(paths)
+
+
+def report(n_photos, rounds, seconds, core_seconds, real_weights):
+    """Print the table, with the ratios that the project promises, and write the same as JSON."""
+    rate = {name: n_photos / statistics.median(values) for name, values in seconds.items()}
+    of_upstream = next(iter(rate.values()))
+    width = max(map(len, rate))
+    lines = [f"{'':{width}}  images/s  × upstream"]
+    lines += [f"{name:{width}}  {value:8.1f}  {value / of_upstream:10.2f}" for name, value in rate.items()]
+    best = {kind: max(rate[name] for name in rate if f"DataLoader, {kind}" in name) for kind in ("fp32", "bf16")}
+    ratios = {
+        "classify / upstream": rate["classify"] / of_upstream,
+        "classify / best fp32 DataLoader": rate["classify"] / best["fp32"],
+        "classify / best bf16 DataLoader": rate["classify"] / best["bf16"],
+        "classify / bound": rate["classify"] / rate["bound"],
+    }
+    lines += [f"{name:{width}}  {value:8.2f}" for name, value in ratios.items()]
+    decode, forward = (statistics.mean(part) for part in zip(*core_seconds, strict=True))
+    lines.append(f"core-ms per photo: decode {decode * 1e3:.1f}, forward {forward * 1e3:.1f} in {precision_of()}")
+    print("\n".join(lines))
+    path = write_result("inference", {
+        "photos": n_photos, "rounds": rounds, "batch_size": BATCH_SIZE, "real_weights": real_weights,
+        "precision": precision_of(), "images_per_s": rate, "ratios": ratios, "seconds": seconds, "printed": lines,
+    })  # fmt: skip
+    print(f"written to {path.relative_to(Path(__file__).parents[1])}")
+
+
+if __name__ == "__main__":
+    main()

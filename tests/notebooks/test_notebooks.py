@@ -1,0 +1,112 @@
+"""What every notebook has, and that its rendered twin was made from it."""
+
+import re
+import subprocess
+import sys
+
+import nbformat
+import pytest
+from lessons import RENDERED, ROOT, SOURCES, code_cells, prose, read, tags
+
+pytestmark = pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+
+
+def test_the_source_stores_no_outputs(path):
+    for cell in code_cells(read(path)):
+        assert not cell.outputs and cell.execution_count is None
+
+
+def test_the_rendered_twin_was_made_from_this_source(path):
+    def content(notebook):
+        return [(cell.cell_type, cell.source, sorted(tags(cell))) for cell in notebook.cells]
+
+    assert content(read(RENDERED / path.name)) == content(read(path)), "run `make run` and commit notebook_output/"
+
+
+def test_the_rendered_twin_is_executed_without_error(path):
+    for cell in code_cells(read(RENDERED / path.name)):
+        assert cell.execution_count
+        assert not [output for output in cell.outputs if output.output_type == "error"]
+
+
+def test_the_rendered_twin_names_no_path_of_the_machine_that_made_it(path):
+    text = (RENDERED / path.name).read_text()
+    assert not re.search(r"/(home|root|Users|tmp|work)/", text)
+
+
+def test_at_least_70_percent_of_its_code_cells_are_compared(path):
+    cells = code_cells(read(path))
+    ignored = [cell for cell in cells if "nbval-ignore-output" in tags(cell)]
+    assert 1 - len(ignored) / len(cells) >= 0.70
+
+
+def test_every_cell_that_is_not_compared_says_why(path):
+    for cell in code_cells(read(path)):
+        skips = tags(cell) & {"nbval-ignore-output", "nbval-skip", "raises-exception"}
+        assert skips <= {"nbval-ignore-output"}
+        assert bool(skips) == bool(cell.metadata.get("reason")), cell.source
+
+
+def test_it_says_who_it_is_for_and_what_comes_after(path):
+    text = prose(read(path))
+    for part in ("you can**", "**Necessary:**", "**Helpful:**", "**Time:**", "## Key points"):
+        assert part in text, part
+    assert "**Next:**" in text or path == SOURCES[-1]
+
+
+def test_it_has_parameters_and_two_exercises_of_four_cells(path):
+    cells = read(path).cells
+    assert [cell for cell in cells if "parameters" in tags(cell)]
+    kinds = [next(iter(tags(cell) & {"exercise", "solution", "check"}), None) for cell in cells]
+    stubs = [position for position, kind in enumerate(kinds) if kind == "exercise"]
+    assert len(stubs) >= 2
+    for position in stubs:
+        assert cells[position - 1].cell_type == "markdown" and "<details>" in cells[position - 1].source
+        assert kinds[position + 1 : position + 3] == ["solution", "check"]
+        assert cells[position + 1].metadata["jupyter"]["source_hidden"]
+
+
+def test_its_cells_are_short_enough_to_hold_in_mind(path):
+    for cell in code_cells(read(path)):
+        assert len(cell.source.splitlines()) <= 40
+
+
+def test_its_pictures_have_alt_text(path):
+    for cell in read(RENDERED / path.name).cells:
+        assert not re.search(r"!\[\s*\]\(", cell.source)
+        for output in cell.get("outputs", []):
+            if "image/png" in output.get("data", {}):
+                assert len(output.metadata["image/png"]["alt"]) > 20, cell.source
+
+
+def test_its_links_lead_somewhere(path):
+    planned = {"05-training-data.ipynb"}
+    for target in re.findall(r"\]\(([^)#]+)\)", prose(read(path))):
+        assert "://" in target or target in planned or (path.parent / target).exists(), target
+
+
+def test_one_changed_character_in_a_stored_output_is_noticed(path, tmp_path):
+    """nbval runs the twin up to its first compared output, as stored and with one character of it changed."""
+    notebook = read(RENDERED / path.name)
+    position, output = next(
+        (position, cell.outputs[0])
+        for position, cell in enumerate(notebook.cells)
+        if cell.cell_type == "code" and cell.outputs and cell.outputs[0].output_type == "stream"
+        if "nbval-ignore-output" not in tags(cell)
+    )
+    notebook.cells = notebook.cells[: position + 1]
+    folder = tmp_path / "notebook_output"
+    folder.mkdir()
+    copy = folder / path.name
+
+    def nbval():
+        nbformat.write(notebook, copy)
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--nbval", "--nbval-current-env"]
+        command += ["--nbval-sanitize-with", str(ROOT / "tests/notebooks/sanitize.cfg"), str(copy)]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+
+    assert nbval().returncode == 0
+    letter = next(index for index, character in enumerate(output.text) if character.isalpha())
+    output.text = output.text[:letter] + "#" + output.text[letter + 1 :]
+    failed = nbval()
+    assert failed.returncode == 1 and "1 failed" in failed.stdout, failed.stdout

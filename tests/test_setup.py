@@ -1,0 +1,104 @@
+"""One source of pins, held together; the package stays small and its modules stay apart."""
+
+import ast
+import importlib.metadata
+import io
+import re
+import subprocess
+import sys
+import tokenize
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "workshop_utils"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PINS = (ROOT / "requirements.txt").read_text()
+ENVIRONMENT = yaml.safe_load((ROOT / "environment.yml").read_text())
+
+
+def pins():
+    lines = re.findall(r"^(\S+==[^\\\n]+)", PINS, flags=re.MULTILINE)
+    return [Requirement(line.strip()) for line in lines]
+
+
+def test_every_range_has_a_pin_inside_it():
+    asked = [Requirement(text) for text in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["test"]]
+    for requirement in asked:
+        versions = [next(iter(pin.specifier)).version for pin in pins() if pin.name == requirement.name]
+        assert versions, f"{requirement.name} has no pin: run `make pins`"
+        assert all(requirement.specifier.contains(version) for version in versions), requirement
+
+
+def test_every_pin_has_hashes_and_no_address():
+    blocks = re.split(r"\n(?=\S)", PINS.strip())
+    assert len(blocks) == len(pins())
+    assert all("--hash=sha256:" in block for block in blocks)
+    assert "://" not in PINS and "index" not in PINS
+
+
+def test_this_environment_has_the_pinned_versions():
+    for pin in pins():
+        if pin.marker is None or pin.marker.evaluate():
+            assert importlib.metadata.version(pin.name) == next(iter(pin.specifier)).version
+
+
+def test_conda_takes_python_and_graphviz_from_conda_and_the_rest_from_the_pins():
+    conda = [entry for entry in ENVIRONMENT["dependencies"] if isinstance(entry, str)]
+    pip = next(entry["pip"] for entry in ENVIRONMENT["dependencies"] if isinstance(entry, dict))
+    assert conda == [f"python {PROJECT['requires-python']}", "graphviz", "pip"]
+    assert pip[0] == "-r requirements.txt"
+    assert not any("==" in entry for entry in pip)
+
+
+@pytest.mark.parametrize("platform", ["x86_64-manylinux_2_28", "aarch64-apple-darwin", "x86_64-pc-windows-msvc"])
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
+def test_the_pins_resolve_elsewhere(platform, python, tmp_path):
+    uv = Path(sys.executable).with_name("uv")
+    command = [str(uv), "pip", "install", "--dry-run", "--target", str(tmp_path), "--python-platform", platform]
+    command += ["--python-version", python, "--only-binary", ":all:", "-r", str(ROOT / "requirements.txt")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0, result.stderr
+    assert ("+ dask-cuda==" in result.stderr) == ("linux" in platform)
+
+
+def test_no_module_imports_upwards_or_in_a_circle():
+    imports = {path.stem: imported_modules(path) for path in PACKAGE.glob("*.py")}
+    order = []
+    while imports:
+        free = [name for name, needs in imports.items() if not needs & imports.keys()]
+        assert free, f"a circle among {sorted(imports)}"
+        order += free
+        for name in free:
+            del imports[name]
+    assert order.index("breeds") < order.index("data") < order.index("inference") < order.index("cli")
+
+
+def imported_modules(path):
+    tree = ast.parse(path.read_text())
+    names = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    names += [f"{node.module}.{alias.name}" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+              for alias in node.names if node.module == "workshop_utils"]  # fmt: skip
+    return {name.split(".")[1] for name in names if name.startswith("workshop_utils.")} - {path.stem}
+
+
+def test_the_package_stays_small():
+    """1,500 lines of code in all: neither blank nor comment nor docstring."""
+    assert sum(code_lines(path.read_text()) for path in PACKAGE.rglob("*.py")) <= 1_500
+
+
+def code_lines(source):
+    docstrings = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            docstrings |= set(range(node.lineno, node.end_lineno + 1))
+    noise = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    lines = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in noise:
+            lines |= set(range(token.start[0], token.end[0] + 1))
+    return len(lines - docstrings)

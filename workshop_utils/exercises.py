@@ -1,0 +1,128 @@
+"""What the check cells call: each function passes on a right answer, and on a wrong one says where to look."""
+
+import pandas as pd
+
+
+class NotYet(AssertionError):
+    """The answer is not right yet; the message is a hint."""
+
+    def _render_traceback_(self):
+        # IPython shows these lines instead of a traceback, which would point into this module.
+        return [f"Not yet: {self}"]
+
+
+def expect(condition, hint):
+    """Raise NotYet(hint) unless `condition` holds."""
+    if not condition:
+        raise NotYet(hint)
+
+
+def passed(message):
+    """Print that an exercise is done."""
+    print(f"Correct. {message}")
+
+
+# 01 getting-started
+
+
+def check_total_threads(answer, client):
+    import torch
+
+    expect(answer is not None, "total_threads is still None.")
+    expect(not isinstance(answer, dict), "that is one answer per worker; add up the dict's values.")
+    expect(answer == sum(client.run(torch.get_num_threads).values()), f"{answer!r} is not the sum over all workers.")
+    passed("PyTorch may use that many cores at once.")
+
+
+def check_darkest(answer, paths, brightness):
+    expect(answer is not None, "darkest is still None.")
+    expect(answer in paths, "darkest should be one of the paths in `some`, not a number.")
+    expect(answer == min(paths, key=brightness), "there is a darker one: take the path with the smallest value.")
+    passed("The workers looked at all of them; only the numbers came back.")
+
+
+# 02 dask-basics
+
+
+def check_one_graph(answer, expected):
+    from dask.delayed import Delayed
+
+    expect(answer is not None, "total is still None.")
+    expect(isinstance(answer, Delayed), "total should be a Delayed: leave out compute(), the check calls it.")
+    n_tasks = len(dict(answer.__dask_graph__()))
+    expect(n_tasks > len(expected), f"the graph has {n_tasks} tasks; make one for each number and one for the sum.")
+    expect(answer.compute() == sum(expected), "the graph computes another number; does each call go through delayed?")
+    passed(f"{n_tasks} tasks in one graph, computed in one call.")
+
+
+def check_first_three(answer, futures, client):
+    expect(answer is not None, "first_three is still None.")
+    expect(isinstance(answer, list) and len(answer) == 3, "first_three should be a list of three results.")
+    results = [future.result() for future in futures]
+    expect(set(answer) <= set(results), "append future.result(), not the future.")
+    expect(len(set(answer)) == 3, "the same result is there twice.")
+    alone = sum(client.nthreads().values()) == 1  # then naps end in the order in which they were submitted
+    expect(alone or max(results) not in answer, "you waited for the longest nap: loop over as_completed(sleepers).")
+    passed("You had them before the longest nap was over.")
+
+
+def check_culprits(answer, inputs, function):
+    expect(answer is not None, "culprits is still None.")
+    expect(isinstance(answer, list), "culprits should be a list of inputs.")
+    expect(not any(hasattr(value, "status") for value in answer), "collect the inputs, not the futures.")
+    failing = [value for value in inputs if _fails(function, value)]
+    expect(sorted(answer) == sorted(failing), "compare each future's status with 'error'.")
+    passed("The other results are still there, and nothing had to run again.")
+
+
+def _fails(function, value):
+    try:
+        function(value)
+    except Exception:
+        return True
+    return False
+
+
+# 03 single-inference
+
+
+def check_top_three(function, logits, categories):
+    answer = function(logits, categories)
+    expect(answer is not None, "top_three returns None; return a list.")
+    expect(len(answer) == 3, f"top_three returned {len(answer)} entries instead of 3.")
+    probabilities, indices = logits.softmax(-1).topk(3)
+    names = [categories[index] for index in indices]
+    expect([name for name, _ in answer] == names, "these are not the three likeliest, in order.")
+    close = all(abs(mine - p.item()) < 1e-4 for (_, mine), p in zip(answer, probabilities, strict=True))
+    expect(close, "the names are right, the probabilities are not: softmax over all categories, then pick.")
+    passed(", ".join(f"{name} {p:.0%}" for name, p in answer))
+
+
+def check_batch_accuracy(answer, logits, truth):
+    expect(answer is not None, "accuracy is still None.")
+    right = (logits.argmax(1) == truth).float().mean().item()
+    expect(not float(answer) > 1, "accuracy should be a fraction between 0 and 1.")
+    expect(abs(float(answer) - right) < 1e-6, "compare the position of each row's largest logit with truth.")
+    passed(f"{right:.0%} of {len(truth)}.")
+
+
+# 04 parallel-inference
+
+
+def check_confusion(answer, frame):
+    expect(answer is not None, "confusion is still None.")
+    expect(isinstance(answer, tuple) and len(answer) == 2, "confusion should be a tuple (breed, prediction).")
+    counts = frame[frame.correct.eq(False).fillna(False)].value_counts(["breed", "prediction"])
+    expect(answer in counts.index, f"{answer!r} never happened; look at the rows where correct is False.")
+    expect(counts[answer] == counts.max(), f"{answer!r} happened {counts[answer]} time(s); another is commoner.")
+    passed(f"{answer[0]} was taken for {answer[1]} {counts.max()} time(s).")
+
+
+def check_bad_files(answer, paths):
+    expect(answer is not None, "bad is still None.")
+    expect(isinstance(answer, pd.DataFrame), "bad should be a DataFrame, some of the rows that classify returned.")
+    expect("error" in answer, "bad should have the columns of classify.")
+    expect(len(answer) < len(paths), "these are all the rows; keep those where error is not missing.")
+    expect(len(answer) and answer.error.notna().all(), "use error.notna() to choose the rows.")
+    expect({path.split("/")[-1] for path in answer.path} == {"empty.jpg", "letter.jpg"}, "there are other bad files.")
+    passed(f"{len(answer)} bad files named, {len(paths) - len(answer)} classified all the same.")
