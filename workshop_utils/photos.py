@@ -92,21 +92,21 @@ def _archive(fs, path, url, info, folder):
         raise PhotosError(f"{url} has SHA-256 {digest}, not {SHA256[url]}. It is deleted: run the command again.")
     try:
         with tarfile.open(part, "r:") as tar:  # "r:" reads no compressed archive, so none can be a bomb
-            photos = {name: member for member in tar.getmembers() if (name := _safe_name(member, url))}
+            photos = {name: member for member in tar.getmembers() if (name := _safe_name(member))}
             sizes = {name: member.size for name, member in photos.items()}
             yield sizes, lambda names: [tar.extractfile(photos[name]).read() for name in names]
     except tarfile.TarError as error:
         part.unlink()
-        raise PhotosError(f"{url} is no whole .tar ({error}). It is deleted: run the command again.") from error
+        raise PhotosError(f"{url} is not what it should be: {error}. What arrived of it is deleted.") from error
     part.unlink()
 
 
-def _safe_name(member, url):
+def _safe_name(member):
     name = member.name.removeprefix("./").removeprefix("Images/")
     if member.isreg() and PHOTO.fullmatch(name):
         return name
     if not (member.isdir() and (name in (".", "Images") or BREED.fullmatch(name))):
-        raise PhotosError(f"{url} holds {member.name!r}, which is no photo in a breed's folder: nothing was unpacked.")
+        raise tarfile.TarError(f"it holds {member.name!r}, no photo in a breed's folder, so nothing was unpacked")
 
 
 def _download(fs, path, url, size, part):

@@ -1,0 +1,125 @@
+"""The command `workshop`: it reads arguments and prints; what it does has its home in the other modules."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main():
+    """Introduction to PyTorch with Dask: a JupyterLab workshop."""
+
+
+@main.command(context_settings={"ignore_unknown_options": True})
+@click.option("--no-browser", is_flag=True, help="Print the address instead of opening a browser.")
+@click.option("--port", type=int, help="Port of JupyterLab; by default 8888, or the next free one.")
+@click.argument("extra", nargs=-1, type=click.UNPROCESSED)
+def lab(no_browser, port, extra):
+    """Open JupyterLab on notebook 01 with Dask's dashboards beside it. EXTRA goes to `jupyter lab`."""
+    from workshop_utils.lab import open_lab
+
+    try:
+        open_lab(_project(), port=port, browser=not no_browser, extra=extra)
+    except FileNotFoundError as error:
+        raise click.ClickException(str(error)) from error
+
+
+@main.command()
+@click.argument("names", nargs=-1)
+@click.option("--output", type=click.Path(path_type=Path, file_okay=False), help="Default: notebook_output.")
+def run(names, output):
+    """Execute notebooks into notebook_output/: all, or those whose names begin with NAMES, such as 03."""
+    from tqdm import tqdm
+
+    from workshop_utils.render import render
+
+    done = []
+    for path in _chosen("notebooks", ".ipynb", names):
+        with tqdm(desc=path.stem, unit="cell") as bar:
+
+            def progress(n_done, n_cells, bar=bar):
+                bar.total = n_cells
+                bar.update(n_done - bar.n)
+
+            done.append(render(path, output or _project() / "notebook_output", progress))
+    click.echo(f"\n{'notebook':<40}{'cells':>6}{'minutes':>9}{'slowest, s':>12}")
+    for one in done:
+        slowest = max(one.seconds, default=0)
+        click.echo(f"{one.name:<40}{one.n_cells:>6}{sum(one.seconds) / 60:>9.1f}{slowest:>12.1f}")
+    failed = [f"{one.name}, {one.error}" for one in done if one.error]
+    if failed:
+        raise click.ClickException("\n".join(failed))
+
+
+@main.command()
+def check():
+    """Say what this machine lacks for the workshop, and the cure; exit code 1 if anything does."""
+    from workshop_utils.check import run_checks
+
+    failed = False
+    for name, ok, text in run_checks(_project() / "requirements.txt"):
+        click.echo(f"{'[OK]  ' if ok else '[FAIL]'} {name}: {text}")
+        failed |= not ok
+    sys.exit(failed)
+
+
+@main.group()
+def data():
+    """Fetch the photos or write the sketches; every lesson runs with either."""
+
+
+@data.command()
+@click.option("--source", help="Folder or .tar, any address that fsspec opens; default: the public bucket.")
+@click.option("--folder", type=click.Path(file_okay=False), help="Default: the cache, where the lessons look.")
+def photos(source, folder):
+    """Fetch the 20,580 photos of Stanford Dogs (0.8 GB); stop and start it as you like."""
+    from workshop_utils.photos import AGAIN, PhotosError, fetch_photos
+
+    try:
+        images = fetch_photos(source, folder)
+    except PhotosError as error:
+        raise click.ClickException(str(error)) from error
+    except KeyboardInterrupt as error:
+        raise click.ClickException(AGAIN) from error
+    click.echo(f"All photos are in {images}." + (f" To use them: export WORKSHOP_DATA={images}" if folder else ""))
+
+
+@data.command()
+@click.option("--per-breed", type=click.IntRange(1), help="Sketches of each of the 120 breeds; default: 8.")
+def sketches(per_breed):
+    """Draw the sketches that stand in for photos."""
+    from workshop_utils.data import SKETCHES_PER_BREED, cache_folder
+    from workshop_utils.sketches import write_sketches
+
+    per_breed = per_breed or SKETCHES_PER_BREED
+    folder = cache_folder() / f"sketches-{per_breed}"
+    click.echo(f"{write_sketches(folder, per_breed)} new sketches in {folder}")
+
+
+@main.command()
+@click.argument("names", nargs=-1)
+def bench(names):
+    """Run scripts of benchmarks/: those whose names begin with NAMES; without NAMES, list them."""
+    for script in _chosen("benchmarks", ".py", names):
+        if not names:
+            click.echo(script.stem)
+        elif code := subprocess.run([sys.executable, script]).returncode:
+            sys.exit(code)
+
+
+def _project():
+    for folder in (Path.cwd(), Path(__file__).parents[1]):
+        if (folder / "notebooks").is_dir():
+            return folder
+    raise click.ClickException(f"{Path.cwd()} has no folder notebooks: run this in the folder of the workshop.")
+
+
+def _chosen(folder, suffix, names):
+    known = sorted((_project() / folder).glob(f"*{suffix}"))
+    for name in names:
+        if not any(path.name.startswith(Path(name).name) for path in known):
+            there = ", ".join(path.stem for path in known) or "nothing"
+            raise click.ClickException(f"Nothing in {folder} begins with {name!r}; it holds {there}.")
+    return [path for path in known if not names or any(path.name.startswith(Path(name).name) for name in names)]
