@@ -2,10 +2,14 @@
 
 import asyncio
 import importlib.util
+import logging
+import math
 import os
 import socket
 import warnings
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from pathlib import Path
 
 import dask
@@ -13,14 +17,16 @@ import pandas as pd
 from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster
 from distributed.core import rpc
-from distributed.diagnostics.plugin import UploadDirectory
+from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.security import Security
 from distributed.versions import VersionMismatchWarning
 
+PACKAGE = Path(__file__).parent
 LOOPBACK = "127.0.0.1"
 DASHBOARD_PORT = 8787
-# Different versions of these on client and workers fail late and far away, so they are refused at once.
-SAME_EVERYWHERE = ("python", "dask", "distributed", "torch", "torchvision")
+VENDOR_TIMEOUT_S = 600
+# Different versions of these, or of Python, on client and workers fail late and far away, so they are refused at once.
+SAME_EVERYWHERE = ("dask", "distributed", "torch", "torchvision")
 
 
 class ClusterError(RuntimeError):
@@ -49,6 +55,8 @@ def start_cluster(n_workers=None, *, threads_per_worker=1, address=None, timeout
         from dask_saturn import SaturnCluster
 
         client = Client(SaturnCluster(**({} if n_workers is None else {"n_workers": n_workers})))
+        client.wait_for_workers(1, timeout=VENDOR_TIMEOUT_S)  # machines may have to start
+        _check_versions(client)
     else:
         client = _start_local(n_workers, threads_per_worker)
     _ensure_importable(client)
@@ -67,7 +75,7 @@ def describe_workers(client):
             "worker": str(info["name"]),
             "host": info["host"],
             "threads": info["nthreads"],
-            "memory_gib": round(info["memory_limit"] / 2**30, 1),
+            "memory_gib": round((info["memory_limit"] or math.nan) / 2**30, 1),  # NaN: no limit
             **about[address],
         })  # fmt: skip
     columns = ["worker", "host", "pid", "threads", "torch_threads", "memory_gib", "device", "python", "torch"]
@@ -101,6 +109,7 @@ def _start_local(n_workers, threads_per_worker):
         "host": LOOPBACK,
         "dashboard_address": f"{LOOPBACK}:{DASHBOARD_PORT if port_is_free(DASHBOARD_PORT) else 0}",
         "worker_dashboard_address": f"{LOOPBACK}:0",
+        "silence_logs": logging.CRITICAL,  # a failed task's error waits in its future; get_worker_logs() has the rest
     }
     if gpus:
         from dask_cuda import LocalCUDACluster
@@ -122,6 +131,9 @@ def _set_worker_environment(torch_threads):
     # Left out on purpose: MALLOC_TRIM_THRESHOLD_, Dask's default. It freezes glibc's mmap threshold at 128 KiB, and
     # each large tensor is then mapped and faulted in anew: training steps took 1.6 times as long.
     os.environ.pop("MALLOC_TRIM_THRESHOLD_", None)
+    for name, value in dask.config.get("distributed.nanny.pre-spawn-environ").items():
+        if os.environ.get(name) == str(value):
+            del os.environ[name]  # an earlier cluster's nannies left it here, and it would win over what follows
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), torch_threads)
     dask.config.set({
         "distributed.nanny.pre-spawn-environ": threads,
@@ -144,7 +156,7 @@ def _join(address, timeout_s):
     try:
         with ThreadPoolExecutor(1) as pool:  # a notebook's own thread already runs an event loop
             identity = pool.submit(asyncio.run, _identity(address, timeout_s)).result()
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ClusterError(f"{address!r} is not a scheduler's address ({error}): write tcp://HOST:PORT.") from error
     except (OSError, TimeoutError) as error:
         raise ClusterError(
@@ -170,11 +182,23 @@ async def _identity(address, timeout_s):
 
 
 def _check_versions(client):
-    mine = {name: _version(name) for name in SAME_EVERYWHERE}
+    def versions():  # nested, and so sent by value: workers may not have this package yet
+        import importlib.metadata
+        import sys
+
+        found = {"python": "{}.{}".format(*sys.version_info)}
+        for name in SAME_EVERYWHERE:
+            try:
+                found[name] = importlib.metadata.version(name).split("+")[0]  # 2.15.0+cpu and 2.15.0+cu130 may meet
+            except importlib.metadata.PackageNotFoundError:
+                found[name] = "missing"
+        return found
+
+    mine = versions()
     differences = [
         f"  {worker}: {name} {version}, here {mine[name]}"
-        for worker, versions in client.run(_versions, SAME_EVERYWHERE).items()
-        for name, version in versions.items()
+        for worker, theirs in client.run(versions).items()
+        for name, version in theirs.items()
         if version != mine[name]
     ]
     if differences:
@@ -186,26 +210,6 @@ def _check_versions(client):
         )
 
 
-def _versions(names):
-    # Runs on workers that may not have this package yet, so it is pickled by value and imports what it needs.
-    import importlib.metadata
-    import sys
-
-    def version(name):
-        if name == "python":
-            return "{}.{}".format(*sys.version_info)
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            return "missing"
-
-    return {name: version(name) for name in names}
-
-
-def _version(name):
-    return _versions((name,))[name]
-
-
 def _ensure_importable(client):
     def missing():
         import importlib.util
@@ -213,9 +217,35 @@ def _ensure_importable(client):
         return importlib.util.find_spec("workshop_utils") is None
 
     if any(client.run(missing).values()):
-        n_workers = len(client.scheduler_info(n_workers=-1)["workers"])
-        client.register_plugin(UploadDirectory(str(Path(__file__).parent), update_path=True, restart_workers=True))
-        client.wait_for_workers(n_workers, timeout=60)
+        client.register_plugin(_package_plugin())
+
+
+def _package_plugin():
+    # Not distributed's UploadDirectory: that unpacks into a folder which all clusters of a machine share, and leaves
+    # it there, where the next cluster imports it. A worker's own folder goes with the worker.
+    archive = BytesIO()
+    with zipfile.ZipFile(archive, "w") as package:
+        for file in PACKAGE.rglob("*"):
+            if file.is_file() and "__pycache__" not in file.parts:
+                package.write(file, file.relative_to(PACKAGE.parent))
+
+    class SendPackage(WorkerPlugin):  # defined here, so that it is pickled by value: workers cannot import it
+        name = "workshop-utils"
+
+        def __init__(self, content):
+            self.content = content
+
+        def setup(self, worker):
+            import io
+            import sys
+            import zipfile
+
+            with zipfile.ZipFile(io.BytesIO(self.content)) as package:
+                package.extractall(worker.local_directory)
+            if worker.local_directory not in sys.path:
+                sys.path.insert(0, worker.local_directory)
+
+    return SendPackage(archive.getvalue())
 
 
 def _describe_this_worker():

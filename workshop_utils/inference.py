@@ -1,5 +1,6 @@
 """Classify many photos on a Dask cluster: each worker loads the model once and decodes ahead of its forward pass."""
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -35,7 +36,7 @@ def classify(client, paths, *, batch_size=32, storage_options=None, weights="aut
     if not paths:
         return _frame([])
     batches = [paths[start : start + batch_size] for start in range(0, len(paths), batch_size)]
-    n_threads = sum(client.nthreads().values())
+    n_threads = sum(client.nthreads().values()) or 1  # the only worker may be restarting
     options = {"weights": resolve_weights(weights), "precision": precision, "storage_options": storage_options}
     futures = client.map(classify_batches, split_guided(batches, n_threads), pure=False, **options)
     try:
@@ -65,8 +66,9 @@ def loaded_model(weights="auto", precision="auto"):
     model: on the GPU where there is one, channels-last, each BatchNorm folded into the convolution before it.
     like: an empty tensor with the device and dtype that the model wants.
     """
+    saved = os.stat(weights).st_mtime_ns if os.path.isfile(weights) else None  # a file saved anew is another model
     with _loading:  # two threads of a worker would otherwise both load
-        return _load_model(str(weights), precision)
+        return _load_model(str(weights), precision, saved)
 
 
 def precision_of(precision="auto"):
@@ -94,8 +96,8 @@ def split_guided(batches, n_threads):
 
 
 def _checked(paths, batch_size, precision):
-    if isinstance(paths, (str, bytes)):
-        raise ValueError(f"paths is the single path {paths!r}: give a list of paths.")
+    if isinstance(paths, (str, bytes, os.PathLike)):
+        raise ValueError(f"paths is the single path {str(paths)!r}: give a list of paths.")
     if not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size is {batch_size!r}: give a whole number of at least 1.")
     if precision not in PRECISIONS:
@@ -104,7 +106,7 @@ def _checked(paths, batch_size, precision):
 
 
 @lru_cache(maxsize=2)
-def _load_model(weights, precision):
+def _load_model(weights, precision, saved):
     model, transform, categories = load_resnet(weights)
     like = torch.empty(
         0,

@@ -25,20 +25,22 @@ def load_resnet(weights="auto"):
     weights: "auto" takes the first that applies of WORKSHOP_WEIGHTS, torchvision's ImageNet weights where its cache
     holds them or the network gives them, and the ResNet-18 trained on sketches that comes with the workshop;
     "imagenet" and "sketches" name one of the last two; else the path or address of a checkpoint file, a dict with
-    `arch`, `num_classes`, `state_dict`, and `stride_in_1x1` where it is a ResNet v1.
+    `arch`, `num_classes`, `state_dict`; `stride_in_1x1` where it is a ResNet v1; `size`, pixels that the shorter side is
+    resized to before the crop to 224 (256 where absent).
     transform: an RGB `PIL.Image` to a normalised (3, 224, 224) float32 tensor.
     categories: the model's category names; a logit's position is its index.
     Raises WeightsError.
     """
     weights = resolve_weights(weights)
     if weights == "imagenet":
-        model = torchvision.models.resnet50(weights=IMAGENET_WEIGHTS)
-        return model.eval(), IMAGENET_WEIGHTS.transforms(), list(_IMAGENET_CATEGORIES)
+        return _imagenet().eval(), IMAGENET_WEIGHTS.transforms(), list(_IMAGENET_CATEGORIES)
     checkpoint = load_checkpoint(SKETCH_WEIGHTS if weights == "sketches" else weights)
     model = _build(checkpoint, weights)
-    transform = ImageClassification(crop_size=224, resize_size=checkpoint.get("resize_size", 256))
+    transform = ImageClassification(crop_size=224, resize_size=checkpoint.get("size", 256))
     n_classes = checkpoint["num_classes"]
     categories = checkpoint.get("categories") or _names_for(n_classes)
+    if len(categories) != n_classes:
+        raise WeightsError(f"{weights!r} names {len(categories)} categories, but num_classes is {n_classes}.")
     return model.eval(), transform, list(categories)
 
 
@@ -48,8 +50,7 @@ def resolve_weights(weights="auto"):
         return str(weights)
     if named := os.environ.get("WORKSHOP_WEIGHTS"):
         return named
-    cached = Path(torch.hub.get_dir(), "checkpoints", Path(IMAGENET_WEIGHTS.url).name)
-    return "imagenet" if cached.exists() or _reachable(WEIGHTS_HOST) else "sketches"
+    return "imagenet" if _cached().exists() or _reachable(WEIGHTS_HOST) else "sketches"
 
 
 def save_checkpoint(path, **values):
@@ -80,6 +81,20 @@ def load_checkpoint(path):
     if not isinstance(checkpoint, dict):
         raise WeightsError(f"{str(path)!r} holds a {type(checkpoint).__name__}, not a dict of named values.")
     return checkpoint
+
+
+def _imagenet():
+    try:
+        return torchvision.models.resnet50(weights=IMAGENET_WEIGHTS)
+    except Exception as error:  # the download's and torch.load's are many
+        raise WeightsError(
+            f"torchvision's ImageNet weights could not be had ({str(error)[:200]}). Check the network, delete "
+            f"{str(_cached())!r} if it is there, or unset WORKSHOP_WEIGHTS and ask for weights='sketches'."
+        ) from error
+
+
+def _cached():
+    return Path(torch.hub.get_dir(), "checkpoints", Path(IMAGENET_WEIGHTS.url).name)
 
 
 def _build(checkpoint, name):

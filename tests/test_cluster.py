@@ -1,0 +1,324 @@
+"""A cluster starts or is joined as promised, suits PyTorch, stays on loopback, and says what to do when it cannot."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+import warnings
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import dask
+import psutil
+import pytest
+import torch
+from dask.system import CPU_COUNT
+from distributed import Client, LocalCluster
+
+from workshop_utils.cluster import (
+    DASHBOARD_PORT,
+    LOOPBACK,
+    ClusterError,
+    describe_workers,
+    n_gpus,
+    port_is_free,
+    start_cluster,
+)
+
+cpu_only = pytest.mark.skipif("config.option.markexpr == 'gpu'", reason="is about the cluster without GPUs")
+
+
+@contextmanager
+def scheduler(n_workers=0, **settings):
+    """A running cluster of someone else's: a scheduler on TCP, and its workers as threads of this process."""
+    settings = {"protocol": "tcp", "host": LOOPBACK, "dashboard_address": None, **settings}
+    with LocalCluster(n_workers=n_workers, threads_per_worker=1, processes=False, **settings) as cluster:
+        yield cluster.scheduler_address
+
+
+@contextmanager
+def worker_process(address, folder, *flags, python=sys.executable, **environment):
+    """A worker as someone else would start it, from the command line."""
+    command = [python, "-m", "distributed.cli.dask_worker", address, "--host", LOOPBACK, "--no-dashboard", *flags]
+    environment = {**os.environ, **environment}
+    process = subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, stderr=subprocess.DEVNULL)
+    try:
+        with Client(address) as client:
+            client.wait_for_workers(1, timeout=90)
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(30)
+
+
+@contextmanager
+def end_of(client):
+    try:
+        yield client
+    finally:
+        client.close()
+        if client.cluster:
+            client.cluster.close()
+
+
+def kill_a_worker(client):
+    """Kill one worker of this machine and wait until its nanny has another in its place."""
+    before = client.run(os.getpid)
+    victim = next(iter(before.values()))
+    os.kill(victim, signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while (pids := set(client.run(os.getpid, on_error="ignore").values())) & {victim} or len(pids) < len(before):
+        assert time.monotonic() < deadline, "no worker in the place of the killed one"
+        time.sleep(0.2)
+
+
+def sum_through_a_dataloader():
+    numbers = torch.utils.data.TensorDataset(torch.arange(10))
+    loader = torch.utils.data.DataLoader(numbers, batch_size=4, num_workers=1, timeout=60)
+    return sum(int(batch.sum()) for (batch,) in loader)
+
+
+@cpu_only
+def test_without_a_gpu_each_core_has_a_worker_of_one_thread(client):
+    with end_of(start_cluster()) as default:
+        workers = describe_workers(default)
+    n_workers = min(4, CPU_COUNT)
+    assert workers.columns.tolist() == [
+        "worker", "host", "pid", "threads", "torch_threads", "memory_gib", "device", "python", "torch",
+    ]  # fmt: skip
+    assert len(workers) == n_workers and workers.pid.nunique() == n_workers
+    assert set(workers.threads) == {1} and set(workers.device) == {"cpu"} and set(workers.host) == {LOOPBACK}
+    assert set(workers.torch) == {torch.__version__} and (workers.memory_gib > 0).all()
+
+
+@cpu_only
+def test_workers_share_the_cores(client):
+    torch_threads = describe_workers(client).torch_threads
+    assert torch_threads.tolist() == [max(1, CPU_COUNT // len(torch_threads))] * len(torch_threads)
+    with end_of(start_cluster(1, threads_per_worker=3)) as single:
+        assert describe_workers(single)[["threads", "torch_threads"]].values.tolist() == [[3, CPU_COUNT]]
+
+
+def test_workers_leave_the_allocator_as_glibc_has_it(client):
+    assert set(client.run(lambda: os.environ.get("MALLOC_TRIM_THRESHOLD_")).values()) == {None}
+
+
+def test_a_dataloader_may_have_children_in_a_worker_also_in_a_restarted_one(client):
+    assert set(client.run(sum_through_a_dataloader).values()) == {45}
+    kill_a_worker(client)
+    assert set(client.run(sum_through_a_dataloader).values()) == {45}
+    assert set(client.run(lambda: os.environ.get("MALLOC_TRIM_THRESHOLD_")).values()) == {None}
+
+
+def test_everything_listens_on_loopback_only(client):
+    processes = [psutil.Process(), *(psutil.Process(pid) for pid in client.run(os.getpid).values())]
+    listening = [c.laddr for p in processes for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    assert {address.ip for address in listening} == {LOOPBACK}, listening
+    assert len(listening) >= 2 + 2 * len(client.nthreads())  # scheduler, its dashboard; each worker and its dashboard
+
+
+def test_a_busy_dashboard_port_is_replaced_by_a_working_one_that_the_warning_names():
+    free = port_is_free(DASHBOARD_PORT)
+    with (
+        socket.create_server((LOOPBACK, DASHBOARD_PORT)) if free else nullcontext(),
+        pytest.warns(UserWarning, match=f"Port {DASHBOARD_PORT} is busy") as caught,
+        end_of(start_cluster(1)) as client,
+    ):
+        busy = next(str(warning.message) for warning in caught if "is busy" in str(warning.message))
+        assert client.dashboard_link in busy and f":{DASHBOARD_PORT}/" not in client.dashboard_link
+        with urllib.request.urlopen(client.dashboard_link, timeout=30) as answer:
+            assert answer.status == 200
+
+
+def test_an_address_comes_before_dasks_setting_and_that_before_a_new_cluster():
+    with scheduler(1) as given, scheduler(1) as set_in_dask, dask.config.set({"scheduler-address": set_in_dask}):
+        with end_of(start_cluster(address=given)) as client:
+            assert client.scheduler.address == given
+        with end_of(start_cluster()) as client:
+            assert client.scheduler.address == set_in_dask
+
+
+def test_the_environment_names_a_cluster_to_join():
+    code = "from workshop_utils.cluster import start_cluster; print(start_cluster().scheduler.address)"
+    with scheduler(1) as address:
+        environment = {**os.environ, "DASK_SCHEDULER_ADDRESS": address}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+        )
+    assert done.stdout.strip() == address, done.stderr
+
+
+def test_leaving_a_joined_cluster_leaves_it_running():
+    with scheduler(1) as address:
+        start_cluster(address=address).close()
+        with end_of(start_cluster(address=address)) as client:
+            assert client.submit(sum, [1, 2]).result(timeout=30) == 3
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_an_address_without_a_scheduler_is_named_with_the_cure(listens):
+    with socket.create_server((LOOPBACK, 0)) as server:
+        address = f"tcp://{LOOPBACK}:{server.getsockname()[1]}"
+        if not listens:
+            server.close()
+        with pytest.raises(ClusterError, match=f"(?s){address}.*within 2 s.*unset DASK_SCHEDULER_ADDRESS"):
+            start_cluster(address=address, timeout_s=2)
+
+
+def test_the_dashboards_port_is_told_from_the_schedulers(client):
+    address = client.dashboard_link.removeprefix("http://").removesuffix("/status")
+    with pytest.raises(ClusterError, match="not the dashboard's"):
+        start_cluster(address=address, timeout_s=2)
+
+
+@pytest.mark.parametrize("address", ["localhost", "tcp://127.0.0.1:port", "http://127.0.0.1:8787", "tls://x:1", 8786])
+def test_a_malformed_address_is_named_with_the_right_form(address):
+    with pytest.raises(ClusterError, match=r"is not a scheduler's address.*tcp://HOST:PORT"):
+        start_cluster(address=address, timeout_s=2)
+
+
+def test_a_cluster_without_workers_is_refused_with_the_command_that_starts_one():
+    with scheduler(0) as address, pytest.raises(ClusterError, match=f"no workers.*dask worker {address}"):
+        start_cluster(address=address)
+
+
+@pytest.mark.parametrize("value", [0, -1, "two", 1.5])
+@pytest.mark.parametrize("name", ["n_workers", "threads_per_worker"])
+def test_a_number_of_workers_or_threads_that_cannot_be_is_refused(name, value):
+    with pytest.raises(ClusterError, match=f"{name} is {value!r}: give a whole number of at least 1"):
+        start_cluster(**{name: value})
+
+
+def fake_distribution(folder, name, version):
+    metadata = folder / f"{name}-{version}.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    return str(folder)
+
+
+def test_workers_with_another_torch_are_refused_by_name_and_version(tmp_path):
+    path = fake_distribution(tmp_path / "old", "torch", "1.0")
+    with (
+        scheduler() as address,
+        worker_process(address, tmp_path, "--no-nanny", PYTHONPATH=path),
+        warnings.catch_warnings(action="error"),  # Dask's own mismatch warning would only say it twice
+        pytest.raises(ClusterError, match=r"(?s)tcp://\S+: torch 1\.0, here \d.*Install the same on both sides"),
+    ):
+        start_cluster(address=address)
+
+
+def test_builds_of_one_torch_for_cpu_and_gpu_may_meet(tmp_path):
+    path = fake_distribution(tmp_path / "cpu", "torch", torch.__version__.split("+")[0] + "+cpu")
+    with (
+        scheduler() as address,
+        worker_process(address, tmp_path, "--no-nanny", PYTHONPATH=path),
+        end_of(start_cluster(address=address)) as client,
+    ):
+        assert len(client.nthreads()) == 1
+
+
+@pytest.fixture(scope="module")
+def python_without_workshop_utils(tmp_path_factory):
+    """A Python that has this one's packages, but not the workshop's: nested .pth files are not followed."""
+    folder = tmp_path_factory.mktemp("bare")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+    site = next((folder / "venv" / "lib").glob("python*/site-packages"))
+    (site / "borrowed.pth").write_text(str(Path(torch.__file__).parents[1]))
+    return str(folder / "venv" / "bin" / "python")
+
+
+def test_workers_that_lack_workshop_utils_are_sent_it(python_without_workshop_utils, tmp_path):
+    with (
+        scheduler() as address,
+        worker_process(address, tmp_path, "--nworkers=1", python=python_without_workshop_utils),
+        end_of(start_cluster(address=address)) as client,
+    ):
+        assert describe_workers(client).torch.tolist() == [torch.__version__]
+        found = client.submit(lambda: __import__("workshop_utils").__file__).result(timeout=60)
+        assert not Path(found).is_relative_to(Path(__file__).parents[1])
+
+
+def test_workers_that_cannot_be_sent_it_are_refused(python_without_workshop_utils, tmp_path):
+    with (
+        scheduler() as address,
+        worker_process(address, tmp_path, "--no-nanny", python=python_without_workshop_utils),
+        pytest.raises(ClusterError, match="lack workshop_utils"),
+    ):
+        start_cluster(address=address)
+
+
+def test_a_worker_without_a_memory_limit_is_described():
+    with scheduler(1, memory_limit=0) as address, end_of(start_cluster(address=address)) as client:
+        assert describe_workers(client).memory_gib.isna().tolist() == [True]
+
+
+@pytest.fixture
+def vendor(tmp_path, monkeypatch):
+    """A stand-in for the vendor's package, which cannot run here: its workers are slow to come, as machines are."""
+    (tmp_path / "dask_saturn.py").write_text(
+        "import threading\n"
+        "from distributed import LocalCluster\n"
+        "def SaturnCluster(n_workers=1):\n"
+        "    cluster = LocalCluster(n_workers=0, processes=False, dashboard_address=None, name='vendor')\n"
+        "    threading.Timer(1, cluster.scale, [n_workers]).start()\n"
+        "    return cluster\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("SATURN_BASE_URL", "http://vendor.example")
+
+
+def test_a_vendors_cluster_is_used_where_its_environment_says_so(vendor):
+    with end_of(start_cluster(2)) as client:
+        assert client.cluster.name == "vendor"
+        client.wait_for_workers(2, timeout=30)
+
+
+def test_an_address_comes_before_a_vendors_cluster(vendor):
+    with scheduler(1) as address, end_of(start_cluster(address=address)) as client:
+        assert client.scheduler.address == address
+
+
+def test_a_vendors_package_without_its_environment_is_not_used(vendor, monkeypatch):
+    monkeypatch.delenv("SATURN_BASE_URL")
+    with end_of(start_cluster(1)) as client:
+        assert client.cluster.name != "vendor"
+
+
+def test_a_port_is_free_until_someone_listens():
+    with socket.create_server((LOOPBACK, 0)) as server:
+        port = server.getsockname()[1]
+        assert not port_is_free(port)
+    assert port_is_free(port)
+
+
+def test_a_cluster_can_be_started_where_an_event_loop_runs():
+    # As in a notebook, whose cells run inside one.
+    import asyncio
+
+    async def cell():
+        with scheduler(1) as address, end_of(start_cluster(address=address)) as client:
+            return len(client.nthreads())
+
+    result = []
+    thread = threading.Thread(target=lambda: result.append(asyncio.run(cell())))
+    thread.start()
+    thread.join(60)
+    assert result == [1]
+
+
+@pytest.mark.gpu
+def test_each_gpu_has_a_worker_of_its_own(client):
+    with end_of(start_cluster()) as default:
+        workers = describe_workers(default)
+        assert len(workers) == n_gpus() and workers.device.tolist() == [torch.cuda.get_device_name(0)] * n_gpus()
+        assert set(default.run(torch.cuda.device_count).values()) == {n_gpus()}
+
+
+@pytest.mark.gpu
+def test_more_workers_than_gpus_are_refused():
+    with pytest.raises(ClusterError, match=f"has {n_gpus()} GPU"):
+        start_cluster(n_gpus() + 1)

@@ -1,0 +1,412 @@
+"""Photos are found wherever they lie, read many at a time in any kind of process, and bad ones are named."""
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import warnings
+import zlib
+from io import BytesIO
+from pathlib import Path
+
+import fsspec
+import pytest
+import s3fs
+import torch
+from conftest import ODD_NAMES
+from PIL import Image
+from torch.utils.data import DataLoader, Subset
+from torchvision.transforms.functional import pil_to_tensor
+
+from workshop_utils.breeds import BREEDS
+from workshop_utils.data import (
+    BadPhoto,
+    DataSource,
+    ImageFolder,
+    NoPhotos,
+    breed_of,
+    cache_folder,
+    decode_photo,
+    default_storage_options,
+    find_data,
+    list_photos,
+    read_files,
+    train_val_split,
+)
+
+FOLDER = BREEDS[0].folder
+UNREACHABLE = {"anon": True, "client_kwargs": {"endpoint_url": "http://127.0.0.1:9"}}
+
+
+def encoded(image, kind, **settings):
+    buffer = BytesIO()
+    image.save(buffer, kind, **settings)
+    return buffer.getvalue()
+
+
+def png_that_claims(width, height):
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+
+
+GREEN = Image.new("RGB", (64, 48), "green")
+NOISE = Image.effect_noise((64, 48), 90).convert("RGB")
+BAD = {
+    "truncated.jpg": (encoded(NOISE, "JPEG")[:-400], "truncated"),
+    "empty.jpg": (b"", "the file is empty"),
+    "text.jpg": (b"this is no photo\n" * 20, "not an image that Pillow can read"),
+    "page.jpg": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image that Pillow can read"),
+    "scan.jpg": (encoded(GREEN, "TIFF"), "not an image that Pillow can read"),
+    "large.png": (png_that_claims(8_000, 8_000), "8000x8000 pixels, more than 50,000,000"),
+    "bomb.png": (png_that_claims(20_000, 20_000), "400000000 pixels"),
+    "thread.png": (encoded(Image.new("L", (20_000, 1)), "PNG"), "20000x1 pixels, too narrow"),
+    "print.jpg": (encoded(Image.new("CMYK", (64, 48)), "JPEG"), "CMYK colours: save it as RGB"),
+    "deep.png": (encoded(Image.new("I;16", (64, 48)), "PNG"), "16-bit pixels: save it with 8 bits"),
+    "moving.gif": (
+        encoded(GREEN, "GIF", save_all=True, append_images=[NOISE.convert("P")]),
+        "animated, 2 frames: save one frame",
+    ),
+}
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """A folder of two good photos each of two breeds, with every kind of bad file between them."""
+    for breed in BREEDS[:2]:
+        folder = tmp_path / "mixed" / breed.folder
+        folder.mkdir(parents=True)
+        for name in ("aa.jpg", "zz.jpg"):
+            GREEN.save(folder / name)
+    for name, (content, _) in BAD.items():
+        (tmp_path / "mixed" / FOLDER / name).write_bytes(content)
+    return tmp_path / "mixed"
+
+
+# --- finding
+
+
+def test_photos_are_listed_in_order_and_nothing_else_is(tmp_path):
+    folder = tmp_path / FOLDER
+    for name in ("b.jpg", "a.JPEG", "c.png", "notes.txt", ".hidden.jpg", "._b.jpg", "deeper/d.jpg", "jpg"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    (folder / "folder.jpg").mkdir()
+    (tmp_path / "flat.jpg").touch()
+    (tmp_path / "cats").mkdir()
+    (tmp_path / "cats" / "cat.jpg").touch()
+    assert list_photos(tmp_path) == [str(folder / name) for name in ("a.JPEG", "b.jpg", "c.png")]
+    assert list_photos(f"{tmp_path}/") == list_photos(f"file://{tmp_path}") == list_photos(str(tmp_path))
+
+
+def test_photos_on_s3_are_listed_with_their_protocol_and_folders_keys_are_no_photos(s3, s3_admin, dogs):
+    root = "s3://workshop/served/dogs"
+    expected = [f"{root}/{Path(path).relative_to(dogs).as_posix()}" for path in list_photos(dogs)]
+    for key in (f"{FOLDER}/", f"{FOLDER}/folder.jpg/", f"{FOLDER}/deeper/d.jpg"):
+        s3_admin.call_s3("put_object", Bucket="workshop", Key=f"served/dogs/{key}", Body=b"")
+    assert list_photos(root, storage_options=s3) == list_photos(root + "/", storage_options=s3) == expected
+    s3_admin.rm("workshop/served/dogs/" + FOLDER + "/deeper", recursive=True)
+
+
+@pytest.mark.parametrize(
+    ("url", "storage_options", "reason"),
+    [
+        ("/no/such/folder", None, "holds 0 images"),
+        ("memory://nothing/here", None, "holds 0 images"),
+        ("nosuch://bucket/dogs", None, "no address that fsspec can open.*nosuch"),
+        ("s3://workshop/dogs", UNREACHABLE, "cannot be listed.*127.0.0.1:9"),
+    ],
+)
+def test_a_place_without_photos_is_named_with_the_cure(url, storage_options, reason):
+    with pytest.raises(NoPhotos, match=f"^'{url}' .*{reason}.*unset WORKSHOP_DATA"):
+        list_photos(url, storage_options=storage_options)
+
+
+def test_an_empty_or_flat_folder_holds_no_photos(tmp_path):
+    with pytest.raises(NoPhotos, match="holds 0 images in folders named like 'n02085620-Chihuahua'"):
+        ImageFolder(str(tmp_path))
+    GREEN.save(tmp_path / "dog.jpg")
+    with pytest.raises(NoPhotos, match="holds 0 images"):
+        ImageFolder(str(tmp_path))
+
+
+def test_a_missing_bucket_and_a_missing_folder_on_s3_hold_no_photos(s3):
+    for url in ("s3://nosuchbucket/dogs", "s3://workshop/nothing"):
+        with pytest.raises(NoPhotos, match=url):
+            list_photos(url, storage_options=s3)
+
+
+def test_s3_is_read_anonymously_only_where_the_environment_names_nobody(monkeypatch):
+    assert default_storage_options("s3://bucket/dogs") == {"anon": True}
+    assert default_storage_options("/dogs") == default_storage_options("gs://bucket/dogs") == {}
+    monkeypatch.setenv("AWS_PROFILE", "me")
+    assert default_storage_options("s3://bucket/dogs") == {}
+
+
+@pytest.mark.parametrize("path", ["dog.jpg", "/n02085620-Chihuahua", "cats/dog.jpg", "n020-Pug/a.jpg", ""])
+def test_a_path_outside_a_breeds_folder_has_no_breed(path):
+    with pytest.raises(ValueError, match="does not lie in a folder named like"):
+        breed_of(path)
+
+
+def test_a_breeds_name_may_hold_hyphens_and_its_path_any_separator():
+    expected = ("n02097474", "German-short-haired")
+    assert breed_of("dogs/n02097474-German-short-haired/a.jpg") == expected
+    assert breed_of("C:\\dogs\\n02097474-German-short-haired\\a.jpg") == expected
+
+
+# --- which data
+
+
+def test_data_is_the_environments_then_downloaded_photos_then_sketches(monkeypatch, dogs):
+    sketches = find_data(per_breed=1)
+    assert sketches.kind == "sketches" and len(list_photos(sketches.url)) == len(BREEDS)
+    photos = cache_folder() / "photos"
+    shutil.copytree(dogs, photos / "Images")
+    assert find_data(per_breed=1) == sketches  # an unfinished download is not used
+    (photos / "complete").touch()
+    assert find_data() == DataSource(str(photos / "Images"), "photos")
+    monkeypatch.setenv("WORKSHOP_DATA", str(dogs))
+    assert find_data() == DataSource(str(dogs), "custom")
+    monkeypatch.setenv("WORKSHOP_DATA", "")
+    assert find_data().kind == "photos"
+
+
+def test_the_environments_data_may_be_relative_or_below_home(monkeypatch, dogs):
+    monkeypatch.chdir(dogs.parent)
+    monkeypatch.setenv("HOME", str(dogs.parent))
+    for url in (dogs.name, f"./{dogs.name}/", f"~/{dogs.name}"):
+        monkeypatch.setenv("WORKSHOP_DATA", url)
+        assert [path for path, _ in ImageFolder(find_data().url).samples] == list_photos(dogs)
+
+
+def test_the_environments_data_may_lie_on_s3(monkeypatch, s3, dogs):
+    monkeypatch.setenv("WORKSHOP_DATA", "s3://workshop/served/dogs")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3["client_kwargs"]["endpoint_url"])
+    source = find_data()
+    dataset = ImageFolder(source.url, storage_options=source.storage_options)
+    assert len(dataset) == len(list_photos(dogs)) and dataset[0][0].size == (224, 224)
+    s3fs.S3FileSystem.clear_instance_cache()  # it is remembered without its endpoint
+
+
+def test_the_environments_data_without_photos_is_an_error_not_sketches(monkeypatch, tmp_path):
+    monkeypatch.setenv("WORKSHOP_DATA", str(tmp_path))
+    with pytest.raises(NoPhotos, match="unset WORKSHOP_DATA"):
+        find_data()
+
+
+def test_sketches_are_classified_by_the_weights_that_know_them_unless_told_otherwise(monkeypatch):
+    assert DataSource("dogs", "sketches").weights == "sketches"
+    assert DataSource("dogs", "photos").weights == DataSource("dogs", "custom").weights == "auto"
+    monkeypatch.setenv("WORKSHOP_WEIGHTS", "mine.pt")
+    assert DataSource("dogs", "sketches").weights == "auto"
+
+
+# --- reading
+
+
+def test_labels_are_positions_among_the_sorted_folders(dogs):
+    dataset = ImageFolder(str(dogs))
+    assert dataset.classes == [breed.folder for breed in BREEDS[:4]]
+    assert all(dataset.classes[label] == Path(path).parent.name for path, label in dataset.samples)
+    image, label = dataset[-1]
+    assert image.mode == "RGB" and image.size == (224, 224) and label == 3
+    with pytest.raises(IndexError):
+        dataset[len(dataset)]
+
+
+def place(where, dogs, s3):
+    if where == "s3":
+        return "s3://workshop/served/dogs", s3
+    if where == "memory":
+        fsspec.filesystem("memory").put(str(dogs), "/served/dogs", recursive=True)
+        return "memory://served/dogs", None
+    return str(dogs), None
+
+
+@pytest.mark.parametrize("where", ["memory", "s3"])
+def test_every_place_holds_the_same_photos(where, dogs, s3):
+    url, storage_options = place(where, dogs, s3)
+    here = ImageFolder(str(dogs), pil_to_tensor)
+    there = ImageFolder(url, pil_to_tensor, storage_options=storage_options)
+    assert there.classes == here.classes and len(there) == len(here)
+    assert all(torch.equal(here[i][0], there[i][0]) and here[i][1] == there[i][1] for i in range(len(here)))
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("where", ["local", "s3"])
+def test_a_dataloaders_children_read_photos_however_they_start(where, context, dogs, s3):
+    url, storage_options = place(where, dogs, s3)
+    dataset = ImageFolder(url, pil_to_tensor, storage_options=storage_options)
+    expected = torch.stack([dataset[i][0] for i in range(len(dataset))])  # the filesystem now lives in this process
+    loader = DataLoader(dataset, batch_size=5, num_workers=1, multiprocessing_context=context, timeout=120)
+    batches = list(loader)
+    assert [len(labels) for _, labels in batches] == [5, 5, 2]
+    assert torch.equal(torch.cat([images for images, _ in batches]), expected)
+
+
+def test_a_batch_is_read_in_one_concurrent_call(monkeypatch, s3):
+    dataset = ImageFolder("s3://workshop/served/dogs", pil_to_tensor, storage_options=s3)
+    read_one, running, most = s3fs.S3FileSystem._cat_file, set(), []
+
+    async def counted(self, path, **kwargs):
+        running.add(path)
+        most.append(len(running))
+        try:
+            return await read_one(self, path, **kwargs)
+        finally:
+            running.discard(path)
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_cat_file", counted)
+    batches = list(DataLoader(Subset(dataset, range(1, 9)), batch_size=4))
+    assert most == [1, 2, 3, 4] * 2 and [len(labels) for _, labels in batches] == [4, 4]
+
+
+@pytest.mark.parametrize("where", ["local", "s3"])
+def test_odd_names_are_read_letter_by_letter(where, served, s3):
+    url, options = ("s3://workshop/served/odd", s3) if where == "s3" else (str(served / "odd"), None)
+    dataset = ImageFolder(url, pil_to_tensor, storage_options=options)
+    assert [Path(path).name for path, _ in dataset.samples] == sorted(ODD_NAMES)
+    batch = dataset.__getitems__(range(len(dataset)))
+    assert all(torch.equal(image, batch[0][0]) for image, _ in batch)
+    assert all(torch.equal(dataset[i][0], batch[0][0]) for i in range(len(dataset)))
+
+
+def test_a_pattern_in_a_name_is_not_followed_to_other_files(tmp_path):
+    (tmp_path / "a1.jpg").write_bytes(b"1")
+    (tmp_path / "a[1].jpg").write_bytes(b"[1]")
+    paths = [str(tmp_path / name) for name in ("a[1].jpg", "a1.jpg", "a[1].jpg", "a?.jpg")]
+    *contents, missing = read_files(paths)
+    assert contents == [b"[1]", b"1", b"[1]"] and isinstance(missing, FileNotFoundError)
+    assert read_files(paths[:1]) == [b"[1]"] and read_files([]) == []
+
+
+# --- bad files
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_file_is_named_with_the_reason(name, mixed):
+    dataset = ImageFolder(str(mixed))
+    path = str(mixed / FOLDER / name)
+    index = [path for path, _ in dataset.samples].index(path)
+    with pytest.raises(BadPhoto) as caught:
+        dataset[index]
+    with pytest.raises(BadPhoto) as caught_in_a_batch:
+        dataset.__getitems__([0, index])
+    assert str(caught.value) == str(caught_in_a_batch.value)
+    assert str(caught.value).startswith(f"{path}: ") and BAD[name][1] in str(caught.value)
+
+
+def test_bad_files_can_be_skipped_with_a_warning_each_and_no_label_moves(mixed):
+    dataset = ImageFolder(str(mixed), pil_to_tensor, on_error="skip")
+    with pytest.warns(UserWarning, match="^Skipped ") as caught:
+        batch = dataset.__getitems__(range(len(dataset)))
+    assert [label for _, label in batch] == [0, 0, 1, 1]
+    skipped = [str(warning.message) for warning in caught if str(warning.message).startswith("Skipped ")]
+    assert sorted(Path(message.split(": ")[0]).name for message in skipped) == sorted(BAD)
+    with warnings.catch_warnings(action="ignore"):
+        images, labels = next(iter(DataLoader(dataset, batch_size=len(dataset), num_workers=1)))
+    assert len(images) == 4 and labels.tolist() == [0, 0, 1, 1]
+
+
+def test_a_batch_of_bad_files_only_cannot_be_skipped(mixed):
+    dataset = ImageFolder(str(mixed), pil_to_tensor, on_error="skip")
+    bad = [i for i, (path, _) in enumerate(dataset.samples) if Path(path).name in BAD][:2]
+    with warnings.catch_warnings(action="ignore"), pytest.raises(BadPhoto, match="All 2 files of a batch are bad"):
+        dataset.__getitems__(bad)
+
+
+def test_a_file_deleted_after_listing_and_a_folder_in_a_files_place_are_named(mixed):
+    dataset = ImageFolder(str(mixed))
+    path = Path(dataset.samples[0][0])
+    path.unlink()
+    with pytest.raises(BadPhoto, match=f"{path}: there is no such file"):
+        dataset[0]
+    path.mkdir()
+    with pytest.raises(BadPhoto, match=f"{path}: cannot be read"):
+        dataset.__getitems__([0, 1])
+
+
+def test_a_file_deleted_from_s3_after_listing_is_named(s3, s3_admin, dogs):
+    key = f"workshop/served/gone/{FOLDER}/gone.jpg"
+    s3_admin.pipe_file(key, b"1")
+    dataset = ImageFolder("s3://workshop/served/gone", storage_options=s3)
+    s3_admin.rm_file(key)
+    with pytest.raises(BadPhoto, match=f"s3://{key}: there is no such file"):
+        dataset.__getitems__([0])
+
+
+def test_damaged_files_raise_nothing_but_bad_photo():
+    # Each kind, a hundred times, with a few bytes changed at random: some can still be read, the others are named.
+    generator = torch.Generator().manual_seed(0)
+    for kind in ("JPEG", "PNG", "GIF", "BMP", "WEBP"):
+        whole = encoded(NOISE, kind)
+        for _ in range(100):
+            content = bytearray(whole)
+            for place_, value in torch.randint(0, 256, (4, 2), generator=generator).tolist():
+                content[place_ % len(content)] = value
+            try:
+                assert decode_photo(bytes(content), "x.jpg").mode == "RGB"
+            except BadPhoto as error:
+                assert str(error).startswith("x.jpg: ")
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGBA"])
+def test_any_colours_that_convert_to_rgb_are_fine(mode):
+    image = decode_photo(encoded(GREEN.convert(mode), "PNG"), "x.png")
+    assert image.mode == "RGB" and image.size == (64, 48)
+
+
+def test_a_phones_jpeg_with_a_preview_is_no_animation():
+    image = decode_photo(encoded(GREEN, "MPO", save_all=True, append_images=[NOISE]), "phone.jpg")
+    assert image.mode == "RGB" and image.getpixel((5, 5))[1] > 100
+
+
+def test_another_way_with_bad_files_is_refused(dogs):
+    with pytest.raises(ValueError, match="on_error is 'ignore': write 'raise' or 'skip'"):
+        ImageFolder(str(dogs), on_error="ignore")
+
+
+# --- splitting
+
+
+class Labels:
+    def __init__(self, *counts):
+        self.samples = [(f"{label}/{n}", label) for label, count in enumerate(counts) for n in range(count)]
+
+
+@pytest.mark.parametrize("fraction", [0.001, 0.2, 0.5, 0.999])
+def test_a_split_is_disjoint_complete_and_stratified(fraction):
+    dataset = Labels(10, 2, 1, 40)
+    train, val = train_val_split(dataset, fraction, seed=0)
+    assert sorted(train.indices + val.indices) == list(range(len(dataset.samples)))
+    for label, count in enumerate((10, 2, 1, 40)):
+        n_val = sum(dataset.samples[i][1] == label for i in val.indices)
+        assert abs(n_val - count * fraction) <= 1
+        assert (1 <= n_val <= count - 1) if count > 1 else n_val == 0
+
+
+def test_another_seed_is_another_split():
+    splits = [train_val_split(Labels(50, 50), 0.2, seed)[1].indices for seed in (0, 0, 1)]
+    assert splits[0] == splits[1] != splits[2]
+
+
+def test_a_split_is_the_same_in_every_process(dogs):
+    code = (
+        "import json, sys; from workshop_utils.data import *\n"
+        "print(json.dumps(train_val_split(ImageFolder(sys.argv[1]), 0.34, 7)[1].indices))"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "123"}
+    command = [sys.executable, "-c", code, str(dogs)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert json.loads(done.stdout) == train_val_split(ImageFolder(str(dogs)), 0.34, 7)[1].indices, done.stderr
+
+
+@pytest.mark.parametrize("fraction", [0, 1, -0.1, 20, float("nan")])
+def test_a_fraction_that_is_none_is_refused(fraction):
+    with pytest.raises(ValueError, match=f"val_fraction is {fraction}: give a fraction between 0 and 1"):
+        train_val_split(Labels(10), fraction, seed=0)

