@@ -25,8 +25,8 @@ def load_resnet(weights="auto"):
     weights: "auto" takes the first that applies of WORKSHOP_WEIGHTS, torchvision's ImageNet weights where its cache
     holds them or the network gives them, and the ResNet-18 trained on sketches that comes with the workshop;
     "imagenet" and "sketches" name one of the last two; else the path or address of a checkpoint file, a dict with
-    `arch`, `num_classes`, `state_dict`; `stride_in_1x1` where it is a ResNet v1; `size`, pixels that the shorter side is
-    resized to before the crop to 224 (256 where absent).
+    `arch`, `num_classes`, `state_dict`; `stride_in_1x1` where it is a ResNet v1; `size`, pixels that the shorter side
+    is resized to before the crop to 224 (256 where absent).
     transform: an RGB `PIL.Image` to a normalised (3, 224, 224) float32 tensor.
     categories: the model's category names; a logit's position is its index.
     Raises WeightsError.
