@@ -114,8 +114,8 @@ def check_confusion(answer, frame):
     expect(isinstance(answer, tuple) and len(answer) == 2, "confusion should be a tuple (breed, prediction).")
     counts = frame[frame.correct.eq(False).fillna(False)].value_counts(["breed", "prediction"])
     expect(answer in counts.index, f"{answer!r} never happened; look at the rows where correct is False.")
-    expect(counts[answer] == counts.max(), f"{answer!r} happened {counts[answer]} time(s); another is commoner.")
-    passed(f"{answer[0]} was taken for {answer[1]} {counts.max()} time(s).")
+    expect(counts[answer] == counts.max(), f"{answer!r} is there {counts[answer]} time(s); another is commoner.")
+    passed(f"A {answer[0]}, taken for a {answer[1]}: {counts.max()} of them.")
 
 
 def check_bad_files(answer, paths):

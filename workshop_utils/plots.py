@@ -25,7 +25,7 @@ def gallery(images, titles, alt, *, marks=None, columns=6):
 
     marks = marks or [None] * len(images)
     rows = -(-len(images) // columns)
-    figure = Figure(figsize=(1.75 * columns, 2.05 * rows), layout="constrained", dpi=80)
+    figure = Figure(figsize=(1.75 * columns, 2.15 * rows), layout="constrained", dpi=80)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis in axes[len(images) :]:
         axis.remove()
@@ -33,7 +33,7 @@ def gallery(images, titles, alt, *, marks=None, columns=6):
         axis.imshow(image)
         axis.set(xticks=[], yticks=[])
         colour = {None: "#333333", True: RIGHT, False: WRONG}[mark]
-        axis.set_title({None: "", True: "✓ ", False: "✗ "}[mark] + title, y=-0.02, va="top", fontsize=9, color=colour)
+        axis.set_xlabel({None: "", True: "✓ ", False: "✗ "}[mark] + title, fontsize=9, color=colour)
         axis.spines[:].set(color=colour, linewidth=0.5 if mark is None else 3)
     buffer = BytesIO()
     figure.savefig(buffer, format="png")
@@ -77,7 +77,7 @@ def accuracy_per_breed(table, alt):
         theme_minimal,
     )
 
-    order = table.sort_values("accuracy").breed.tolist()
+    order = table.sort_values("accuracy", ascending=False, kind="stable").breed.tolist()
     plot = (
         ggplot(table.assign(breed=table.breed.astype("category").cat.set_categories(order)))
         + geom_segment(aes(x=0, xend="accuracy", y="breed", yend="breed"), color="#cccccc")

@@ -1,12 +1,9 @@
 """What every notebook has, and that its rendered twin was made from it."""
 
 import re
-import subprocess
-import sys
 
-import nbformat
 import pytest
-from lessons import RENDERED, ROOT, SOURCES, code_cells, prose, read, tags
+from lessons import RENDERED, SOURCES, code_cells, prose, read, tags
 
 pytestmark = pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
 
@@ -83,30 +80,3 @@ def test_its_links_lead_somewhere(path):
     planned = {"05-training-data.ipynb"}
     for target in re.findall(r"\]\(([^)#]+)\)", prose(read(path))):
         assert "://" in target or target in planned or (path.parent / target).exists(), target
-
-
-def test_one_changed_character_in_a_stored_output_is_noticed(path, tmp_path):
-    """nbval runs the twin up to its first compared output, as stored and with one character of it changed."""
-    notebook = read(RENDERED / path.name)
-    position, output = next(
-        (position, cell.outputs[0])
-        for position, cell in enumerate(notebook.cells)
-        if cell.cell_type == "code" and cell.outputs and cell.outputs[0].output_type == "stream"
-        if "nbval-ignore-output" not in tags(cell)
-    )
-    notebook.cells = notebook.cells[: position + 1]
-    folder = tmp_path / "notebook_output"
-    folder.mkdir()
-    copy = folder / path.name
-
-    def nbval():
-        nbformat.write(notebook, copy)
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--nbval", "--nbval-current-env"]
-        command += ["--nbval-sanitize-with", str(ROOT / "tests/notebooks/sanitize.cfg"), str(copy)]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
-
-    assert nbval().returncode == 0
-    letter = next(index for index, character in enumerate(output.text) if character.isalpha())
-    output.text = output.text[:letter] + "#" + output.text[letter + 1 :]
-    failed = nbval()
-    assert failed.returncode == 1 and "1 failed" in failed.stdout, failed.stdout
