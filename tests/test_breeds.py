@@ -37,8 +37,8 @@ def test_folders_are_named_as_the_photos_are():
 
 
 def test_twelve_breeds_are_held_out_of_pretraining():
-    assert HELD_OUT == tuple(breed for breed in BREEDS if breed.held_out)
-    assert HELD_OUT == BREEDS[9::10] and len(HELD_OUT) == 12
+    assert tuple(breed for breed in BREEDS if breed.held_out) == HELD_OUT
+    assert BREEDS[9::10] == HELD_OUT and len(HELD_OUT) == 12
     assert HELD_OUT[0].folder == "n02088094-Afghan_hound"
 
 
