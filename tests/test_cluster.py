@@ -29,13 +29,14 @@ from workshop_utils.cluster import (
     start_cluster,
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore:Port 8787 is busy")  # with the cluster that all tests share
 cpu_only = pytest.mark.skipif("config.option.markexpr == 'gpu'", reason="is about the cluster without GPUs")
 
 
 @contextmanager
 def scheduler(n_workers=0, **settings):
     """A running cluster of someone else's: a scheduler on TCP, and its workers as threads of this process."""
-    settings = {"protocol": "tcp", "host": LOOPBACK, "dashboard_address": None, **settings}
+    settings = {"protocol": "tcp", "host": LOOPBACK, "dashboard_address": f"{LOOPBACK}:0", **settings}
     with LocalCluster(n_workers=n_workers, threads_per_worker=1, processes=False, **settings) as cluster:
         yield cluster.scheduler_address
 
@@ -263,7 +264,7 @@ def vendor(tmp_path, monkeypatch):
         "import threading\n"
         "from distributed import LocalCluster\n"
         "def SaturnCluster(n_workers=1):\n"
-        "    cluster = LocalCluster(n_workers=0, processes=False, dashboard_address=None, name='vendor')\n"
+        "    cluster = LocalCluster(n_workers=0, processes=False, dashboard_address='127.0.0.1:0', name='vendor')\n"
         "    threading.Timer(1, cluster.scale, [n_workers]).start()\n"
         "    return cluster\n"
     )
@@ -273,7 +274,7 @@ def vendor(tmp_path, monkeypatch):
 
 def test_a_vendors_cluster_is_used_where_its_environment_says_so(vendor):
     with end_of(start_cluster(2)) as client:
-        assert client.cluster.name == "vendor"
+        assert client.cluster.name == "vendor" and client.nthreads()
         client.wait_for_workers(2, timeout=30)
 
 

@@ -37,7 +37,7 @@ def test_the_transform_is_the_one_of_imagenets_weights(path):
 
 
 def test_a_checkpoint_may_ask_for_another_resize(path):
-    save_checkpoint(path, arch="resnet18", num_classes=5, state_dict=RESNET18, resize_size=224)
+    save_checkpoint(path, arch="resnet18", num_classes=5, state_dict=RESNET18, size=224)
     square = PHOTO.resize((224, 224))
     expected = torchvision.transforms.functional.normalize(
         torchvision.transforms.functional.to_tensor(square), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -88,10 +88,9 @@ def _supervise():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     weed, ports, secret = json.loads(sys.stdin.readline())
     with tempfile.TemporaryDirectory(prefix="workshop-s3-") as home:
-        keys = [{"accessKey": ADMIN, "secretKey": secret}]
-        identities = [{"name": "admin", "credentials": keys, "actions": ["Admin"]},
-                      {"name": "anonymous", "actions": ["Read", "List"]}]  # fmt: skip
-        Path(home, "s3.json").write_text(json.dumps({"identities": identities}))
+        users = [{"name": "admin", "credentials": [{"accessKey": ADMIN, "secretKey": secret}], "actions": ["Admin"]},
+                 {"name": "anonymous", "actions": ["Read", "List"]}]  # fmt: skip
+        Path(home, "s3.json").write_text(json.dumps({"identities": users}))
         flags = [f"-dir={home}", f"-ip={LOOPBACK}", f"-ip.bind={LOOPBACK}", "-volume.max=8",
                  "-master.volumeSizeLimitMB=256", "-master.telemetry=false", "-s3", f"-s3.config={home}/s3.json",
                  "-s3.port.iceberg=0", "-s3.port.lance=0"]  # fmt: skip
@@ -104,9 +103,8 @@ def _supervise():
         finally:
             server.kill()
             server.wait()
-            for port in ports.values():
-                for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):  # their place cannot be chosen
-                    left.unlink(missing_ok=True)
+            for left in [path for port in ports.values() for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock")]:
+                left.unlink(missing_ok=True)  # their place cannot be chosen
 
 
 if __name__ == "__main__":
