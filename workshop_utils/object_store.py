@@ -39,8 +39,7 @@ def local_object_store(folder):
     # A session of its own, because Ctrl-C and a notebook's interrupt signal the whole process group.
     pipes = {"stdin": subprocess.PIPE, "bufsize": 0, "start_new_session": True}
     with tempfile.TemporaryFile() as log, subprocess.Popen(command, stdout=log, stderr=log, **pipes) as supervisor:
-        # On leaving, Popen closes the pipe, which ends the supervisor, and waits for it.
-        supervisor.stdin.write(json.dumps([weed, ports, secret]).encode() + b"\n")
+        supervisor.stdin.write(json.dumps([weed, ports, secret]).encode() + b"\n")  # leaving closes it: the end
         # Listings are not cached: a later store on the same port would otherwise be answered from this one's.
         endpoint = f"http://{LOOPBACK}:{ports['s3.port']}"
         options = {"client_kwargs": {"endpoint_url": endpoint}, "use_listings_cache": False}
