@@ -3,13 +3,16 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import TimeoutError, sync_playwright
 
 from workshop_utils.cluster import DASHBOARD_PORT, port_is_free
 from workshop_utils.lab import DASHBOARDS, layout
@@ -30,9 +33,27 @@ def running_lab(folder, *args):
         try:
             while not (found := re.search(r"http://127\.0\.0\.1:\S+token=\w+", log.read_text())):
                 assert lab.poll() is None, log.read_text()
+                time.sleep(0.2)
+            host, port = urlsplit(found.group()).netloc.split(":")
+            while socket.socket().connect_ex((host, int(port))):  # the address is printed before anyone listens
+                time.sleep(0.2)
             yield found.group()
         finally:
             lab.send_signal(signal.SIGTERM)
+
+
+def run_cell(page, cell):
+    """Run a cell with the keyboard, again if a panel that was just opened took the focus, and wait for its end."""
+    prompt = cell.locator(".jp-InputPrompt")
+    for _ in range(10):
+        cell.locator(".cm-content").click()
+        page.keyboard.press("Control+Enter")
+        try:
+            prompt.filter(has_text=re.compile(r"\[(\*|\d+)\]")).wait_for(timeout=5_000)
+            break
+        except TimeoutError:
+            continue
+    prompt.filter(has_text=re.compile(r"\[\d+\]")).wait_for()
 
 
 @pytest.fixture
@@ -61,9 +82,7 @@ def test_the_dashboards_light_up_when_the_notebook_starts_its_cluster(page, tmp_
         page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for()
         start = page.locator(".jp-CodeCell", has_text="client = start_cluster").first
         for cell in (page.locator(".jp-CodeCell").first, start):
-            cell.locator(".cm-content").click()
-            page.keyboard.press("Control+Enter")
-            cell.locator(".jp-InputPrompt", has_text=re.compile(r"\[\d+\]")).wait_for()
+            run_cell(page, cell)
         said = start.locator(".jp-OutputArea").inner_text()
         assert "busy" not in said, said
         for title in DASHBOARDS:

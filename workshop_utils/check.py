@@ -51,22 +51,17 @@ def _python():
 
 def _packages(requirements):
     from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
 
     with open(requirements, encoding="utf-8") as file:
         pins = [Requirement(line.rstrip(" \\\n")) for line in file if line[0].isalnum()]
     pins = [pin for pin in pins if pin.marker is None or pin.marker.evaluate()]
-    installed = {pin.name: _version(pin.name) for pin in pins}
-    differ = [f"{p.name} {installed[p.name]}, not {p.specifier}" for p in pins if installed[p.name] not in p.specifier]
+    installed = {canonicalize_name(package.name): package.version for package in importlib.metadata.distributions()}
+    have = {pin.name: installed.get(canonicalize_name(pin.name), "0+missing") for pin in pins}
+    differ = [f"{p.name} {have[p.name]}, not {p.specifier}" for p in pins if have[p.name] not in p.specifier]
     if differ:
         raise Unfit(f"{len(differ)} of {len(pins)} differ from {requirements}: {'; '.join(differ[:5])}")
     return f"all {len(pins)} pins match"
-
-
-def _version(package):
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "0+missing"
 
 
 def _machine():

@@ -39,7 +39,7 @@ def fetch_photos(source=None, folder=None, *, n_photos=N_PHOTOS):
     """
     folder = Path(folder or cache_folder() / "photos")
     images, complete = folder / "Images", folder / "complete"
-    if complete.exists() and _count(images) == n_photos:
+    if complete.exists() and len(_on_disk(images)) == n_photos:
         return images
     url, fs, path, info = _reach([source] if source else [BUCKET, ARCHIVE])
     try:
@@ -49,8 +49,8 @@ def fetch_photos(source=None, folder=None, *, n_photos=N_PHOTOS):
             if len(sizes) != n_photos:
                 raise PhotosError(f"{url} holds {len(sizes)} photos, not {n_photos}: check the address.")
             _fill(images, sizes, read)
-        if _count(images) != n_photos:
-            raise PhotosError(f"{images} holds {_count(images)} photos, not {n_photos}: move strange ones away.")
+        if (n_found := len(_on_disk(images))) != n_photos:
+            raise PhotosError(f"{images} holds {n_found} photos, not {n_photos}: move strange ones away.")
         complete.write_text(f"{n_photos} photos from {url}\n", encoding="utf-8")
     except PhotosError:
         raise
@@ -125,7 +125,8 @@ def _download(fs, path, url, size, part):
 
 
 def _fill(images, sizes, read):
-    missing = [name for name, size in sizes.items() if not _has(images / name, size)]
+    there = _on_disk(images)
+    missing = [name for name, size in sizes.items() if there.get(name) != size]
     n_bytes = sum(sizes[name] for name in missing)
     _check_space(images, n_bytes)
     with _bar(sum(sizes.values()), sum(sizes.values()) - n_bytes) as bar:
@@ -152,9 +153,6 @@ def _bar(total, done):
     return tqdm(total=total, initial=done, desc="photos", unit="B", unit_scale=True)
 
 
-def _has(path, size):
-    return path.is_file() and path.stat().st_size == size
-
-
-def _count(images):
-    return sum(bool(PHOTO.fullmatch(path.relative_to(images).as_posix())) for path in images.glob("*/*"))
+def _on_disk(images):
+    found = {path.relative_to(images).as_posix(): path.stat().st_size for path in images.glob("*/*")}
+    return {name: size for name, size in found.items() if PHOTO.fullmatch(name)}

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
 
 CELL_TIMEOUT_S = 1800
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 WIDGET = "application/vnd.jupyter.widget-view+json"  # holds a random id; its plain text or HTML is kept
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True)
@@ -42,10 +40,14 @@ def render(path, output, progress=lambda done, total: None):
             seconds += took
             progress(done, len(notebook.cells))
         tidy(notebook, path.resolve().parents[1])
-        _write(notebook, Path(output) / path.name)
+        Path(output).mkdir(parents=True, exist_ok=True)
+        part = Path(output, f"{path.stem}.{os.getpid()}.part")
+        nbformat.write(notebook, part)
+        os.replace(part, Path(output, path.name))
     except Exception as error:  # whatever ends one notebook must not end the others
         where = f"code cell {len(seconds) + 1} of {len(cells)}: " if cells else ""
-        return Rendered(path.name, len(cells), seconds, where + _reason(error))
+        kind, what = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", error)
+        return Rendered(path.name, len(cells), seconds, f"{where}{kind}: {what}")
     return Rendered(path.name, len(cells), seconds, None)
 
 
@@ -84,16 +86,3 @@ def _rename(value, folders):
             for folder, name in folders:
                 item = re.sub(re.escape(folder) + r"(?![\w.-])", name, item) if len(folder) > 1 else item
             value[key] = item
-
-
-def _write(notebook, path):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}.part")
-    nbformat.write(notebook, part)
-    os.replace(part, path)
-
-
-def _reason(error):
-    if isinstance(error, CellExecutionError):
-        return _COLOURS.sub("", f"{error.ename}: {error.evalue}")
-    return f"{type(error).__name__}: {error}"
