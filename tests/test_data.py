@@ -140,10 +140,16 @@ def test_a_missing_bucket_and_a_missing_folder_on_s3_hold_no_photos(s3):
             list_photos(url, storage_options=s3)
 
 
-def test_s3_is_read_anonymously_only_where_the_environment_names_nobody(monkeypatch):
+def test_s3_is_read_anonymously_only_where_nothing_names_somebody(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
     assert default_storage_options("s3://bucket/dogs") == {"anon": True}
     assert default_storage_options("/dogs") == default_storage_options("gs://bucket/dogs") == {}
-    monkeypatch.setenv("AWS_PROFILE", "me")
+    for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "FSSPEC_S3_ANON"):
+        with monkeypatch.context() as environment:
+            environment.setenv(name, "me")
+            assert default_storage_options("s3://bucket/dogs") == {}
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "credentials").write_text("[default]")
     assert default_storage_options("s3://bucket/dogs") == {}
 
 

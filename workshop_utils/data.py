@@ -77,9 +77,13 @@ def find_data(per_breed=SKETCHES_PER_BREED):
 
 
 def default_storage_options(url):
-    """Return {"anon": True} for an s3:// address where the environment holds no credentials, else {}."""
-    named = any(name in os.environ for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "FSSPEC_S3_KEY", "FSSPEC_S3_ANON"))
-    return {"anon": True} if url.startswith("s3://") and not named else {}
+    """Return {"anon": True} for an s3:// address where neither the environment nor ~/.aws holds credentials, else {}.
+
+    An instance's role is not looked for: set FSSPEC_S3_ANON=false to use it.
+    """
+    signs = ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY", "AWS_CONTAINER_CREDENTIALS", "FSSPEC_S3_")
+    known = any(name.startswith(signs) for name in os.environ) or Path.home().joinpath(".aws/credentials").exists()
+    return {} if known or not str(url).startswith("s3://") else {"anon": True}
 
 
 def list_photos(url, *, storage_options=None):
@@ -159,7 +163,7 @@ class ImageFolder(Dataset):
         if on_error not in ("raise", "skip"):
             raise ValueError(f"on_error is {on_error!r}: write 'raise' or 'skip'.")
         self.url, self.transform, self.on_error = url, transform, on_error
-        self.storage_options = default_storage_options(url) if storage_options is None else storage_options
+        self.storage_options = storage_options
         paths = list_photos(url, storage_options=self.storage_options)
         folders = ["-".join(breed_of(path)) for path in paths]
         self.classes = sorted(set(folders))
@@ -213,8 +217,9 @@ def train_val_split(dataset, val_fraction, seed):
 
 def _open(url, storage_options):
     # fsspec keeps one filesystem per process and set of options, so this is cheap, and right after a fork.
+    options = default_storage_options(url) if storage_options is None else storage_options
     try:
-        return fsspec.core.url_to_fs(str(url), **(storage_options or {}))
+        return fsspec.core.url_to_fs(str(url), **options)
     except (ValueError, ImportError) as error:
         raise NoPhotos(f"{url!r} is no address that fsspec can open ({error}). {_CURE}") from error
 

@@ -10,6 +10,8 @@ import torchvision
 from torchvision.models._meta import _IMAGENET_CATEGORIES
 from torchvision.transforms._presets import ImageClassification
 
+from workshop_utils.data import default_storage_options
+
 SKETCH_WEIGHTS = Path(__file__).parent / "weights" / "resnet18_sketches.pt"
 IMAGENET_WEIGHTS = torchvision.models.ResNet50_Weights.IMAGENET1K_V2
 WEIGHTS_HOST = ("download.pytorch.org", 443)
@@ -71,7 +73,7 @@ def load_checkpoint(path):
     path: a local path, or any address that fsspec can open. Raises WeightsError.
     """
     try:
-        with fsspec.open(str(path), "rb") as file:
+        with fsspec.open(str(path), "rb", **default_storage_options(path)) as file:
             checkpoint = torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise WeightsError(f"There is no file {str(path)!r}: check the path, or unset WORKSHOP_WEIGHTS.") from error
