@@ -119,7 +119,7 @@ def _start_local(n_workers, threads_per_worker):
         client = Client(LocalCluster(processes=True, **settings))
     if settings["dashboard_address"].endswith(":0"):
         warnings.warn(
-            f"Port {DASHBOARD_PORT} is busy, probably with an earlier cluster of this or another notebook, so this one's "
+            f"Port {DASHBOARD_PORT} is busy, probably with an earlier cluster of some notebook, so this one's "
             f"dashboard is at {client.dashboard_link}. To free port and memory, shut the earlier kernel down.",
             stacklevel=3,
         )
