@@ -10,6 +10,7 @@ import os
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import click
@@ -23,7 +24,7 @@ from torch.utils.data import DataLoader
 from workshop_utils.breeds import BREEDS
 from workshop_utils.cluster import start_cluster
 from workshop_utils.data import ImageFolder, decode_photo, list_photos, read_files
-from workshop_utils.inference import classify, loaded_model, precision_of
+from workshop_utils.inference import CPU_FORWARD, classify, loaded_model, precision_of
 from workshop_utils.models import load_resnet
 from workshop_utils.sketches import draw_dog
 
@@ -42,11 +43,12 @@ def main(n_photos, rounds):
         client = start_cluster(threads_per_worker=1)
         contestants = {
             "upstream: delayed per image, model per batch, fp32": lambda: upstream(paths, weights),
-            "DataLoader, fp32, 0 children": lambda: data_loader(folder, weights, 0, bf16=False),
-            "DataLoader, fp32, 2 children": lambda: data_loader(folder, weights, 2, bf16=False),
-            "DataLoader, bf16 channels-last, 0 children": lambda: data_loader(folder, weights, 0, bf16=True),
-            "DataLoader, bf16 channels-last, 2 children": lambda: data_loader(folder, weights, 2, bf16=True),
-            "classify": lambda: classify(client, paths, batch_size=BATCH_SIZE, weights=weights),
+            **{
+                f"DataLoader, {'bf16 channels-last' if bf16 else 'fp32'}, batches of {size}, {children} children":
+                partial(data_loader, folder, weights, children, size, bf16)
+                for bf16 in (False, True) for size in (BATCH_SIZE, CPU_FORWARD) for children in (0, 2)
+            },
+            "classify": lambda: classify(client, paths, batch_size=CPU_FORWARD, weights=weights),
         }
         classify(client, paths[:BATCH_SIZE], weights=weights)  # every worker imports and loads once, outside the clock
         seconds = {name: [] for name in [*contestants, "bound"]}
@@ -102,14 +104,14 @@ def upstream(paths, weights):
     return dask.compute(*[predict([preprocess(path) for path in paths[i : i + BATCH_SIZE]]) for i in starts])
 
 
-def data_loader(folder, weights, num_workers, bf16):
+def data_loader(folder, weights, num_workers, batch_size, bf16):
     """The usual loop of one process: all cores for the forward pass, children for reading and decoding."""
     model, transform, _ = load_resnet(weights)
     layout = torch.channels_last if bf16 else torch.contiguous_format
     model = model.to(memory_format=layout)
     torch.set_num_threads(CPU_COUNT)
     predictions = []
-    loader = DataLoader(ImageFolder(folder, transform), BATCH_SIZE, num_workers=num_workers)
+    loader = DataLoader(ImageFolder(folder, transform), batch_size, num_workers=num_workers)
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         for images, _ in loader:
             predictions += model(images.to(memory_format=layout)).argmax(1).tolist()
@@ -125,8 +127,8 @@ def core_seconds_per_photo(paths, weights):
     decoded = time.process_time()
     images = images.to(like.device, like.dtype, memory_format=torch.channels_last)
     with torch.inference_mode():
-        for batch in images.split(BATCH_SIZE):
-            model(batch)
+        for part in images.split(CPU_FORWARD):  # as classify does
+            model(part)
     return (decoded - start) / len(paths), (time.process_time() - decoded) / len(paths)
 
 

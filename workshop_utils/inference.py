@@ -16,6 +16,7 @@ from workshop_utils.models import load_resnet, resolve_weights
 COLUMNS = ["path", "breed", "prediction", "probability", "correct", "error"]
 PRECISIONS = ("auto", "fp32", "bf16")
 MAX_BATCHES_PER_TASK = 8
+CPU_FORWARD = 16  # photos: ResNet-50's activations then fit the caches; 26 ms of a core a photo at 32, 19 at 16
 _INDEX = {breed.wnid: breed.index for breed in BREEDS}
 _loading = threading.Lock()
 
@@ -136,7 +137,8 @@ def _forward(model, images, like):
     if images is None:
         return [], []
     images = images.to(like.device, like.dtype, memory_format=torch.channels_last)
-    logits = model(images).float()  # (batch, n_categories)
+    parts = [images] if images.is_cuda else images.split(CPU_FORWARD)
+    logits = torch.cat([model(part) for part in parts]).float()  # (batch, n_categories)
     probabilities, indices = logits.softmax(1).max(1)
     return probabilities.tolist(), indices.tolist()
 
