@@ -142,6 +142,17 @@ def test_a_killed_run_is_completed_by_the_next(tmp_path):
     assert write_sketches(tmp_path, 200, ["pug"], 64) == 200 - len(whole)
 
 
+def test_what_a_killed_run_left_is_swept_up_but_not_what_another_run_may_be_writing(tmp_path):
+    home = tmp_path / "n02110958-pug"
+    home.mkdir()
+    left, fresh = home / "n02110958_0.1.part", home / "n02110958_1.2.part"
+    left.write_bytes(b"half")
+    fresh.write_bytes(b"half")
+    os.utime(left, (time.time() - 3600,) * 2)
+    assert write_sketches(tmp_path, 1, ["pug"], size=32) == 1
+    assert sorted(path.name for path in home.iterdir()) == ["n02110958_0.jpg", fresh.name]
+
+
 def small_pixels(seeds):
     pictures = [np.asarray(draw_dog(breed, seed, 64).reduce(2)) for breed in TWENTY for seed in seeds]
     return np.stack(pictures).reshape(len(pictures), -1) / 255, np.repeat(range(20), len(seeds))  # (n, 3072), (n,)

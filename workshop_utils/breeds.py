@@ -1,6 +1,7 @@
 """The 120 breeds of Stanford Dogs: their WordNet ids, ImageNet class indices, and the traits a sketch is drawn from."""
 
 import csv
+import difflib
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -44,6 +45,26 @@ class Breed:
         'n02085620-Chihuahua'
         """
         return f"{self.wnid}-{self.name}"
+
+
+def find_breed(breed: Breed | str) -> Breed:
+    """Return the `Breed` that a folder, a WordNet id or a name (in any case, spaces or underscores) stands for.
+
+    >>> find_breed("toy poodle").folder
+    'n02113624-toy_poodle'
+    """
+    if isinstance(breed, Breed):
+        return breed
+    known = {word.lower(): known for known in BREEDS for word in (known.name, known.wnid, known.folder)}
+    wanted = str(breed).lower().replace(" ", "_")
+    if wanted in known:
+        return known[wanted]
+    close = [known[word].folder for word in difflib.get_close_matches(wanted, known, n=3)]
+    raise ValueError(
+        f"no breed is called {breed!r}. "
+        + (f"Did you mean {' or '.join(dict.fromkeys(close))}? " if close else "")
+        + "Take a name from workshop_utils.breeds.BREEDS, for example 'n02085620-Chihuahua'."
+    )
 
 
 _READ = {str: str, int: int, float: float, tuple[str, ...]: lambda words: tuple(words.split())}
