@@ -51,7 +51,7 @@ class DataSource:
 
     @property
     def weights(self):
-        return "sketches" if self.kind == "sketches" and "WORKSHOP_WEIGHTS" not in os.environ else "auto"
+        return "sketches" if self.kind == "sketches" and not os.environ.get("WORKSHOP_WEIGHTS") else "auto"
 
 
 def cache_folder():

@@ -68,7 +68,9 @@ def tidy(notebook, project):
 
 
 def _execute(notebook, folder):
+    quiet = ["--IPKernelApp.log_level=40"]  # it would warn of its own, local, connection
     client = NotebookClient(notebook, timeout=CELL_TIMEOUT_S, kernel_name="python3", record_timing=False,
+                            extra_arguments=quiet,
                             coalesce_streams=True, resources={"metadata": {"path": str(folder)}})  # fmt: skip
     client.reset_execution_trackers()
     with client.setup_kernel():
