@@ -18,8 +18,8 @@ run: setup
 
 test: setup
 	$(BIN)/ruff check .
-	$(BIN)/pytest tests
-	@! command -v nvidia-smi >/dev/null || $(BIN)/pytest tests -m gpu
+	$(BIN)/pytest
+	@! command -v nvidia-smi >/dev/null || $(BIN)/pytest -m gpu
 	$(OFFLINE) $(BIN)/pytest $(NBVAL) notebook_output
 
 setup: $(READY)

@@ -28,7 +28,8 @@ def classify(client, paths, *, batch_size=32, storage_options=None, weights="aut
     by WordNet id (missing where the folder names no breed of ours); error, missing or why a file could not be
     classified (prediction, probability and correct are then missing).
 
-    batch_size: photos per forward pass. storage_options: what fsspec needs to open `paths`.
+    batch_size: photos read in one call; on a GPU also those of one forward pass, which on a CPU takes CPU_FORWARD.
+    storage_options: what fsspec needs to open `paths`; None for anonymous reading of s3:// without credentials.
     weights: as in `load_resnet`; a file must be readable from the workers.
     precision: "fp32", "bf16", or "auto" for bf16 where the worker's CPU or GPU computes in it.
     Raises what loading the weights raises. A worker that dies costs time, not rows: Dask reruns its batches.
@@ -85,7 +86,7 @@ def split_guided(batches, n_threads):
     """Return `batches` cut into consecutive tasks: long ones first, single batches last, so that threads end together.
 
     >>> [len(task) for task in split_guided(list(range(20)), n_threads=2)]
-    [5, 4, 3, 2, 2, 1, 1, 1, 1]
+    [5, 3, 3, 2, 1, 1, 1, 1, 1, 1, 1]
     """
     tasks, start = [], 0
     while start < len(batches):
