@@ -20,7 +20,7 @@ from workshop_utils.lab import DASHBOARDS, layout
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 WORKSHOP = Path(sys.executable).parent / "workshop"
-PROJECT = Path(__file__).parents[1]
+PROJECT = Path(__file__).parents[2]
 
 
 @contextmanager

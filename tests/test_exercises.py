@@ -1,0 +1,105 @@
+"""What plausible wrong answers get: a hint, never a traceback; and right answers pass in any sensible type."""
+
+import dask
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from workshop_utils import exercises
+from workshop_utils.exercises import NotYet
+
+CATEGORIES = ["ant", "bee", "cat", "dog", "eel"]
+LOGITS = torch.tensor([0.1, 3.0, 2.0, 4.0, -1.0])
+
+
+def cube(x):
+    return x**3
+
+
+def puzzle(x):
+    return 1 / (x % 3)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [None, 36, dask.delayed(sum)(map(cube, range(4))), [dask.delayed(cube)(x) for x in range(4)], dask.delayed(cube)(1)]
+    + [dask.delayed(sum)(*[dask.delayed(cube)(x) for x in range(4)])],
+)
+def test_no_wrong_graph_passes(answer):
+    with pytest.raises(NotYet):
+        exercises.check_one_graph(answer, [cube(x) for x in range(4)])
+
+
+@pytest.mark.parametrize("answer", [None, [], 3, [1, 2], [(0, "error")], [ZeroDivisionError()], [0, 3]])
+def test_no_wrong_list_of_culprits_passes(answer):
+    with pytest.raises(NotYet):
+        exercises.check_culprits(answer, list(range(7)), puzzle)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda logits, names: None,
+        lambda logits, names: zip(["dog", "bee"], [0.5, 0.4], strict=True),
+        lambda logits, names: ["dog", "bee", "cat"],
+        lambda logits, names: {"dog": 0.5, "bee": 0.3, "cat": 0.2},
+        lambda logits, names: [("dog", "66%"), ("bee", "24%"), ("cat", "9%")],
+        lambda logits, names: [(p.item(), names[i]) for p, i in zip(*logits.softmax(0).topk(3), strict=True)],
+        lambda logits, names: [(names[i], 100 * p) for p, i in zip(*logits.softmax(0).topk(3), strict=True)],
+        lambda logits, names: [(names[i], p) for p, i in zip(*LOGITS.softmax(0).topk(3), strict=True)],
+    ],
+)
+def test_no_wrong_top_three_passes(function):
+    with pytest.raises(NotYet):
+        exercises.check_top_three(function, LOGITS, CATEGORIES)
+
+
+def test_a_top_three_may_hold_tensors_or_be_an_iterator():
+    def top_three(logits, names):
+        return ([names[i], p] for p, i in zip(*logits.softmax(0).topk(3), strict=True))
+
+    exercises.check_top_three(top_three, LOGITS, CATEGORIES)
+
+
+ROWS = torch.eye(5)[[0, 1, 2, 3]]
+TRUTH = torch.tensor([0, 1, 2, 4])
+
+
+@pytest.mark.parametrize("answer", [None, "75%", 75, 0.5, ROWS.argmax(1) == TRUTH])
+def test_no_wrong_accuracy_passes(answer):
+    with pytest.raises(NotYet):
+        exercises.check_batch_accuracy(answer, ROWS, TRUTH)
+
+
+@pytest.mark.parametrize("answer", [0.75, np.float64(0.75), torch.tensor(0.75)])
+def test_a_right_accuracy_passes_in_any_type(answer):
+    exercises.check_batch_accuracy(answer, ROWS, TRUTH)
+
+
+SEEN = pd.DataFrame(
+    {"breed": ["pug", "pug", "boxer", "pug"], "prediction": ["boxer", "boxer", "pug", "pug"]}
+).assign(correct=pd.array([False, False, False, True], dtype="boolean"))
+
+
+@pytest.mark.parametrize("answer", [None, "pug", ["pug", "boxer"], ("boxer", "pug"), ("pug", "pug"), ("cat", "dog")])
+def test_no_wrong_confusion_passes(answer):
+    with pytest.raises(NotYet):
+        exercises.check_confusion(answer, SEEN)
+
+
+def test_the_commonest_confusion_passes():
+    exercises.check_confusion(("pug", "boxer"), SEEN)
+
+
+CHECKED = pd.DataFrame({"path": ["f/a.jpg", "f/empty.jpg", "f/letter.jpg"], "error": [None, "empty", "no image"]})
+
+
+@pytest.mark.parametrize("answer", [None, CHECKED, CHECKED[:1], CHECKED[1:2], CHECKED[["error"]][1:], ["f/empty.jpg"]])
+def test_no_wrong_choice_of_bad_files_passes(answer):
+    with pytest.raises(NotYet):
+        exercises.check_bad_files(answer, list(CHECKED.path))
+
+
+def test_the_bad_files_pass():
+    exercises.check_bad_files(CHECKED[1:], list(CHECKED.path))
