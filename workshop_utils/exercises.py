@@ -28,9 +28,9 @@ def exercise(check):
     """Make `check` answer whatever it cannot make sense of with a hint, too, instead of a traceback from in here."""
 
     @wraps(check)
-    def checked(*args):
+    def checked(*args, **named):
         try:
-            check(*args)
+            check(*args, **named)
         except NotYet:
             raise
         except Exception as error:
