@@ -150,7 +150,7 @@ def check_confusion(answer, frame):
     counts = frame[frame.correct.eq(False).fillna(False)].value_counts(["breed", "prediction"])
     expect(answer in counts.index, f"{answer!r} never happened in `seen`: (breed, prediction), in this order.")
     expect(counts[answer] == counts.max(), f"{answer!r} is there {counts[answer]} time(s); another is commoner.")
-    passed(f"A {answer[0]}, taken for a {answer[1]}: {counts.max()} of them.")
+    passed(f"{answer[0]}, taken for {answer[1]}: {counts.max()} of them.")
 
 
 @exercise

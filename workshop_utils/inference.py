@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import pandas as pd
 import torch
+from distributed import as_completed
 from torch.fx.experimental.optimization import fuse
 
 from workshop_utils.breeds import BREEDS
@@ -42,7 +43,8 @@ def classify(client, paths, *, batch_size=32, storage_options=None, weights="aut
     options = {"weights": resolve_weights(weights), "precision": precision, "storage_options": storage_options}
     futures = client.map(classify_batches, split_guided(batches, n_threads), pure=False, **options)
     try:
-        return _frame(row for rows in client.gather(futures) for row in rows)
+        rows = {future.key: rows for future, rows in as_completed(futures, with_results=True)}
+        return _frame(row for future in futures for row in rows[future.key])
     finally:
         client.cancel(futures)  # does nothing to finished ones; frees the workers after an error or Ctrl-C
 
