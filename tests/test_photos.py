@@ -271,6 +271,8 @@ def test_without_a_network_the_message_names_the_sketches(tmp_path, monkeypatch)
         fetch_photos(folder=tmp_path)
     message = str(caught.value)
     assert photos.BUCKET in message and photos.ARCHIVE in message and "workshop data sketches" in message
+    reasons = [line.partition(": ")[2] for line in message.splitlines() if line.startswith("  ")]
+    assert len(reasons) == 2 and all(reasons), message
 
 
 def test_an_interrupt_keeps_what_has_arrived(tmp_path):

@@ -66,7 +66,8 @@ def _reach(urls):
             fs, path = fsspec.core.url_to_fs(url, **default_storage_options(url))
             return url, fs, path, sync(fs.loop, fs._info, path, timeout=ANSWER_S) if fs.async_impl else fs.info(path)
         except Exception as error:
-            reasons += f"\n  {url}: {error.__cause__ or str(error) or f'no answer within {ANSWER_S} s'}"
+            reason = str(error.__cause__ or "") or str(error) or f"no answer within {ANSWER_S} s"
+            reasons += f"\n  {url}: {reason}"
     cure = "Check the address and the network. The sketches need no download: workshop data sketches"
     raise PhotosError(f"No photos can be fetched from{reasons}\n{cure}")
 
