@@ -120,7 +120,8 @@ def _start_local(n_workers, threads_per_worker):
     if settings["dashboard_address"].endswith(":0"):
         warnings.warn(
             f"Port {DASHBOARD_PORT} is busy, probably with an earlier cluster of some notebook, so this one's "
-            f"dashboard is at {client.dashboard_link}. To free port and memory, shut the earlier kernel down.",
+            f"dashboard is at {client.dashboard_link}. To free port and memory, call shutdown() on the earlier client "
+            "before you run this cell again, or shut the other notebook's kernel down.",
             stacklevel=3,
         )
     return client
