@@ -215,6 +215,19 @@ def test_sketches_are_classified_by_the_weights_that_know_them_unless_told_other
 # --- reading
 
 
+def test_some_breeds_can_be_chosen_and_a_missing_one_is_named(dogs):
+    chosen = ImageFolder(dogs, breeds=[BREEDS[2].name, BREEDS[0].wnid])
+    assert chosen.classes == [BREEDS[0].folder, BREEDS[2].folder]
+    assert len(chosen) == 6
+    with pytest.raises(NoPhotos, match=f"no images of {BREEDS[7].wnid}"):
+        ImageFolder(dogs, breeds=[BREEDS[0], BREEDS[7]])
+
+
+def test_only_the_sketches_that_are_needed_are_drawn():
+    source = find_data(per_breed=2, breeds=BREEDS[5:7])
+    assert [breed_of(path)[1] for path in list_photos(source.url)] == [b.name for b in BREEDS[5:7] for _ in range(2)]
+
+
 def test_labels_are_positions_among_the_sorted_folders(dogs):
     dataset = ImageFolder(str(dogs))
     assert dataset.classes == [breed.folder for breed in BREEDS[:4]]

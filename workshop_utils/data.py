@@ -13,7 +13,7 @@ import platformdirs
 from PIL import Image, UnidentifiedImageError
 from torch.utils.data import Dataset, Subset
 
-from workshop_utils.breeds import BREEDS, HELD_OUT  # noqa: F401  BREEDS is part of this module's contract
+from workshop_utils.breeds import BREEDS, HELD_OUT, find_breed  # noqa: F401  BREEDS is part of this module's contract
 from workshop_utils.sketches import write_sketches
 
 FOLDER = re.compile(r"(n\d{8})-([^/\\]+)")
@@ -59,20 +59,21 @@ def cache_folder():
     return Path(os.environ.get("WORKSHOP_CACHE") or platformdirs.user_cache_dir("workshop-dask-pytorch"))
 
 
-def find_data(per_breed=SKETCHES_PER_BREED):
+def find_data(per_breed=SKETCHES_PER_BREED, breeds=None):
     """Return the DataSource of the first that applies: WORKSHOP_DATA, downloaded photos, sketches made now.
 
-    per_breed: sketches to have of each breed. Raises NoPhotos where WORKSHOP_DATA holds none.
+    per_breed: sketches to have of each breed. breeds: those that are needed, None for all; photos of others may be
+    there as well. Raises NoPhotos where WORKSHOP_DATA holds none.
     """
     if url := os.environ.get("WORKSHOP_DATA"):
         options = default_storage_options(url)
-        list_photos(url, storage_options=options)
+        list_photos(url, storage_options=options, breeds=breeds)
         return DataSource(url, "custom", options)
     photos = cache_folder() / "photos"
     if (photos / "complete").exists():
         return DataSource(str(photos / "Images"), "photos")
     sketches = cache_folder() / f"sketches-{per_breed}"
-    write_sketches(sketches, per_breed)
+    write_sketches(sketches, per_breed, breeds)
     return DataSource(str(sketches), "sketches")
 
 
@@ -86,10 +87,10 @@ def default_storage_options(url):
     return {} if known or not str(url).startswith("s3://") else {"anon": True}
 
 
-def list_photos(url, *, storage_options=None):
+def list_photos(url, *, storage_options=None, breeds=None):
     """Return the sorted paths of all images in folders `<wnid>-<Breed_name>` directly below `url`.
 
-    Paths carry their protocol (`s3://…`) except local ones. Raises NoPhotos where there are none.
+    breeds: names, WordNet ids or `Breed`s to keep to; None for every folder. Paths carry their protocol (`s3://…`) except local ones. Raises NoPhotos where there are none.
     """
     fs, root = _open(url, storage_options)
     root = root.rstrip("/")
@@ -100,6 +101,11 @@ def list_photos(url, *, storage_options=None):
     found = sorted(file for file in files if _is_photo(file[len(root) :].lstrip("/")))
     if not found:
         raise NoPhotos(f"{url!r} holds 0 images in folders named like 'n02085620-Chihuahua'. {_CURE}")
+    if breeds is not None:
+        wanted = {find_breed(breed).wnid for breed in breeds}
+        found = [file for file in found if breed_of(file)[0] in wanted]
+        if missing := sorted(wanted - {breed_of(file)[0] for file in found}):
+            raise NoPhotos(f"{url!r} holds no images of {', '.join(missing)}. {_CURE}")
     return found if _is_local(fs) else [fs.unstrip_protocol(file) for file in found]
 
 
@@ -155,16 +161,17 @@ class ImageFolder(Dataset):
     (path, label) pairs. A DataLoader's batch is read in one concurrent call. Safe with fork and spawn.
 
     transform: called on each RGB `PIL.Image`.
+    breeds: names, WordNet ids or `Breed`s to keep to; None for every folder.
     on_error: "raise" a BadPhoto for a bad file, or "skip" it in a batch with a warning that names it.
-    Raises NoPhotos where `url` holds none.
+    Raises NoPhotos where `url` holds none, or none of one of the `breeds`.
     """
 
-    def __init__(self, url, transform=None, *, storage_options=None, on_error="raise"):
+    def __init__(self, url, transform=None, *, storage_options=None, breeds=None, on_error="raise"):
         if on_error not in ("raise", "skip"):
             raise ValueError(f"on_error is {on_error!r}: write 'raise' or 'skip'.")
         self.url, self.transform, self.on_error = url, transform, on_error
         self.storage_options = storage_options
-        paths = list_photos(url, storage_options=self.storage_options)
+        paths = list_photos(url, storage_options=self.storage_options, breeds=breeds)
         folders = ["-".join(breed_of(path)) for path in paths]
         self.classes = sorted(set(folders))
         self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
