@@ -90,7 +90,8 @@ def default_storage_options(url):
 def list_photos(url, *, storage_options=None, breeds=None):
     """Return the sorted paths of all images in folders `<wnid>-<Breed_name>` directly below `url`.
 
-    breeds: names, WordNet ids or `Breed`s to keep to; None for every folder. Paths carry their protocol (`s3://…`) except local ones. Raises NoPhotos where there are none.
+    breeds: names, WordNet ids or `Breed`s to keep to; None for every folder.
+    Paths carry their protocol (`s3://…`) except local ones. Raises NoPhotos where there are none.
     """
     fs, root = _open(url, storage_options)
     root = root.rstrip("/")
