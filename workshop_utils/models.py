@@ -2,11 +2,13 @@
 
 import os
 import socket
+import tempfile
 from pathlib import Path
 
 import fsspec
 import torch
 import torchvision
+from fsspec.implementations.local import LocalFileSystem
 from torchvision.models._meta import _IMAGENET_CATEGORIES
 from torchvision.transforms._presets import ImageClassification
 
@@ -55,9 +57,29 @@ def resolve_weights(weights="auto"):
     return "imagenet" if _cached().exists() or _reachable(WEIGHTS_HOST) else "sketches"
 
 
-def save_checkpoint(path, **values):
-    """Write `values` (tensors, numbers, strings, dicts and lists of them) to `path`: whole or not at all."""
-    path = Path(path)
+def with_new_head(model, n_classes):
+    """Replace the classifier `fc` of a ResNet by a fresh one for `n_classes`, drawn from torch's seed; return `model`.
+
+    >>> with_new_head(torchvision.models.resnet18(), 12).fc
+    Linear(in_features=512, out_features=12, bias=True)
+    """
+    model.fc = torch.nn.Linear(model.fc.in_features, n_classes).to(model.fc.weight.device)
+    return model
+
+
+def save_checkpoint(path, storage_options=None, **values):
+    """Write `values` (tensors, numbers, strings, dicts and lists of them) to `path`: whole or not at all.
+
+    path: a local path, or any address that fsspec can write, such as "s3://…".
+    storage_options: what fsspec needs there.
+    """
+    fs, key = _open(path, storage_options)
+    if not isinstance(fs, LocalFileSystem):
+        with tempfile.TemporaryDirectory() as folder:
+            save_checkpoint(Path(folder, "checkpoint.pt"), **values)
+            fs.put_file(str(Path(folder, "checkpoint.pt")), key)  # an object store shows it when all of it is there
+        return
+    path = Path(key)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         torch.save(values, part)
@@ -67,13 +89,15 @@ def save_checkpoint(path, **values):
         part.unlink(missing_ok=True)
 
 
-def load_checkpoint(path):
+def load_checkpoint(path, storage_options=None):
     """Return the dict of a checkpoint file, on the CPU, without running any code that it may hold.
 
-    path: a local path, or any address that fsspec can open. Raises WeightsError.
+    path: a local path, or any address that fsspec can open. storage_options: what fsspec needs there.
+    Raises WeightsError.
     """
     try:
-        with fsspec.open(str(path), "rb", **default_storage_options(path)) as file:
+        fs, key = _open(path, storage_options)
+        with fs.open(key, "rb") as file:
             checkpoint = torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise WeightsError(f"There is no file {str(path)!r}: check the path, or unset WORKSHOP_WEIGHTS.") from error
@@ -83,6 +107,19 @@ def load_checkpoint(path):
     if not isinstance(checkpoint, dict):
         raise WeightsError(f"{str(path)!r} holds a {type(checkpoint).__name__}, not a dict of named values.")
     return checkpoint
+
+
+def checkpoint_exists(path, storage_options=None):
+    """Return whether there is a file at `path`, which is as in `load_checkpoint`."""
+    fs, key = _open(path, storage_options)
+    return fs.exists(key)
+
+
+def _open(path, storage_options):
+    options = default_storage_options(path) if storage_options is None else storage_options
+    fs, key = fsspec.core.url_to_fs(str(path), **options)
+    fs.invalidate_cache()  # another process may have written since
+    return fs, key
 
 
 def _imagenet():
