@@ -136,9 +136,14 @@ def _set_worker_environment(torch_threads):
         if os.environ.get(name) == str(value):
             del os.environ[name]  # an earlier cluster's nannies left it here, and it would win over what follows
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), torch_threads)
+    # When a rank dies, the others' C++ parts would print a page of stack each; the error itself reaches the client.
+    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
     dask.config.set({
-        "distributed.nanny.pre-spawn-environ": threads,
+        "distributed.nanny.pre-spawn-environ": threads | quiet,
         "distributed.worker.daemon": False,  # daemonic processes may not have children, and DataLoader needs some
+        # A nanny replaces its worker. After this time LocalCluster ends the nanny itself if there is no worker at that
+        # moment, such as one that died for the second time.
+        "distributed.deploy.lost-worker-timeout": "1 day",
     })  # fmt: skip
 
 

@@ -1,0 +1,189 @@
+"""Bring metrics and files from running ranks to the client while they run, and keep them."""
+
+import json
+import numbers
+import os
+import time
+import uuid
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+
+from distributed import CancelledError, default_client, get_worker, wait
+
+MAX_RESULT_BYTES = 16 * 2**20  # a message passes the scheduler, which keeps it; a model belongs into a checkpoint
+_job = None  # (worker, topic, values that each row begins with) while this process runs a rank
+
+
+class ResultError(ValueError):
+    """A result cannot be sent or stored; the message says which, and what to do."""
+
+
+def log_metrics(**values):
+    """Send one row of named numbers, strings or booleans from a rank to the client, and go on at once.
+
+    `Job.rows()` shows rows as they come, `Job.metrics()` all of them; each begins with rank, attempt and time (Unix
+    seconds, by the rank's clock). One-element tensors and NumPy numbers become numbers. Outside a job nothing happens,
+    so that the same function runs alone. Raises ResultError for other values.
+    """
+    if _job is not None:
+        worker, topic, about = _job
+        if taken := sorted(values.keys() & {*about, "time"}):
+            raise ResultError(f"log_metrics writes {taken} itself: choose other names.")
+        row = {**about, "time": time.time()} | {name: _plain(name, value) for name, value in values.items()}
+        worker.log_event(topic, row)
+
+
+@contextmanager
+def reporting(topic, **about):
+    """Send this process's metrics to `topic` within the block; each row begins with `about`."""
+    global _job
+    _job = (get_worker(), topic, about)
+    try:
+        yield
+    finally:
+        _job = None
+
+
+def progress(job, total, *, unit="step", description=""):
+    """Show a progress bar over all ranks while a job runs; return what the job returns.
+
+    total: rows that count, over all ranks: those that have a value named `unit`.
+    """
+    from tqdm.auto import tqdm
+
+    done = set()  # a restarted job repeats some
+    with tqdm(total=total, unit=unit, desc=description) as bar:
+        for row in job.rows():
+            if unit in row:
+                done.add((row["rank"], row[unit]))
+                bar.update(len(done) - bar.n)
+                bar.set_postfix({"rank": row["rank"], **({"loss": f"{row['loss']:.3f}"} if "loss" in row else {})})
+    return job.result()
+
+
+def write_jsonl(rows, path):
+    """Append rows (dicts) to a file, one JSON object a line, each on disk before the next is taken; return how many.
+
+    Given `job.rows()`, it writes while the job runs, so that a killed kernel loses nothing.
+    """
+    count = 0
+    with open(path, "a", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            count += 1
+    return count
+
+
+def read_jsonl(path):
+    """Return a DataFrame of a file of `write_jsonl`; a last line that was cut off by a crash is left out."""
+    import pandas as pd
+
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            if number < len(lines):
+                raise ResultError(f"{str(path)!r}, line {number} is no JSON ({error}): delete that line.") from error
+    return pd.DataFrame(rows)
+
+
+def write_tensorboard(rows, folder, *, step="step"):
+    """Write TensorBoard event files, one run per rank: each number of a row is a scalar at the row's `step`.
+
+    rows: dicts, such as `job.rows()`. Rows without `step` are left out.
+    """
+    from torch.utils.tensorboard import SummaryWriter
+
+    writers = {}
+    try:
+        for row in rows:
+            if row.get(step) is None:
+                continue
+            rank = row.get("rank", 0)
+            if rank not in writers:
+                writers[rank] = SummaryWriter(str(Path(folder, f"rank-{rank}")))
+            for name, value in row.items():
+                if isinstance(value, (int, float)) and value == value and name not in ("rank", "attempt", "time", step):
+                    writers[rank].add_scalar(name, value, int(row[step]), walltime=row.get("time"))
+    finally:
+        for writer in writers.values():
+            writer.close()
+
+
+class ResultsHandler:
+    """Files from running jobs to the client, with the methods of dask_pytorch_ddp's handler, on today's Dask.
+
+    Make it on the client before the job, hand it to the job's function, and call `process_results` while it runs.
+    """
+
+    def __init__(self, pub_sub_key=None, client=None):
+        """pub_sub_key: a name for the channel, drawn at random by default. client: by default the current one."""
+        self.pub_sub_key = pub_sub_key or f"results-{uuid.uuid4().hex}"
+        self._client, self._arrived = client or default_client(), []
+        self._client.subscribe_topic(self.pub_sub_key, lambda event: self._arrived.append(event[1]))
+
+    def __getstate__(self):
+        return {"pub_sub_key": self.pub_sub_key}
+
+    def submit_result(self, path, data):
+        """Send a file from a worker. path: relative, with /. data: str or bytes, 16 MiB at most."""
+        _inside(".", path)
+        if not isinstance(data, (str, bytes)):
+            raise ResultError(f"data for {path!r} is a {type(data).__name__}: give str or bytes.")
+        if len(data) > MAX_RESULT_BYTES:
+            raise ResultError(f"data for {path!r} has {len(data):,} bytes, more than {MAX_RESULT_BYTES:,}: "
+                              "write it to storage that the client can read, as a checkpoint.")  # fmt: skip
+        get_worker().log_event(self.pub_sub_key, {"path": path, "data": data})
+
+    def process_results(self, prefix, futures, raise_errors=True):
+        """Write each result to `<prefix>/<path>` as it comes, until all `futures` are done; return the paths.
+
+        futures: of one or more jobs, such as `job.futures`. A later result of the same path replaces an earlier one.
+        Raises what a future raised, unless raise_errors is False; results that came before it are written.
+        """
+        written, pending = [], list(futures)
+        while pending or self._arrived:
+            done = [future for future in pending if future.done()]  # asked before the last results are written
+            while self._arrived:
+                result = self._arrived.pop(0)
+                written.append(_write(prefix, result["path"], result["data"]))
+            for future in done:
+                pending.remove(future)
+                if raise_errors:
+                    future.result()
+            if pending:
+                with suppress(TimeoutError, CancelledError):
+                    wait(pending, timeout=0.1, return_when="FIRST_COMPLETED")
+        return written
+
+
+def _plain(name, value):
+    if hasattr(value, "item") and getattr(value, "size", None) is not None:
+        n_values = value.numel() if hasattr(value, "numel") else value.size
+        if n_values != 1:
+            raise ResultError(f"{name} has {n_values} values: log one number, such as its mean.")
+        value = value.item()
+    if value is None or isinstance(value, (bool, str, numbers.Real)):
+        return value
+    raise ResultError(f"{name} is a {type(value).__name__}: log a number, a string or a boolean.")
+
+
+def _inside(prefix, path):
+    name, target = str(path), (Path(prefix) / str(path)).resolve()
+    parts = PurePosixPath(name.replace("\\", "/")).parts
+    outside = not target.is_relative_to(Path(prefix).resolve()) or target == Path(prefix).resolve()
+    if outside or ".." in parts or "\0" in name or name[1:2] == ":":
+        raise ResultError(f"path {path!r} leaves the results' folder: give a relative path such as 'runs/loss.csv'.")
+    return target
+
+
+def _write(prefix, path, data):
+    target = _inside(prefix, path)  # again here: what arrives is not trusted
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f"{target.name}.{uuid.uuid4().hex}.part")
+    part.write_bytes(data.encode() if isinstance(data, str) else data)
+    os.replace(part, target)
+    return target
