@@ -86,7 +86,7 @@ def main(rounds, n_steps, folder):
         return one_rank(folder, n_steps)
     client = start_cluster(None if torch.cuda.is_available() else 2)
     n_ranks = len(client.scheduler_info(n_workers=-1)["workers"])
-    under_dask(client, WARM_UP_STEPS + 1)  # its workers are warm afterwards, as they are from a notebook's second job on
+    under_dask(client, WARM_UP_STEPS + 1)  # from a notebook's second job on, workers are warm
     runs = {"torchrun": [], "dask": []}
     for number in range(rounds):
         runs["torchrun"].append(summary(*under_torchrun(n_ranks, n_steps)))
