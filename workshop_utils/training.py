@@ -3,6 +3,7 @@
 import math
 import time
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -48,45 +49,35 @@ def train(model, train_set, val_set=None, *, epochs=1, batch_size=32, accumulate
     Logs per step: step (from 1), epoch (from 0), loss, lr, images (of this rank), and the seconds load_s (waiting for
     the DataLoader), comm_s (gradients on the way while nothing is left to compute), compute_s (all else). Rank 0 logs
     step, epoch, val_accuracy, val_loss after each epoch.
-    Raises ValueError for settings that cannot be, and for a checkpoint of another run.
+    Raises ValueError for settings that cannot be and for a checkpoint of another run, FloatingPointError where the
+    loss becomes infinite or NaN.
     """
-    rank, world_size = _world()
     settings = {
         "epochs": epochs, "batch_size": batch_size, "accumulate": accumulate, "lr": lr, "warmup_steps": warmup_steps,
         "freeze_epochs": freeze_epochs, "freeze_batchnorm": freeze_batchnorm, "precision": precision,
         "compression": compression, "augment": augment, "seed": seed, "n_images": len(train_set),
+        "n_val_images": 0 if val_set is None else len(val_set),
         "n_weights": sum(weight.numel() for weight in model.parameters()),
     }  # fmt: skip
-    _check(settings, world_size, model)
-    loop = _Loop(model, train_set, num_workers, **settings)
-    step, numbers = _resume(checkpoint, storage_options, settings, loop) if checkpoint else (0, {})
+    _check(settings, checkpoint_every, model)
+    run = _Run(model, train_set, num_workers, settings)
+    step, numbers = _resume(run, checkpoint, storage_options)
     _check_agreement(step, settings)
-    resumed_at, seconds, loss = step, 0.0, math.nan
-
-    def save(numbers):
-        if checkpoint and rank == 0:
-            state = {"state_dict": model.state_dict(), "optimizer": loop.optimizer.state_dict()}
-            training = {"settings": settings, "step": step, "numbers": numbers}
-            save_checkpoint(checkpoint, storage_options, **(about or {}), **state, training=training)
-
-    for epoch in range(step // loop.steps_per_epoch, epochs):
-        for row in loop.steps(epoch, step):
+    resumed_at, seconds = step, 0.0
+    save = partial(_save, run, checkpoint, storage_options, about)
+    for epoch in range(step // run.steps_per_epoch, epochs):
+        for row in run.steps(epoch, step):
             step += 1
             seconds += row["load_s"] + row["compute_s"] + row["comm_s"]
-            loss = row["loss"]
             log_metrics(step=step, epoch=epoch, **row)
-            if step % checkpoint_every == 0 and step % loop.steps_per_epoch:
-                save({})
-        numbers = {"steps": step, "images_per_s": (step - resumed_at) * batch_size / seconds, "train_loss": loss}
-        if val_set is not None:
-            scores = evaluate(model, val_set, precision=precision, num_workers=num_workers)
-            numbers |= {"accuracy": scores["accuracy"], "loss": scores["loss"]}
-            if rank == 0:
-                log_metrics(step=step, epoch=epoch, val_accuracy=scores["accuracy"], val_loss=scores["loss"])
-        save(numbers)  # after the evaluation, so that what is finished has its numbers
+            if step % checkpoint_every == 0 and step % run.steps_per_epoch:
+                save(step, {})
+        images_per_s = (step - resumed_at) * batch_size / seconds
+        numbers = {"steps": step, "images_per_s": images_per_s, "train_loss": row["loss"]}
+        numbers |= run.scores(val_set, step, epoch)
+        save(step, numbers)  # after the evaluation, so that a finished run's checkpoint has its numbers
+    run.train_all_weights()
     model.eval()
-    for _, weight in loop.trained:
-        weight.requires_grad_(True)
     return {**numbers, "resumed_at": resumed_at}
 
 
@@ -119,10 +110,10 @@ def evaluate(model, dataset, *, batch_size=64, precision="fp32", num_workers=0):
     return {"accuracy": correct / n_images, "loss": loss / n_images, "n_images": int(n_images)}
 
 
-def learning_rate(step, n_steps, *, lr, batch_size, warmup_steps=0):
+def learning_rate(step, n_steps, lr, batch_size, warmup_steps=0):
     """Return the learning rate of a step (from 0): linear scaling and warm-up (arXiv:1706.02677), then a cosine to 0.
 
-    >>> [learning_rate(step, 6, lr=0.1, batch_size=64, warmup_steps=2) for step in range(6)]
+    >>> [learning_rate(step, n_steps=6, lr=0.1, batch_size=64, warmup_steps=2) for step in range(6)]
     [0.1, 0.2, 0.2, 0.170..., 0.1, 0.029...]
     """
     peak = lr * batch_size / LR_BATCH
@@ -131,93 +122,99 @@ def learning_rate(step, n_steps, *, lr, batch_size, warmup_steps=0):
     return peak * (1 + math.cos(math.pi * (step - warmup_steps) / (n_steps - warmup_steps))) / 2
 
 
-class _Loop:
-    # The model, its optimiser, and what one step needs; all that is random follows from (seed, step), nothing from
-    # what came before, so that a resumed run draws what the undisturbed one drew.
+class _Run:
+    # The model, its optimiser, and what one step needs. All chance follows from (seed, step) and nothing from what
+    # came before, so a resumed run draws what the undisturbed one drew.
 
-    def __init__(self, model, train_set, num_workers, **settings):
-        self.model, self.train_set, self.num_workers = model, train_set, num_workers
+    def __init__(self, model, train_set, num_workers, settings):
+        self.model, self.train_set, self.num_workers, self.settings = model, train_set, num_workers, settings
         self.given = SimpleNamespace(**settings)
-        self.trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
         self.rank, self.world_size = _world()
         self.device = _device()
+        self.weights = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
         model.to(self.device, memory_format=torch.channels_last)
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
         self.per_rank = self.given.batch_size // self.world_size
-        # The sampler gives a rank n // w images, so (n // w) // (b / w) batches: n // b, whatever the world size w.
+        # A rank is given n // w images, hence (n // w) // (b / w) batches: that is n // b for any world size w.
         self.steps_per_epoch = self.given.n_images // self.given.batch_size
-        self.launched = None  # when the last gradients were sent
 
     def steps(self, epoch, first):
         """Yield the numbers of each optimiser step of `epoch`, from the run's step `first` (counted from 0) on."""
+        given, n_steps = self.given, self.given.epochs * self.steps_per_epoch
         parallel = self._parallel(epoch)
         batches = iter(self._loader(epoch, first))
         for step in range(first, (epoch + 1) * self.steps_per_epoch):
-            torch.manual_seed(_mixed(self.given.seed, step, self.rank))  # for what a dataset or a layer draws
+            torch.manual_seed(_mixed(given.seed, step, self.rank))  # for what the dataset or a layer draws
             start = time.perf_counter()
             images, labels = next(batches)  # (batch_size / world_size, 3, h, w), (batch_size / world_size,)
             load_s = time.perf_counter() - start
-            rate = learning_rate(step, self.given.epochs * self.steps_per_epoch, lr=self.given.lr,
-                                 batch_size=self.given.batch_size, warmup_steps=self.given.warmup_steps)  # fmt: skip
-            numbers = self._step(parallel, self._augmented(images, step), labels, rate)
+            rate = learning_rate(step, n_steps, given.lr, given.batch_size, given.warmup_steps)
+            self.optimizer.param_groups[0]["lr"] = rate
+            if given.augment:
+                images = self._mirrored(images, step)
+            numbers = self._step(parallel, images, labels)
+            if not math.isfinite(numbers["loss"]):
+                raise FloatingPointError(f"The loss of step {step + 1} is {numbers['loss']}: lower lr, {given.lr}, or "
+                                         f"raise warmup_steps, {given.warmup_steps}.")  # fmt: skip
             yield {**numbers, "lr": rate, "images": len(images), "load_s": load_s}
-        if self.world_size > 1 and not self.given.freeze_batchnorm:
-            for buffer in self.model.buffers():  # each rank's last batch left its own statistics
+        if self.world_size > 1 and not given.freeze_batchnorm:
+            for buffer in self.model.buffers():  # each rank's last batch left statistics of its own
                 dist.broadcast(buffer, 0)
 
+    def scores(self, val_set, step, epoch):
+        if val_set is None:
+            return {}
+        scores = evaluate(self.model, val_set, precision=self.given.precision, num_workers=self.num_workers)
+        if self.rank == 0:
+            log_metrics(step=step, epoch=epoch, val_accuracy=scores["accuracy"], val_loss=scores["loss"])
+        return {"accuracy": scores["accuracy"], "loss": scores["loss"]}
+
+    def train_all_weights(self, yes=True):
+        """Train again what was trained before this run; else, of that, the head alone."""
+        for name, weight in self.weights:
+            weight.requires_grad_(yes or name.startswith("fc."))
+
     def _parallel(self, epoch):
+        self.train_all_weights(epoch >= self.given.freeze_epochs)
         self.model.train()
-        for name, weight in self.trained:
-            weight.requires_grad_(epoch >= self.given.freeze_epochs or name.startswith("fc."))
         for module in self.model.modules():
             if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and self.given.freeze_batchnorm:
                 module.eval()
         if self.world_size == 1:
             return self.model
-        # Made anew each epoch, because it looks only once at which weights are trained.
-        parallel = DistributedDataParallel(self.model)
+        parallel = DistributedDataParallel(self.model)  # anew each epoch: it looks only now at what is trained
         parallel.broadcast_buffers = not self.given.freeze_batchnorm  # as an argument it warns, from torch 2.15 on
-        parallel.register_comm_hook(None, self._timed(COMPRESSIONS[self.given.compression]))
+        parallel.register_comm_hook(None, self._send)
         return parallel
 
-    def _timed(self, hook):
-        def timed_hook(state, bucket):
-            if bucket.is_last():
-                self.launched = _now(self.device)
-            return hook(state, bucket)
-
-        return timed_hook
+    def _send(self, group, bucket):
+        if bucket.is_last():
+            self.last_sent = _now(self.device)
+        return COMPRESSIONS[self.given.compression](group, bucket)
 
     def _loader(self, epoch, first):
         sampler = DistributedSampler(self.train_set, self.world_size, self.rank, seed=self.given.seed, drop_last=True)
         sampler.set_epoch(epoch)
         done = (first - epoch * self.steps_per_epoch) * self.per_rank  # images, which are not read again
-        return DataLoader(
-            self.train_set,
-            self.per_rank,
-            sampler=list(sampler)[done:],
-            drop_last=True,
-            num_workers=self.num_workers,
-            generator=torch.Generator().manual_seed(_mixed(self.given.seed, first, self.rank)),  # seeds its workers
-            pin_memory=self.device.type == "cuda",
-        )
+        generator = torch.Generator().manual_seed(_mixed(self.given.seed, first, self.rank))  # seeds its workers
+        return DataLoader(self.train_set, self.per_rank, sampler=list(sampler)[done:], drop_last=True,
+                          num_workers=self.num_workers, generator=generator,
+                          pin_memory=self.device.type == "cuda")  # fmt: skip
 
-    def _augmented(self, images, step):
-        if not self.given.augment:
-            return images
+    def _mirrored(self, images, step):
         generator = torch.Generator().manual_seed(_mixed(self.given.seed, step))
-        mirrored = torch.rand(self.given.batch_size, generator=generator) < 0.5  # for all ranks, each takes its part
-        mirrored = mirrored[self.rank :: self.world_size][: len(images)]
-        return torch.where(mirrored[:, None, None, None], images.flip(3), images)
+        chosen = torch.rand(self.given.batch_size, generator=generator) < 0.5  # of all ranks' images, as one process
+        chosen = chosen[self.rank :: self.world_size][: len(images)]
+        return torch.where(chosen[:, None, None, None], images.flip(3), images)
 
-    def _step(self, parallel, images, labels, rate):
-        start = self.launched = _now(self.device)
+    def _step(self, parallel, images, labels):
+        start = _now(self.device)
         images, labels = _to(self.device, images, labels)
         size = self.per_rank // self.given.accumulate  # images a forward
         parts = list(zip(images.split(size), labels.split(size), strict=True))
         loss = torch.zeros((), device=self.device)
         for position, (part, part_labels) in enumerate(parts, start=1):
-            silent = position < len(parts) and self.world_size > 1  # gradients add up here until the last part
+            silent = position < len(parts) and self.world_size > 1  # gradients add up here, and travel with the last
             with parallel.no_sync() if silent else nullcontext():
                 with _autocast(self.device, self.given.precision):
                     logits = parallel(part).float()  # (images a forward, n_classes)
@@ -225,16 +222,15 @@ class _Loop:
                 part_loss.backward()
             loss += part_loss.detach()
         arrived = _now(self.device)
-        self.optimizer.param_groups[0]["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad()
         total_s = _seconds(start, _now(self.device))
-        comm_s = _seconds(self.launched, arrived) if self.world_size > 1 else 0.0
+        comm_s = _seconds(self.last_sent, arrived) if self.world_size > 1 else 0.0
         return {"loss": loss.item(), "compute_s": total_s - comm_s, "comm_s": comm_s}
 
 
 def _world():
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 def _device():
@@ -270,50 +266,58 @@ def _seconds(start, end):
     return start.elapsed_time(end) / 1000  # ms to s
 
 
-def _check(settings, world_size, model):
-    given = SimpleNamespace(**settings)
+def _check(settings, checkpoint_every, model):
+    given, (_, world_size) = SimpleNamespace(**settings), _world()
     if given.precision not in PRECISIONS:
         raise ValueError(f"precision is {given.precision!r}: write one of {', '.join(PRECISIONS)}.")
     if given.compression not in COMPRESSIONS:
         raise ValueError(f"compression is {given.compression!r}: write one of {', '.join(map(repr, COMPRESSIONS))}.")
-    for name in ("epochs", "batch_size", "accumulate"):
-        if not isinstance(settings[name], int) or settings[name] < 1:
-            raise ValueError(f"{name} is {settings[name]!r}: give a whole number of at least 1.")
+    counts = {name: settings[name] for name in ("epochs", "batch_size", "accumulate")}
+    for name, count in {**counts, "checkpoint_every": checkpoint_every}.items():
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"{name} is {count!r}: give a whole number of at least 1.")
     parts = world_size * given.accumulate
     if given.batch_size % parts:
-        nearest = max(1, round(given.batch_size / parts)) * parts
         raise ValueError(f"batch_size {given.batch_size} cannot be shared by {world_size} ranks with accumulate="
-                         f"{given.accumulate}: give a multiple of {parts}, such as {nearest}.")  # fmt: skip
+                         f"{given.accumulate}: give a multiple of {parts}, such as "
+                         f"{max(1, round(given.batch_size / parts)) * parts}.")  # fmt: skip
     if given.n_images < given.batch_size:
         raise ValueError(f"The training set has {given.n_images} images, fewer than one batch of {given.batch_size}: "
-                         f"give batch_size at most {given.n_images}, or more images.")  # fmt: skip
+                         f"lower batch_size to at most {given.n_images}, or bring more images.")  # fmt: skip
     if given.freeze_epochs and not hasattr(model, "fc"):
         raise ValueError(f"freeze_epochs is {given.freeze_epochs}, but {type(model).__name__} has no head named fc.")
-
-
-def _resume(checkpoint, storage_options, settings, loop):
-    if not checkpoint_exists(checkpoint, storage_options):
-        return 0, {}
-    saved = load_checkpoint(checkpoint, storage_options)
-    cure = "Delete that file, or choose another checkpoint."
-    if "training" not in saved:
-        raise ValueError(f"{str(checkpoint)!r} was not written by train, so there is nothing to go on from. {cure}")
-    before = saved["training"]["settings"]
-    others = [f"{name} {before.get(name)!r}, not {value!r}" for name, value in settings.items()
-              if before.get(name) != value]  # fmt: skip
-    if others:
-        raise ValueError(f"{str(checkpoint)!r} is of a run with {'; '.join(others)}. {cure}")
-    loop.model.load_state_dict(saved["state_dict"])
-    loop.optimizer.load_state_dict(saved["optimizer"])
-    return saved["training"]["step"], saved["training"]["numbers"]
 
 
 def _check_agreement(step, settings):
     rank, world_size = _world()
     if world_size > 1:
         theirs = [None] * world_size
-        dist.all_gather_object(theirs, {"checkpoint at step": step, **settings})
+        dist.all_gather_object(theirs, {"checkpoint's step": step, **settings})
         for name, value in theirs[rank].items():
             if any(other[name] != value for other in theirs):
                 raise ValueError(f"The ranks differ in {name}: {[other[name] for other in theirs]}. Give all the same "
                                  "settings and images, and a checkpoint that all can read, such as s3://…")  # fmt: skip
+
+
+def _save(run, checkpoint, storage_options, about, step, numbers):
+    if checkpoint and run.rank == 0:
+        states = {"state_dict": run.model.state_dict(), "optimizer": run.optimizer.state_dict()}
+        training = {"settings": run.settings, "step": step, "numbers": numbers}
+        save_checkpoint(checkpoint, storage_options, **(about or {}), **states, training=training)
+
+
+def _resume(run, checkpoint, storage_options):
+    if not (checkpoint and checkpoint_exists(checkpoint, storage_options)):
+        return 0, {}
+    saved = load_checkpoint(checkpoint, storage_options)
+    cure = "Delete that file, or choose another checkpoint."
+    if "training" not in saved:
+        raise ValueError(f"{str(checkpoint)!r} was not written by train, so there is nothing to go on from. {cure}")
+    before = saved["training"]["settings"]
+    others = [f"{name} {before.get(name)!r}, now {now!r}" for name, now in run.settings.items()
+              if before.get(name) != now]  # fmt: skip
+    if others:
+        raise ValueError(f"{str(checkpoint)!r} is of a run with other settings: {', '.join(others)}. {cure}")
+    run.model.load_state_dict(saved["state_dict"])
+    run.optimizer.load_state_dict(saved["optimizer"])
+    return saved["training"]["step"], saved["training"]["numbers"]

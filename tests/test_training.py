@@ -1,0 +1,386 @@
+"""Training takes the same steps in one process and on many ranks, interrupted or not, and says what it cannot do."""
+
+import math
+import os
+import signal
+import sys
+from pathlib import Path
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+import torchvision
+from torch.utils.data import Dataset, TensorDataset
+
+from workshop_utils import ddp, training
+from workshop_utils.breeds import HELD_OUT
+from workshop_utils.data import ImageFolder, train_val_split
+from workshop_utils.models import load_checkpoint, load_resnet, save_checkpoint, with_new_head
+from workshop_utils.sketches import draw_dog, write_sketches
+from workshop_utils.training import evaluate, learning_rate, train
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
+FIVE_STEPS = {"batch_size": 16, "lr": 0.01, "augment": True}  # of 80 images
+
+
+def noise(n_images=80):
+    generator = torch.Generator().manual_seed(n_images)
+    images = torch.randn(n_images, 3, 32, 32, generator=generator)
+    return TensorDataset(images, torch.randint(0, 5, (n_images,), generator=generator))
+
+
+def resnet():
+    torch.manual_seed(0)
+    return torchvision.models.resnet18(num_classes=5)
+
+
+def trained(images=None, **settings):
+    """Return the numbers and the weights that training ends with."""
+    model = resnet()
+    return train(model, images or noise(), **settings), model.state_dict()
+
+
+def difference(weights, others):
+    return max((weights[name].double() - others[name].double()).abs().max().item() for name in weights)
+
+
+def changed(weights, others):
+    return {name for name in weights if not torch.equal(weights[name], others[name])}
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return trained(**FIVE_STEPS)
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks(client):
+    return ddp.run(client, trained, n_workers=2, **FIVE_STEPS)
+
+
+def test_two_ranks_end_with_the_weights_of_one_process(alone, on_two_ranks):
+    for numbers, weights in on_two_ranks:
+        assert difference(weights, alone[1]) <= 1e-5
+        assert numbers["steps"] == alone[0]["steps"] == 5
+    assert changed(alone[1], resnet().state_dict()) >= {"conv1.weight", "fc.weight"}
+
+
+def test_accumulating_gives_the_gradient_of_the_whole_batch(client, alone):
+    on_two_ranks = ddp.run(client, trained, n_workers=2, accumulate=2, num_workers=1, **FIVE_STEPS)
+    for _, weights in (trained(accumulate=4, **FIVE_STEPS), *on_two_ranks):
+        assert difference(weights, alone[1]) <= 1e-5
+
+
+def test_with_batchnorm_trained_two_ranks_agree_but_no_longer_equal_one_process(client):
+    settings = {**FIVE_STEPS, "freeze_batchnorm": False}
+    (_, weights), (_, others) = ddp.run(client, trained, n_workers=2, **settings)
+    assert not changed(weights, others)
+    assert difference(weights, trained(**settings)[1]) > 1e-3
+
+
+@pytest.mark.parametrize("n_images", [80, 87])
+def test_at_each_step_all_world_sizes_see_the_same_images(client, n_images):
+    def seen(n_images):
+        images = TensorDataset(torch.zeros(n_images, 3, 32, 32), torch.zeros(n_images, dtype=torch.long))
+        reads = Reads(images)
+        numbers = train(resnet(), reads, batch_size=16, epochs=2)
+        per_step = 16 // (dist.get_world_size() if dist.is_initialized() else 1)
+        return [reads.indices[step * per_step :][:per_step] for step in range(numbers["steps"])]
+
+    one, two = seen(n_images), ddp.run(client, seen, n_images, n_workers=2)
+    assert [set(step) for step in one] == [set(first + second) for first, second in zip(*two, strict=True)]
+    assert len(one) == 10 and len(set(sum(one[:5], []))) == 80 and one[:5] != one[5:]
+
+
+class Reads(Dataset):
+    """A dataset that notes which images are read, and calls `at_read(count)` before each."""
+
+    def __init__(self, images, at_read=lambda count: None):
+        self.images, self.at_read, self.indices = images, at_read, []
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        self.at_read(len(self.indices))
+        self.indices.append(index)
+        return self.images[index]
+
+
+def states_of(checkpoint):
+    saved = load_checkpoint(checkpoint)
+    momenta = saved["optimizer"]["state"]
+    return saved["state_dict"] | {str(index): state["momentum_buffer"] for index, state in momenta.items()}
+
+
+def test_a_run_whose_rank_was_killed_ends_bit_equal_to_an_undisturbed_one(client, tmp_path):
+    def doomed(checkpoint, marker):
+        def die_in_step_10(count):
+            if dist.get_rank() == 1 and count == 9 * 8 + 3 and not os.path.exists(marker):
+                Path(marker).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        images = Reads(noise(), die_in_step_10)
+        numbers, _ = trained(images, epochs=3, checkpoint=checkpoint, checkpoint_every=4, **FIVE_STEPS)
+        return numbers, len(images.indices)
+
+    killed, undisturbed = str(tmp_path / "killed.pt"), str(tmp_path / "undisturbed.pt")
+    marker = tmp_path / "marker"
+    job = ddp.launch(client, doomed, killed, str(marker), n_workers=2, max_restarts=1)
+    for numbers, n_read in job.result():
+        assert numbers["resumed_at"] == 8 and numbers["steps"] == 15  # epochs have 5 steps, so 8 is in the middle
+        assert n_read == (15 - 8) * 8
+    assert len(job.failures) == 1 and marker.exists()
+    ddp.run(client, doomed, undisturbed, str(marker), n_workers=2)
+    assert len(states_of(killed)) > 122 and not changed(states_of(killed), states_of(undisturbed))
+
+
+def interrupted(checkpoint, at_step=3, **settings):
+    def fail(count):
+        if count == at_step * 16:
+            raise InterruptedError("the power went off")
+
+    with pytest.raises(InterruptedError):
+        trained(Reads(noise(), fail), checkpoint=checkpoint, checkpoint_every=2, **FIVE_STEPS, **settings)
+
+
+def test_a_checkpoint_in_object_storage_is_gone_on_from(s3_admin, alone):
+    place = {"checkpoint": "s3://workshop/runs/1/run.pt", "storage_options": s3_admin.storage_options}
+    interrupted(**place)
+    numbers, weights = trained(**FIVE_STEPS, checkpoint_every=2, **place)
+    assert numbers["resumed_at"] == 2 and not changed(weights, alone[1])
+
+
+def test_a_run_may_be_gone_on_with_by_another_number_of_ranks(client, alone, tmp_path):
+    checkpoint = str(tmp_path / "run.pt")
+    interrupted(checkpoint)
+    results = ddp.run(client, trained, n_workers=2, checkpoint=checkpoint, checkpoint_every=2, **FIVE_STEPS)
+    for numbers, weights in results:
+        assert numbers["resumed_at"] == 2 and difference(weights, alone[1]) <= 1e-5
+
+
+def test_a_finished_run_is_not_repeated(tmp_path):
+    settings = {**FIVE_STEPS, "val_set": noise(7), "checkpoint": tmp_path / "run.pt"}
+    numbers, weights = trained(**settings)
+    images = Reads(noise())
+    again, weights_again = trained(images, **settings)
+    assert again == {**numbers, "resumed_at": 5} and not images.indices and not changed(weights, weights_again)
+
+
+@pytest.mark.parametrize("n_images", [1, 7])
+def test_evaluation_counts_each_image_once(client, n_images):
+    def evaluated():
+        return evaluate(resnet(), noise(n_images), batch_size=2)
+
+    alone = evaluated()
+    assert alone["n_images"] == n_images
+    for n_workers in (1, 2):
+        for scores in ddp.run(client, evaluated, n_workers=n_workers):
+            assert scores == {**alone, "loss": pytest.approx(alone["loss"])}
+
+
+def test_evaluation_is_right_and_leaves_the_model_as_it_was():
+    model, images = resnet().train(), noise(10)
+    model.layer1.eval()
+    logits = resnet().eval()(images.tensors[0])
+    scores = evaluate(model, images, batch_size=4)
+    assert scores["accuracy"] == (logits.argmax(1) == images.tensors[1]).sum().item() / 10
+    assert scores["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, images.tensors[1]).item())
+    assert model.training and model.layer2.training and not model.layer1[0].bn1.training
+    assert not changed(model.state_dict(), resnet().state_dict())
+
+
+def test_an_evaluation_of_nothing_is_named():
+    with pytest.raises(ValueError, match="evaluation has 0 images: give it some, or leave val_set out"):
+        evaluate(resnet(), noise(0))
+
+
+def test_first_the_head_alone_is_trained_then_everything(client):
+    before, (_, first), (_, second) = resnet().state_dict(), *(trained(epochs=n, freeze_epochs=1) for n in (1, 2))
+    assert changed(before, first) == {"fc.weight", "fc.bias"}
+    assert changed(before, second) == {name for name, _ in resnet().named_parameters()}  # and no running statistics
+    for _, weights in ddp.run(client, trained, n_workers=2, epochs=2, freeze_epochs=1):
+        assert difference(weights, second) <= 1e-5
+
+
+def test_weights_that_the_caller_froze_stay_frozen():
+    model = resnet()
+    model.conv1.requires_grad_(False)
+    train(model, noise(), epochs=2, freeze_epochs=1)
+    assert changed(model.state_dict(), resnet().state_dict()) >= {"layer1.0.conv1.weight"}
+    assert torch.equal(model.conv1.weight, resnet().conv1.weight)
+    assert {name for name, weight in model.named_parameters() if not weight.requires_grad} == {"conv1.weight"}
+
+
+def test_the_learning_rate_scales_with_the_batch_warms_up_and_falls_to_zero():
+    def rates(**settings):
+        return [learning_rate(step, n_steps=10, lr=0.1, **settings) for step in range(11)]
+
+    assert rates(batch_size=32)[0] == 0.1 and rates(batch_size=256)[0] == 0.8
+    assert rates(batch_size=32)[5] == pytest.approx(0.05) and rates(batch_size=32)[10] == 0
+    assert rates(batch_size=32, warmup_steps=4)[:5] == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1])
+    assert rates(batch_size=32, warmup_steps=4)[7] == pytest.approx(0.05)
+
+
+def test_ranks_log_each_step_with_its_times_and_rank_0_each_epoch(client):
+    job = ddp.launch(client, trained, n_workers=2, epochs=2, val_set=noise(7), warmup_steps=3, **FIVE_STEPS)
+    (numbers, _), _ = job.result()
+    rows = job.metrics()
+    steps, epochs = rows[rows.images.notna()], rows[rows.images.isna()]
+    assert sorted(zip(steps["rank"], steps.step, steps.epoch, strict=True)) == [
+        (rank, step, (step - 1) // 5) for rank in (0, 1) for step in range(1, 11)
+    ]
+    assert (steps.images == 8).all() and (steps[["load_s", "compute_s", "comm_s"]] > 0).all(axis=None)
+    expected = [learning_rate(step, 10, 0.01, 16, warmup_steps=3) for step in range(10)]
+    assert steps[steps["rank"] == 1].sort_values("step").lr.tolist() == expected
+    assert epochs["rank"].tolist() == [0, 0] and epochs.step.tolist() == [5, 10]
+    assert epochs.val_accuracy.tolist()[-1] == numbers["accuracy"] and epochs.val_loss.tolist()[-1] == numbers["loss"]
+
+
+@pytest.mark.parametrize("compression", ["fp16", "bf16"])
+def test_compressed_gradients_give_nearly_the_same_weights_equal_on_all_ranks(client, on_two_ranks, compression):
+    (_, weights), (_, others) = ddp.run(client, trained, n_workers=2, compression=compression, **FIVE_STEPS)
+    assert not changed(weights, others)
+    assert 1e-7 < difference(weights, on_two_ranks[0][1]) < 1e-2  # without compression a run repeats to the bit
+
+
+def test_bf16_computes_in_bf16_and_keeps_weights_in_float32(alone):
+    model, dtypes = resnet(), set()
+    model.fc.register_forward_hook(lambda module, inputs, output: dtypes.add(output.dtype))
+    train(model, noise(), precision="bf16", **FIVE_STEPS)
+    assert dtypes == {torch.bfloat16} and {weight.dtype for weight in model.parameters()} == {torch.float32}
+    assert 1e-5 < difference(model.state_dict(), alone[1]) < 0.1
+
+
+def test_a_checkpoint_from_the_middle_of_training_loads_and_classifies(tmp_path):
+    categories = [breed.name for breed in HELD_OUT[:5]]
+    checkpoint = tmp_path / "run.pt"
+    interrupted(checkpoint, about={"arch": "resnet18", "num_classes": 5, "categories": categories})
+    model, transform, loaded = load_resnet(checkpoint)
+    assert loaded == categories and load_checkpoint(checkpoint)["training"]["step"] == 2
+    assert model(transform(draw_dog("pug", seed=1))[None]).shape == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_size": 30, "accumulate": 4}, "batch_size 30 cannot be shared by 1 ranks.*multiple of 4, such as 32"),
+        ({"batch_size": 81}, "has 80 images, fewer than one batch of 81: lower batch_size to at most 80"),
+        ({"batch_size": 0}, "batch_size is 0: give a whole number"),
+        ({"epochs": 1.5}, "epochs is 1.5: give a whole number"),
+        ({"checkpoint_every": 0}, "checkpoint_every is 0: give a whole number"),
+        ({"precision": "fp8"}, "precision is 'fp8': write one of auto, fp32, bf16"),
+        ({"compression": "gzip"}, "compression is 'gzip': write one of None, 'fp16', 'bf16'"),
+    ],
+)
+def test_settings_that_cannot_be_are_named_with_the_cure(settings, message):
+    with pytest.raises(ValueError, match=message):
+        trained(**settings)
+
+
+def test_a_loss_that_explodes_ends_training_before_it_is_saved(tmp_path):
+    message = r"loss of step \d+ is (nan|inf): lower lr, 10000.0, or raise warmup_steps, 0"
+    with pytest.raises(FloatingPointError, match=message):
+        trained(lr=1e4, epochs=10, batch_size=16, checkpoint=tmp_path / "run.pt", checkpoint_every=1)
+    assert all(tensor.isfinite().all() for tensor in load_checkpoint(tmp_path / "run.pt")["state_dict"].values())
+
+
+def test_a_batch_that_two_ranks_cannot_share_is_named(client):
+    with pytest.raises(ValueError, match="batch_size 33 cannot be shared by 2 ranks"):
+        ddp.run(client, trained, n_workers=2, batch_size=33)
+
+
+def test_a_model_without_a_head_cannot_train_it_alone():
+    with pytest.raises(ValueError, match="freeze_epochs is 1, but Sequential has no head named fc"):
+        train(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 5)), noise(), freeze_epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"seed": 1}, "seed 0, now 1"),
+        ({"epochs": 2}, "epochs 1, now 2"),
+        ({"batch_size": 8}, "batch_size 16, now 8"),
+        ({"accumulate": 2}, "accumulate 1, now 2"),
+        ({"lr": 0.02, "augment": False}, "lr 0.01, now 0.02, augment True, now False"),
+        ({"images": noise(81)}, "n_images 80, now 81"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused_with_the_settings_that_differ(tmp_path, other, message):
+    checkpoint = tmp_path / "run.pt"
+    interrupted(checkpoint)
+    with pytest.raises(ValueError, match=f"'{checkpoint}'.*: {message}. Delete that file, or choose another"):
+        trained(checkpoint=checkpoint, **{**FIVE_STEPS, **other})
+
+
+def test_a_checkpoint_that_training_did_not_write_is_refused_and_kept(tmp_path):
+    checkpoint = tmp_path / "run.pt"
+    save_checkpoint(checkpoint, arch="resnet18", num_classes=5, state_dict=resnet().state_dict())
+    with pytest.raises(ValueError, match=f"'{checkpoint}' was not written by train"):
+        trained(checkpoint=checkpoint)
+    assert load_checkpoint(checkpoint)["arch"] == "resnet18"
+
+
+def test_ranks_that_disagree_are_refused(client, tmp_path):
+    def with_own(name):
+        images = noise(80 + dist.get_rank() if name == "images" else 80)
+        checkpoint = tmp_path / f"{name}-{dist.get_rank()}.pt"
+        trained(images, checkpoint=checkpoint, checkpoint_every=2, **FIVE_STEPS)
+
+    interrupted(tmp_path / "checkpoint-1.pt")
+    with pytest.raises(ValueError, match=r"ranks differ in n_images: \[80, 81\]"):
+        ddp.run(client, with_own, "images", n_workers=2)
+    with pytest.raises(ValueError, match=r"ranks differ in checkpoint's step: \[0, 2\].*that all can read"):
+        ddp.run(client, with_own, "checkpoint", n_workers=2)
+
+
+def test_the_shipped_weights_learn_breeds_that_they_never_saw(client, tmp_path):
+    write_sketches(tmp_path, 8, HELD_OUT[:4])
+
+    def learn(folder):
+        model, transform, _ = load_resnet("sketches")
+        train_set, val_set = train_val_split(ImageFolder(folder, transform), 0.25, seed=0)
+        torch.manual_seed(0)
+        model = with_new_head(model, 4)
+        before = evaluate(model, val_set)["accuracy"]
+        return before, train(model, train_set, val_set, epochs=6, batch_size=8, lr=0.4, freeze_epochs=6)["accuracy"]
+
+    for before, after in ddp.run(client, learn, str(tmp_path), n_workers=2):
+        assert before <= 0.5 and after >= 0.75  # of 8 sketches
+
+
+def test_a_real_resnet_50_learns_twelve_breeds_of_real_photos(shared_folder):
+    model, transform, _ = load_resnet(shared_folder / "weights/resnet50_imagenet_v1_fp16.pt")
+    photos = ImageFolder(str(shared_folder / "data/stanford-dogs/Images"), transform, breeds=HELD_OUT)
+    train_set, val_set = train_val_split(photos, 0.25, seed=0)
+    torch.manual_seed(0)
+    with_new_head(model, 12)
+    settings = {"epochs": 2, "freeze_epochs": 2, "batch_size": 16, "lr": 0.1, "precision": "auto"}
+    assert train(model, train_set, val_set, **settings)["accuracy"] >= 0.9
+
+
+@pytest.mark.gpu
+def test_a_gpu_takes_the_same_steps_as_the_cpu(monkeypatch, tmp_path):
+    on_gpu = trained(checkpoint=tmp_path / "run.pt", **FIVE_STEPS)
+    assert {weight.device.type for weight in on_gpu[1].values()} == {"cuda"}
+    monkeypatch.setattr(training, "_device", lambda: torch.device("cpu"))
+    on_cpu = trained(**FIVE_STEPS)
+    assert difference({name: weight.cpu() for name, weight in on_gpu[1].items()}, on_cpu[1]) < 1e-3
+    again, _ = trained(checkpoint=tmp_path / "run.pt", **FIVE_STEPS)  # written on the GPU, read on the CPU
+    assert again["resumed_at"] == 5
+
+
+@pytest.mark.gpu
+def test_two_ranks_that_share_a_gpu_end_with_the_weights_of_one_process():
+    from distributed import Client, LocalCluster
+
+    def on_gpu():
+        numbers, weights = trained(val_set=noise(7), epochs=2, **FIVE_STEPS)
+        return numbers, {name: weight.cpu() for name, weight in weights.items()}
+
+    with LocalCluster(2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster, Client(cluster) as client:
+        job = ddp.launch(client, on_gpu, n_workers=2, backend="gloo")
+        (numbers, weights), _ = job.result()
+    assert difference(weights, on_gpu()[1]) < 1e-3 and math.isfinite(numbers["loss"])
+    assert (job.metrics().comm_s.dropna() > 0).all()
