@@ -7,7 +7,7 @@ from functools import partial
 from workshop_utils.job import Job, JobError
 
 
-def launch(client, fn, *args, n_workers=None, backend="auto", timeout=None, max_restarts=0, **kwargs):
+def launch(client, fn, /, *args, n_workers=None, backend="auto", timeout=None, max_restarts=0, **kwargs):
     """Start `fn(*args, **kwargs)` as one rank per worker process, and return the `Job` at once.
 
     The function finds its rank and world size in `torch.distributed`, whose process group is made before it runs and
@@ -27,7 +27,7 @@ def launch(client, fn, *args, n_workers=None, backend="auto", timeout=None, max_
     return Job(client, bootstrap, fn, args, kwargs, n_workers=n_workers, timeout=timeout, max_restarts=max_restarts)
 
 
-def run(client, fn, *args, **kwargs):
+def run(client, fn, /, *args, **kwargs):
     """Return `launch(...).result()`: what each rank returned, in rank order."""
     return launch(client, fn, *args, **kwargs).result()
 
@@ -90,6 +90,7 @@ def _interface():
     from distributed.comm import get_address_host
 
     mine = get_address_host(get_worker().address)
+    mine = "127.0.0.1" if mine.startswith("127.") else mine  # all of 127.0.0.0/8 is loopback, but not listed
     for name, addresses in psutil.net_if_addrs().items():
         if any(address.address == mine for address in addresses):
             return name

@@ -1,25 +1,32 @@
 """Run one function on several workers at once, as the ranks of one job: watch it, restart it, free its workers."""
 
+import os
 import socket
 import threading
 import time
 import uuid
+import warnings
+import weakref
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 
 import cloudpickle
 import pandas as pd
-from distributed import CancelledError, get_worker, wait
+from distributed import CancelledError, get_worker
 from distributed.comm import get_address_host
 
 from workshop_utils.results import reporting
 
-POLL_S = 0.5  # between two looks at whether all workers live
-SETTLE_S = 1.0  # after a rank failed: for the cause to arrive, where the first news was a consequence
+TICK_S = 0.02  # between two looks at the futures
+POLL_S = 0.5  # between two questions to the scheduler, whether all workers live
+SETTLE_S = 1.0  # after a rank failed: for the death of another to be noticed, of which that is a consequence
+CAUSE_S = 15  # where only ranks have failed that name another one: for that one's exception
 GRACE_S = 2.0  # for the other ranks to end by themselves, before their workers are restarted
 REACH_S = 30  # for a rank to reach rank 0's store, and for a killed worker's successor
+JOIN_S = 300  # for all ranks to be there: they import and unpickle, each at its own speed
 _jobs = []  # of this process, each until its workers are free
+_choosing = threading.Lock()  # two launches at a time must not choose the same workers
 
 
 class JobError(RuntimeError):
@@ -51,8 +58,10 @@ class Job:
         `torch.distributed.TCPStore` that all ranks of this attempt share, served by rank 0's worker.
         Raises JobError and WorkersBusy, and TypeError where the function or an argument cannot be sent.
         """
-        if timeout is not None and not timeout > 0:
+        if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
             raise ValueError(f"timeout is {timeout!r}: give seconds, or None for no limit.")
+        if not isinstance(max_restarts, int) or max_restarts < 0:
+            raise ValueError(f"max_restarts is {max_restarts!r}: give a whole number of at least 0.")
         self.client, self.timeout, self.max_restarts = client, timeout, max_restarts
         self.name = f"{getattr(fn, '__name__', 'function')}-{uuid.uuid4().hex}"
         self._bootstrap, self._call = bootstrap, _pickled(fn, args, kwargs)
@@ -60,9 +69,11 @@ class Job:
         self._outcome, self._error, self._cancelled = None, None, False
         self._changed = threading.Condition()
         self._ended = False
-        self.workers = _choose(client, n_workers)
-        client.subscribe_topic(self.name, self._receive)
-        _jobs.append(self)
+        with _choosing:
+            self.workers = _choose(client, n_workers)
+            _jobs.append(self)
+        receive = weakref.WeakMethod(self._receive)  # a client never forgets a handler, but must let the job go
+        client.subscribe_topic(self.name, lambda event: (method := receive()) and method(event))
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
         self._thread.start()
 
@@ -159,33 +170,39 @@ class Job:
                 for rank, address in enumerate(self.workers)
             ]  # fmt: skip
             self._watch(deadline)
-            return self.client.gather(self.futures)
+            return _gathered(self.client, self.futures)
         finally:
             store.release()  # which closes its server
 
     def _watch(self, deadline):
         """Return when all futures are finished; raise the reason why they will not be."""
         failed_at, looked_at = None, time.monotonic()
-        while pending := [future for future in self.futures if not future.done()]:
-            with suppress(TimeoutError, CancelledError):
-                wait(pending, timeout=POLL_S / 5 if failed_at else POLL_S, return_when="FIRST_COMPLETED")
+        while not all(future.done() for future in self.futures):
+            time.sleep(TICK_S)  # distributed.wait would go by the client that was made last, which may be another one
             now = time.monotonic()
-            if self._cancelled:
-                raise CancelledError(f"{self.name} was cancelled.")
-            if now > looked_at + POLL_S or failed_at:
+            self._raise_for_cancelled()
+            if now > looked_at + POLL_S:
                 looked_at = now
                 self._raise_for_dead()
-            if failed_at is None and any(future.status == "error" for future in self.futures):
-                failed_at = now
-            if failed_at and now > failed_at + SETTLE_S:
-                break
+            if failed := [future.exception() for future in self.futures if future.status == "error"]:
+                failed_at = failed_at or now
+                known = any(not isinstance(error, Stopped) for error in failed)
+                if now > failed_at + (SETTLE_S if known else CAUSE_S):
+                    break
             if now > deadline:
                 late = [rank for rank, future in enumerate(self.futures) if not future.done()]
                 raise TimeoutError(f"Rank {_listed(late)} had not returned after {self.timeout} s: look at "
                                    "client.call_stack() for where it waits, or give it a longer timeout.")  # fmt: skip
         if any(future.status != "finished" for future in self.futures):
+            self._raise_for_cancelled()
             self._raise_for_dead()
             self._raise_for_failed()
+
+    def _raise_for_cancelled(self):
+        if self._cancelled:
+            raise CancelledError(f"{self.name} was cancelled.")
+        if any(future.status == "cancelled" for future in self.futures):
+            raise CancelledError(f"{self.name} lost its tasks to client.cancel(), client.restart() or client.close().")
 
     def _raise_for_dead(self):
         if dead := self._dead():
@@ -197,22 +214,24 @@ class Job:
 
     def _raise_for_failed(self):
         failed = [future for future in self.futures if future.status == "error"]
-        if not failed:
-            raise CancelledError(f"{self.name}: its tasks were cancelled by somebody else.")
         cause = min(failed, key=lambda future: isinstance(future.exception(), Stopped))
         raise cause.exception().with_traceback(cause.traceback())
 
     def _free(self):
         """Return when no rank is at work any more, and restarted workers are back."""
-        with suppress(TimeoutError, CancelledError):
-            wait(self.futures, timeout=0 if self._cancelled else GRACE_S)
-        pending = [future for future in self.futures if not future.done()]
-        stuck = [address for future, address in zip(self.futures, self.workers, strict=False) if future in pending]
-        dead = self._dead()
-        self.client.cancel(pending)
-        stuck = [address for address in stuck if address not in dead and self._members[address]["nanny"]]
-        if stuck:  # a thread cannot be stopped, a process can
-            self.client.run(_kill_worker, workers=stuck, nanny=True)
+        grace_ends = time.monotonic() + (0 if self._cancelled else GRACE_S)
+        while time.monotonic() < grace_ends and any(future.status == "pending" for future in self.futures):
+            time.sleep(TICK_S)
+        ended, dead = ("finished", "error"), self._dead()  # the thread of a cancelled task may still run
+        stuck = {a: f for a, f in zip(self.workers, self.futures, strict=False) if f.status not in ended}
+        self.client.cancel(list(stuck.values()))
+        stuck = [address for address in stuck if address not in dead]
+        if immortal := [address for address in stuck if not self._members[address]["nanny"]]:
+            warnings.warn(f"Worker {_listed(immortal)} has no nanny to restart it, and stays busy until its rank "
+                          "returns: end that process, and start workers with nannies.", stacklevel=2)  # fmt: skip
+        for address in set(stuck).difference(immortal):  # a thread cannot be stopped, a process can
+            with suppress(Exception):  # it, or its nanny, is ending by itself
+                self.client.run(_kill_worker, address, workers=[address], nanny=True)
         gone = [self._members[address] for address in {*dead, *stuck} if address in self._members]
         awaited, give_up = {info["nanny"] for info in gone} - {None}, time.monotonic() + REACH_S
         while awaited and time.monotonic() < give_up:
@@ -230,7 +249,7 @@ class Job:
         while True:
             if self._cancelled:
                 raise CancelledError(f"{self.name} was cancelled.")
-            with suppress(JobError):
+            with suppress(JobError), _choosing:
                 return _choose(self.client, needed, asking=self)
             if time.monotonic() > give_up:
                 error.add_note(f"No worker took its place within {REACH_S} s, so the job was not resumed.")
@@ -249,7 +268,8 @@ def _choose(client, n_workers, asking=None):
     if needed > len(workers) or not workers:
         raise JobError(f"The job needs {needed or 'at least one'} workers, one for each rank, but the cluster has "
                        f"{len(workers)}: ask for fewer ranks, or start more workers.")  # fmt: skip
-    tasks = client.run(_tasks_at_work)
+    at_work = client.run(_at_work, on_error="ignore")  # a worker that has just died is left out
+    tasks = {address: keys for address, (_, keys) in at_work.items()}
     for job in _jobs:
         if job is not asking:
             tasks.update({address: [job.name] for address in job.workers})
@@ -258,7 +278,11 @@ def _choose(client, n_workers, asking=None):
         busy = [f"{address} with {tasks.get(address)}" for address in workers if address not in idle]
         raise WorkersBusy(f"The job needs {needed} idle workers, but {_listed(busy)} is busy: wait for that to end, "
                           "or end it with job.cancel(), client.cancel(futures) or client.restart().")  # fmt: skip
-    return sorted(idle, key=lambda address: (workers[address]["host"], _natural(workers[address]["name"])))[:needed]
+    order = sorted(idle, key=lambda address: (workers[address]["host"], _natural(workers[address]["name"])))[:needed]
+    if len({at_work[address][0] for address in order}) < needed:  # torch.distributed has one default group a process
+        raise JobError(f"{_listed(order)} share a process, where each rank needs one of its own: start the cluster "
+                       "with processes=True.")  # fmt: skip
+    return order
 
 
 def _workers(client):
@@ -271,6 +295,14 @@ def _identity(worker):
 
 def _natural(name):
     return (0, int(name), "") if str(name).isdigit() else (1, 0, str(name))
+
+
+def _gathered(client, futures):
+    try:
+        return client.gather(futures)
+    except TypeError as error:  # all have finished, so it is about the way here
+        raise TypeError("What the function returned cannot be sent back: return numbers, text, tensors or a state_dict "
+                        "instead of generators, files, locks or DataLoaders.") from error  # fmt: skip
 
 
 def _listed(values):
@@ -289,15 +321,20 @@ def _pickled(fn, args, kwargs):
 # What follows runs on the workers.
 
 
-def _tasks_at_work(dask_worker):
-    state = dask_worker.state  # `executing` includes tasks that were cancelled, but whose thread still runs
-    return [str(task.key) for task in (*state.executing, *state.long_running, *state.ready)]
-
-
-def _kill_worker(dask_worker):
+def _at_work(dask_worker):
     import psutil
 
-    psutil.Process(dask_worker.pid).kill()  # this runs on the worker's nanny, which then starts another
+    state = dask_worker.state  # `executing` includes tasks that were cancelled, but whose thread still runs
+    keys = [str(task.key) for task in (*state.executing, *state.long_running, *state.ready)]
+    return (os.getpid(), psutil.Process().create_time()), keys
+
+
+def _kill_worker(address, dask_worker):
+    import psutil
+
+    nanny = dask_worker  # which then starts another; nannies of a LocalCluster live in the client's own process
+    if nanny.pid and nanny.worker_address == address:
+        psutil.Process(nanny.pid).kill()
 
 
 def _serve_store(host):
@@ -315,28 +352,42 @@ def _rank(bootstrap, call, topic, attempt, rank, world_size, host, port):
     import torch.distributed as dist
 
     store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=REACH_S))
+    store.set_timeout(timedelta(seconds=JOIN_S))
     if store.add(f"started-{rank}", 1) > 1:
         raise Stopped(f"Rank {rank} was started a second time by Dask: a job's ranks start together or not at all.")
-    fn, args, kwargs = cloudpickle.loads(call)
 
     def run():
         try:
-            return fn(*args, **kwargs)
+            fn, args, kwargs = cloudpickle.loads(call)
+            result = fn(*args, **kwargs)
         except BaseException:
             _first_to_fail(store, rank)  # before the others can notice
             raise
+        store.add(f"returned-{rank}", 1)
+        return result
 
     try:
         with reporting(topic, rank=rank, attempt=attempt):
             return bootstrap(run, store, rank, world_size)
-    except BaseException as error:
-        first = _first_to_fail(store, rank)
-        if first != rank:
-            raise Stopped(f"Rank {rank} ended because rank {first} failed first.") from None
-        if not isinstance(error, Exception):  # a worker would take SystemExit for its own end
-            raise JobError(f"Rank {rank} called for the end of its process: {error!r}.") from error
-        error.add_note(f"Raised by rank {rank} of {world_size}, on worker {get_worker().address}.")
-        raise
+    except BaseException as raised:
+        error = raised
+    # Out of the `except`: a Stopped would travel with the other error as its context, and fail to where that cannot.
+    first = _first_to_fail(store, rank)
+    if first != rank:
+        time.sleep(SETTLE_S)  # so that who looks at the futures alone meets the cause before this
+        raise Stopped(f"Rank {rank} ended because rank {first} failed first.")
+    if not isinstance(error, Exception):  # a worker would take SystemExit for its own end
+        raise JobError(f"Rank {rank} called for the end of its process: {error!r}.") from error
+    error.add_note(_about(store, rank, world_size))
+    raise error
+
+
+def _about(store, rank, world_size):
+    note = f"Raised by rank {rank} of {world_size}, on worker {get_worker().address}."
+    with suppress(Exception):  # rank 0's process may be gone, and the store with it
+        if returned := [other for other in range(world_size) if store.check([f"returned-{other}"])]:
+            note += f" Rank {_listed(returned)} had returned by then, and was in no collective any more."
+    return note
 
 
 def _first_to_fail(store, rank):

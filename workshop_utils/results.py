@@ -1,16 +1,16 @@
 """Bring metrics and files from running ranks to the client while they run, and keep them."""
 
 import json
-import numbers
 import os
 import time
 import uuid
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-from distributed import CancelledError, default_client, get_worker, wait
+from distributed import default_client, get_worker
 
 MAX_RESULT_BYTES = 16 * 2**20  # a message passes the scheduler, which keeps it; a model belongs into a checkpoint
+TICK_S = 0.05  # between two looks at futures
 _job = None  # (worker, topic, values that each row begins with) while this process runs a rank
 
 
@@ -64,12 +64,15 @@ def progress(job, total, *, unit="step", description=""):
 def write_jsonl(rows, path):
     """Append rows (dicts) to a file, one JSON object a line, each on disk before the next is taken; return how many.
 
-    Given `job.rows()`, it writes while the job runs, so that a killed kernel loses nothing.
+    Given `job.rows()`, it writes while the job runs, so that a killed kernel loses nothing. A last line that was cut
+    off by that is removed before the next is written.
     """
     count = 0
-    with open(path, "a", encoding="utf-8") as file:
+    with open(path, "a+b") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
         for row in rows:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps(row).encode() + b"\n")
             file.flush()
             count += 1
     return count
@@ -100,7 +103,7 @@ def write_tensorboard(rows, folder, *, step="step"):
     writers = {}
     try:
         for row in rows:
-            if row.get(step) is None:
+            if row.get(step) is None or row[step] != row[step]:  # NaN, where the row was taken from a DataFrame
                 continue
             rank = row.get("rank", 0)
             if rank not in writers:
@@ -130,9 +133,10 @@ class ResultsHandler:
 
     def submit_result(self, path, data):
         """Send a file from a worker. path: relative, with /. data: str or bytes, 16 MiB at most."""
-        _inside(".", path)
+        path = _relative(path)
         if not isinstance(data, (str, bytes)):
             raise ResultError(f"data for {path!r} is a {type(data).__name__}: give str or bytes.")
+        data = data.encode() if isinstance(data, str) else data
         if len(data) > MAX_RESULT_BYTES:
             raise ResultError(f"data for {path!r} has {len(data):,} bytes, more than {MAX_RESULT_BYTES:,}: "
                               "write it to storage that the client can read, as a checkpoint.")  # fmt: skip
@@ -155,8 +159,7 @@ class ResultsHandler:
                 if raise_errors:
                     future.result()
             if pending:
-                with suppress(TimeoutError, CancelledError):
-                    wait(pending, timeout=0.1, return_when="FIRST_COMPLETED")
+                time.sleep(TICK_S)
         return written
 
 
@@ -166,24 +169,30 @@ def _plain(name, value):
         if n_values != 1:
             raise ResultError(f"{name} has {n_values} values: log one number, such as its mean.")
         value = value.item()
-    if value is None or isinstance(value, (bool, str, numbers.Real)):
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        raise ResultError(f"{name} is {value}, which has more than 64 bits: log a float.")
+    if isinstance(value, str):
+        value = value.encode(errors="backslashreplace").decode()  # a lone surrogate would end the worker's connection
+    if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise ResultError(f"{name} is a {type(value).__name__}: log a number, a string or a boolean.")
 
 
-def _inside(prefix, path):
-    name, target = str(path), (Path(prefix) / str(path)).resolve()
-    parts = PurePosixPath(name.replace("\\", "/")).parts
-    outside = not target.is_relative_to(Path(prefix).resolve()) or target == Path(prefix).resolve()
-    if outside or ".." in parts or "\0" in name or name[1:2] == ":":
-        raise ResultError(f"path {path!r} leaves the results' folder: give a relative path such as 'runs/loss.csv'.")
-    return target
+def _relative(path):
+    name = str(path)
+    parts = PurePosixPath(name).parts
+    leads_out = name.startswith("/") or ".." in parts or "\\" in name or name[1:2] == ":"
+    if leads_out or not parts or not name.isprintable():
+        raise ResultError(f"path {name!r} is none inside the results' folder: give one such as 'runs/loss.csv'.")
+    return name
 
 
 def _write(prefix, path, data):
-    target = _inside(prefix, path)  # again here: what arrives is not trusted
+    target = Path(prefix, _relative(path)).resolve()  # again here: what arrives is not trusted
+    if not target.is_relative_to(Path(prefix).resolve()):
+        raise ResultError(f"path {path!r} leads out of {str(prefix)!r} by a symbolic link: remove that link.")
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f"{target.name}.{uuid.uuid4().hex}.part")
-    part.write_bytes(data.encode() if isinstance(data, str) else data)
+    part.write_bytes(data)
     os.replace(part, target)
     return target
