@@ -5,6 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch.utils.data import DistributedSampler
 
 from workshop_utils import exercises
 from workshop_utils.exercises import NotYet
@@ -103,3 +104,53 @@ def test_no_wrong_choice_of_bad_files_passes(answer):
 
 def test_the_bad_files_pass():
     exercises.check_bad_files(CHECKED[1:], list(CHECKED.path))
+
+
+CLASSES = ["n02085620-Chihuahua", "n02106166-Border_collie", "n02113186-Cardigan"]
+
+
+@pytest.mark.parametrize(
+    "answer", [None, [151], [0, 1, 2], [151, 231, 264], [151, 232, 474], [264, 232, 151], {}, ["a"] * 3, 151]
+)
+def test_no_wrong_join_passes(answer):
+    with pytest.raises(NotYet):
+        exercises.check_to_imagenet(answer, CLASSES)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
+def test_the_join_by_id_passes_in_any_type(kind):
+    exercises.check_to_imagenet(kind([151, 232, 264]), CLASSES)
+
+
+def sampled(n_photos, told=True, **how):
+    def order(rank, epoch):
+        sampler = DistributedSampler(range(n_photos), **{"num_replicas": 2, "rank": rank, **how})
+        sampler.set_epoch(epoch * told)
+        return list(sampler)
+
+    return order
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        lambda rank, epoch: None,
+        lambda rank, epoch: range(rank, 10, 2),
+        lambda rank, epoch: list(range(rank, 10, 2)),
+        lambda rank, epoch: torch.randperm(10).tolist()[rank::2],
+        lambda rank, epoch: sampled(10)(rank, 0 if rank else epoch),
+        sampled(10, told=False),
+        sampled(10, rank=0),
+        sampled(10, num_replicas=3),
+        sampled(8),
+        sampled(10, num_replicas=1, rank=0),
+    ],
+)
+def test_no_wrong_order_passes(order):
+    with pytest.raises(NotYet):
+        exercises.check_order(order, 10)
+
+
+@pytest.mark.parametrize("n_photos, how", [(10, {}), (9, {}), (9, {"drop_last": True}), (10, {"seed": 7})])
+def test_a_right_order_passes(n_photos, how):
+    exercises.check_order(sampled(n_photos, **how), n_photos)
