@@ -2,6 +2,7 @@
 
 import os
 import socket
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,15 @@ import torchvision
 from PIL import Image
 
 from workshop_utils import models
-from workshop_utils.models import WeightsError, load_checkpoint, load_resnet, resolve_weights, save_checkpoint
+from workshop_utils.models import (
+    WeightsError,
+    checkpoint_exists,
+    load_checkpoint,
+    load_resnet,
+    resolve_weights,
+    save_checkpoint,
+    with_new_head,
+)
 
 PHOTO = Image.fromarray(np.random.default_rng(0).integers(0, 255, (300, 400, 3), dtype=np.uint8))
 RESNET18 = torchvision.models.resnet18(num_classes=5).state_dict()
@@ -148,6 +157,53 @@ def test_a_checkpoint_may_lie_in_any_place_that_fsspec_opens(weights):
     with open(weights, "rb") as source, fsspec.open("memory://weights/model.pt", "wb") as file:
         file.write(source.read())
     assert load_resnet("memory://weights/model.pt")[0].fc.out_features == 1000
+
+
+def test_a_checkpoint_is_saved_to_and_loaded_from_object_storage(s3, s3_admin):
+    url, options = "s3://workshop/models/new/model.pt", s3_admin.storage_options
+    assert not checkpoint_exists(url, s3)
+    for epoch in (1, 2):  # the second takes the place of the first
+        save_checkpoint(url, options, arch="resnet18", num_classes=5, state_dict=RESNET18, epoch=epoch)
+        assert checkpoint_exists(url, s3)
+        loaded = load_checkpoint(url, s3)  # as one who may only read
+        assert loaded["epoch"] == epoch and torch.equal(loaded["state_dict"]["conv1.weight"], RESNET18["conv1.weight"])
+    assert s3_admin.ls("workshop/models/new", refresh=True) == ["workshop/models/new/model.pt"]
+
+
+def test_what_cannot_be_saved_leaves_the_old_checkpoint_in_object_storage(s3, s3_admin):
+    url = "s3://workshop/models/kept.pt"
+    save_checkpoint(url, s3_admin.storage_options, epoch=1)
+    with pytest.raises(WeightsError):
+        save_checkpoint(url, s3_admin.storage_options, epoch=2, folder=Path("a"))
+    with pytest.raises(PermissionError):
+        save_checkpoint(url, s3, epoch=3)
+    assert load_checkpoint(url, s3) == {"epoch": 1}
+
+
+def test_a_missing_checkpoint_in_object_storage_is_named(s3):
+    with pytest.raises(WeightsError, match="There is no file 's3://workshop/models/none.pt'"):
+        load_checkpoint("s3://workshop/models/none.pt", s3)
+
+
+def test_saving_and_loading_read_a_home_folder_and_a_file_address_alike(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    save_checkpoint("~/model.pt", epoch=1)
+    assert load_checkpoint("~/model.pt") == load_checkpoint(tmp_path / "model.pt") == {"epoch": 1}
+    save_checkpoint(f"file://{tmp_path}/model.pt", epoch=2)
+    assert load_checkpoint(tmp_path / "model.pt") == {"epoch": 2} and os.listdir(tmp_path) == ["model.pt"]
+
+
+def test_a_new_head_is_drawn_from_torchs_seed_and_the_rest_is_kept():
+    def weights_with_seed(seed):
+        model = torchvision.models.resnet18(num_classes=5)
+        model.load_state_dict(RESNET18)
+        torch.manual_seed(seed)
+        return with_new_head(model, 12).state_dict()
+
+    first, again, other = (weights_with_seed(seed) for seed in (1, 1, 2))
+    assert first["fc.weight"].shape == (12, 512) and torch.equal(first["fc.weight"], again["fc.weight"])
+    assert not torch.equal(first["fc.weight"], other["fc.weight"])
+    assert all(torch.equal(first[name], RESNET18[name]) for name in RESNET18 if not name.startswith("fc."))
 
 
 def test_a_name_given_comes_before_the_environment_and_that_before_torchvision(monkeypatch, weights):
