@@ -231,6 +231,12 @@ def test_the_learning_rate_scales_with_the_batch_warms_up_and_falls_to_zero():
     assert rates(batch_size=32, warmup_steps=4)[7] == pytest.approx(0.05)
 
 
+def test_the_body_may_learn_at_a_share_of_the_heads_rate():
+    before, (_, none), (_, all_of_it) = resnet().state_dict(), *(trained(body_lr=share) for share in (0.0, 1.0))
+    assert changed(before, none) == {"fc.weight", "fc.bias"}
+    assert changed(before, all_of_it) == {name for name, _ in resnet().named_parameters()}
+
+
 def test_ranks_log_each_step_with_its_times_and_rank_0_each_epoch(client):
     job = ddp.launch(client, trained, n_workers=2, epochs=2, val_set=noise(7), warmup_steps=3, **FIVE_STEPS)
     (numbers, _), _ = job.result()

@@ -27,14 +27,15 @@ COMPRESSIONS = {
 }
 
 
-def train(model, train_set, val_set=None, *, epochs=1, batch_size=32, accumulate=1, lr=0.01, warmup_steps=0,
-          freeze_epochs=0, freeze_batchnorm=True, precision="fp32", compression=None, augment=False, num_workers=0,
-          seed=0, checkpoint=None, checkpoint_every=50, storage_options=None, about=None):  # fmt: skip
+def train(model, train_set, val_set=None, *, epochs=1, batch_size=32, accumulate=1, lr=0.01, body_lr=1.0,
+          warmup_steps=0, freeze_epochs=0, freeze_batchnorm=True, precision="fp32", compression=None, augment=False,
+          num_workers=0, seed=0, checkpoint=None, checkpoint_every=50, storage_options=None, about=None):  # fmt: skip
     """Train `model` in place with SGD; return a dict of numbers. On every rank alike, or in one process alone.
 
     model: a ResNet, the same on all ranks; it ends in eval mode. train_set, val_set: of (image (3, h, w), label).
     batch_size: images per optimiser step, over all ranks; each forward takes batch_size / (world size * accumulate).
-    lr: for 32 images a step; see `learning_rate`.
+    lr: for 32 images a step; see `learning_rate`. body_lr: share of it for all layers below the head `fc`, such as 0.1
+    where these know much already.
     freeze_epochs: so many first epochs train the head `fc` alone. freeze_batchnorm: keep BatchNorm's running
     statistics and normalise with them; where False, each rank normalises with its own part of the batch, and several
     ranks no longer equal one process.
@@ -53,9 +54,10 @@ def train(model, train_set, val_set=None, *, epochs=1, batch_size=32, accumulate
     loss becomes infinite or NaN.
     """
     settings = {
-        "epochs": epochs, "batch_size": batch_size, "accumulate": accumulate, "lr": lr, "warmup_steps": warmup_steps,
-        "freeze_epochs": freeze_epochs, "freeze_batchnorm": freeze_batchnorm, "precision": precision,
-        "compression": compression, "augment": augment, "seed": seed, "n_images": len(train_set),
+        "epochs": epochs, "batch_size": batch_size, "accumulate": accumulate, "lr": lr, "body_lr": body_lr,
+        "warmup_steps": warmup_steps, "freeze_epochs": freeze_epochs, "freeze_batchnorm": freeze_batchnorm,
+        "precision": precision, "compression": compression, "augment": augment, "seed": seed,
+        "n_images": len(train_set),
         "n_val_images": 0 if val_set is None else len(val_set),
         "n_weights": sum(weight.numel() for weight in model.parameters()),
     }  # fmt: skip
@@ -133,7 +135,10 @@ class _Run:
         self.device = _device()
         self.weights = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
         model.to(self.device, memory_format=torch.channels_last)
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
+        head = [weight for name, weight in model.named_parameters() if name.startswith("fc.")]
+        body = [weight for name, weight in model.named_parameters() if not name.startswith("fc.")]
+        groups = [{"params": weights, "share": share} for weights, share in ((head, 1.0), (body, self.given.body_lr))]
+        self.optimizer = torch.optim.SGD(groups, lr=0.0, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
         self.per_rank = self.given.batch_size // self.world_size
         # A rank is given n // w images, hence (n // w) // (b / w) batches: that is n // b for any world size w.
         self.steps_per_epoch = self.given.n_images // self.given.batch_size
@@ -149,7 +154,8 @@ class _Run:
             images, labels = next(batches)  # (batch_size / world_size, 3, h, w), (batch_size / world_size,)
             load_s = time.perf_counter() - start
             rate = learning_rate(step, n_steps, given.lr, given.batch_size, given.warmup_steps)
-            self.optimizer.param_groups[0]["lr"] = rate
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate * group["share"]
             if given.augment:
                 images = self._mirrored(images, step)
             numbers = self._step(parallel, images, labels)
