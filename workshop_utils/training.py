@@ -42,8 +42,10 @@ def train(model, train_set, val_set=None, *, epochs=1, batch_size=32, accumulate
     precision: "fp32", "bf16" or "auto" (bf16 where the machine computes in it); the weights stay float32.
     compression: None, "fp16" or "bf16", in which gradients travel. augment: mirror half of the images.
     checkpoint: a path or address that all ranks read and rank 0 writes: every `checkpoint_every` steps and after each
-    epoch. Where it exists, training goes on from it, with any world size. It holds what `load_resnet` needs once
-    `about` names it: {"arch": "resnet18", "num_classes": 12, "categories": […]}. storage_options: for its address.
+    epoch. Where it exists, training goes on from it, with any world size: to the bit as if it had never stopped with
+    one or two ranks; with more, whose sums gloo then takes in another order, to rounding (6e-8). It holds what
+    `load_resnet` needs once `about` names it: {"arch": "resnet18", "num_classes": 12, "categories": […]}.
+    storage_options: what fsspec needs to read and write it.
 
     Returns steps; resumed_at, the steps that were already done; images_per_s, over all ranks, without evaluation;
     train_loss of this rank's last batch; with a val_set also accuracy and loss on it.
