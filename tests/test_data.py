@@ -6,8 +6,10 @@ import shutil
 import struct
 import subprocess
 import sys
+import threading
 import warnings
 import zlib
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from pathlib import Path
 
@@ -283,6 +285,27 @@ def test_a_batch_is_read_in_one_concurrent_call(monkeypatch, s3):
     monkeypatch.setattr(s3fs.S3FileSystem, "_cat_file", counted)
     batches = list(DataLoader(Subset(dataset, range(1, 9)), batch_size=4))
     assert most == [1, 2, 3, 4] * 2 and [len(labels) for _, labels in batches] == [4, 4]
+
+
+def test_s3_is_asked_for_all_files_of_a_batch_before_it_has_answered_for_one():
+    everybody = threading.Barrier(32, timeout=3)
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self):
+            everybody.wait()
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(self.path.encode())
+
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever).start()
+        options = {"anon": True, "client_kwargs": {"endpoint_url": f"http://127.0.0.1:{server.server_port}"}}
+        contents = read_files([f"s3://bucket/{n}" for n in range(32)], options)
+        server.shutdown()
+    assert contents == [f"/bucket/{n}".encode() for n in range(32)]
 
 
 @pytest.mark.parametrize("where", ["local", "s3"])

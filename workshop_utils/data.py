@@ -23,6 +23,7 @@ N_PHOTOS = 20_580  # of Stanford Dogs
 MAX_PIXELS = 50_000_000  # decoded, a photo of this size already takes 150 MB
 MAX_ASPECT = 50  # resizing the short side of 1 x 1,000,000 pixels to 256 would take 200 GB
 SKETCHES_PER_BREED = 8
+S3_CONNECTIONS = 64  # with botocore's own 10, a batch of 32 would wait four times for storage far away
 
 
 class NoPhotos(FileNotFoundError):
@@ -226,6 +227,10 @@ def train_val_split(dataset, val_fraction, seed):
 def _open(url, storage_options):
     # fsspec keeps one filesystem per process and set of options, so this is cheap, and right after a fork.
     options = default_storage_options(url) if storage_options is None else storage_options
+    if str(url).startswith("s3://"):
+        of_botocore = {"max_pool_connections": S3_CONNECTIONS, **options.get("config_kwargs", {})}
+        # Parts of a file at once; for more than one, s3fs asks for each file's size before it asks for the file.
+        options = {"max_concurrency": 1, **options, "config_kwargs": of_botocore}
     try:
         return fsspec.core.url_to_fs(str(url), **options)
     except (ValueError, ImportError) as error:
