@@ -1,5 +1,9 @@
 """What plausible wrong answers get: a hint, never a traceback; and right answers pass in any sensible type."""
 
+import sys
+from contextlib import contextmanager
+
+import cloudpickle
 import dask
 import numpy as np
 import pandas as pd
@@ -154,3 +158,111 @@ def test_no_wrong_order_passes(order):
 @pytest.mark.parametrize("n_photos, how", [(10, {}), (9, {}), (9, {"drop_last": True}), (10, {"seed": 7})])
 def test_a_right_order_passes(n_photos, how):
     exercises.check_order(sampled(n_photos, **how), n_photos)
+
+
+def mean_by(reduce):
+    def global_mean(value):
+        import torch.distributed as dist
+
+        total = torch.tensor([value])
+        return reduce(dist, total)
+
+    return global_mean
+
+
+def all_reduced(dist, total):
+    dist.all_reduce(total)
+    return total / dist.get_world_size()
+
+
+def summed_only(dist, total):
+    dist.all_reduce(total)
+    return total.item()
+
+
+def of_rank_0_alone(dist, total):
+    dist.reduce(total, 0)
+    return total.item() / dist.get_world_size()
+
+
+@pytest.mark.parametrize("reduce", [lambda dist, total: None, lambda dist, total: total, summed_only, of_rank_0_alone])
+def test_no_wrong_mean_passes(reduce, client):
+    with by_value(), pytest.raises(NotYet):
+        exercises.check_global_mean(mean_by(reduce), client)
+
+
+def test_the_mean_over_all_ranks_passes_as_a_tensor(client):
+    with by_value():
+        exercises.check_global_mean(mean_by(all_reduced), client)
+
+
+@contextmanager
+def by_value():
+    """Send this module's functions to the workers by value, as a notebook's are, since they cannot import it."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.mark.parametrize(
+    "share",
+    [
+        lambda n, rank, world: None,
+        lambda n, rank, world: list(range(n)),
+        lambda n, rank, world: list(range(rank * (n // world), (rank + 1) * (n // world))),
+        lambda n, rank, world: list(range(rank, n + n % world, world)),
+        lambda n, rank, world: list(range(rank, n, 2)),
+        lambda n, rank, world: list(range(n)) if rank == 0 else [],
+        lambda n, rank, world: list(DistributedSampler(range(n), world, rank, shuffle=False)),
+    ],
+)
+def test_no_wrong_share_passes(share):
+    with pytest.raises(NotYet):
+        exercises.check_my_share(share)
+
+
+@pytest.mark.parametrize(
+    "share",
+    [
+        lambda n, rank, world: range(rank, n, world),
+        lambda n, rank, world: np.array_split(np.arange(n), world)[rank].tolist(),
+    ],
+)
+def test_any_even_share_passes(share):
+    exercises.check_my_share(share)
+
+
+ROWS = pd.DataFrame(
+    [
+        (data, run_of, workers, 1, accuracy, seconds)
+        for data, times in [("sketches", (40.0, 30.0, 25.0)), ("photos", (9.0, 8.0, 7.0))]
+        for (run_of, workers), goal in zip([("one", 1), ("two", 2), ("four", 4)], times, strict=True)
+        for accuracy, seconds in [(0.5, goal / 2), (0.95, goal), (0.99, goal + 10)]
+    ],
+    columns=["data", "run_of", "workers", "threads", "val_accuracy", "seconds"],
+)
+
+
+@pytest.mark.parametrize("answer", [None, "one", "three", 25.0, ("sketches", "four")])
+def test_no_wrong_quickest_run_passes(answer):
+    with pytest.raises(NotYet):
+        exercises.check_quickest(answer, ROWS)
+
+
+def test_the_quickest_run_passes():
+    exercises.check_quickest("four", ROWS)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [None, 40.0, [40, 60, 50]]
+    + [pd.Series(cost) for cost in ({"one": 40, "two": 60}, {"one": 40, "two": 30, "four": 25})]
+    + [pd.Series({"one": 40, "two": 60, "four": 100}), pd.Series({"one": "a", "two": "b", "four": "c"})],
+)
+def test_no_wrong_cost_passes(answer):
+    with pytest.raises(NotYet):
+        exercises.check_cost(answer, ROWS, 2)
+
+
+def test_the_cost_passes_in_any_order():
+    exercises.check_cost(pd.Series({"four": 50.0, "one": 40, "two": 60}), ROWS, 2)

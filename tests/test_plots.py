@@ -43,3 +43,20 @@ def test_accuracy_and_ladder_are_drawn_from_their_tables():
     assert is_png(plots.accuracy_per_breed(breeds, "two breeds"))
     rungs = pd.DataFrame({"rung": ["a  slow", "b  fast"], "images_per_s": [2.0, 20.0]})
     assert is_png(plots.ladder(rungs, "two rungs"))
+
+
+def test_learning_curves_are_drawn_from_the_first_row_on():
+    first = {"rank": 0, "attempt": 0, "step": 1, "loss": 2.0}
+    assert is_png(plots.learning_curve(pd.DataFrame([first]), "one step"))
+    later = [{**first, "rank": 1}, {**first, "step": 2}, {"rank": 0, "attempt": 0, "step": 2, "val_accuracy": 0.9}]
+    assert is_png(plots.learning_curve(pd.DataFrame([first, *later]), "two steps"))
+
+
+def test_runs_are_compared():
+    rows = pd.DataFrame({"data": ["photos"] * 4, "run_of": list("aabb"), "step": [1, 2] * 2, "loss": [2.0, 1.0] * 2})
+    assert is_png(plots.compare_runs(rows, "step", "loss", "two runs"))
+    table = pd.DataFrame({"data": ["photos"] * 2, "workers": [1, 2], "speedup": [1.0, 1.9]})
+    assert is_png(plots.scaling(table, "one and two workers"))
+    parts = pd.DataFrame({"data": ["photos"] * 4, "run_of": list("aabb"), "part": ["load", "compute"] * 2,
+                          "seconds": [0.1, 1.0] * 2})  # fmt: skip
+    assert is_png(plots.step_parts(parts, "parts of two runs"))

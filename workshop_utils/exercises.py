@@ -192,3 +192,83 @@ def check_order(order, n_photos):
     expect(order(0, 0) == first, "asked twice for the same epoch, it answers differently: give the sampler one seed.")
     expect(order(0, 1) != first, "epoch 1 has epoch 0's order: call set_epoch.")
     passed(f"{len(first)} photos for rank 0 and {len(both) - len(first)} for rank 1, in a new order each epoch.")
+
+
+# 06 distributed-training
+
+
+@exercise
+def check_global_mean(function, client):
+    from workshop_utils import ddp
+
+    def on_each_rank():
+        import torch.distributed as dist
+
+        return function(10.0 * (dist.get_rank() + 1)), dist.get_world_size()
+
+    try:
+        answers = ddp.run(client, on_each_rank, timeout=30)
+    except TimeoutError:
+        raise NotYet("the ranks wait for each other: each of them has to call all_reduce, once.") from None
+    world_size = answers[0][1]
+    means = [None if mean is None else float(mean) for mean, _ in answers]
+    expect(None not in means, "global_mean returns None; return the mean as a number.")
+    expected = sum(10.0 * (rank + 1) for rank in range(world_size)) / world_size
+    expect(means != [world_size * expected] * world_size, "that is the sum: divide it by the world size.")
+    expect(means == [expected] * world_size,
+           f"the ranks had {[10.0 * (rank + 1) for rank in range(world_size)]} and returned {means}.")  # fmt: skip
+    passed("One number, the same on every rank.")
+
+
+@exercise
+def check_my_share(function, *_):
+    for n_images, world_size in [(8, 2), (7, 2), (96, 4), (1, 2), (5, 3)]:
+        shares = [function(n_images, rank, world_size) for rank in range(world_size)]
+        expect(all(share is not None for share in shares), "my_share returns None; return a list of positions.")
+        shares = [list(share) for share in shares]
+        given = sum(shares, [])
+        about = f"with {n_images} images and {world_size} ranks, the shares are {shares}"
+        expect(set(given) >= set(range(n_images)), f"{about}: somebody has to take every image.")
+        expect(set(given) <= set(range(n_images)), f"{about}: there is no such image.")
+        expect(len(given) == n_images, f"{about}: an image is counted twice.")
+        sizes = [len(share) for share in shares]
+        expect(max(sizes) - min(sizes) <= 1, f"{about}: the last rank waits for the longest; share more evenly.")
+    passed("Every image counts once, whatever the world size.")
+
+
+# 07 learning-results
+
+
+@exercise
+def check_quickest(answer, rows):
+    expect(answer is not None, "quickest is still None.")
+    reached = _seconds_to_90_percent(rows)
+    expect(isinstance(answer, str), "quickest should be the name of a run, such as " f"{reached.index[0]!r}.")
+    expect(answer in reached.index, f"{answer!r} is no run on sketches that reached 90 %: {list(reached.index)} did.")
+    expect(answer == reached.idxmin(), f"{answer!r} took {reached[answer]:.1f} s, and another run was quicker.")
+    passed(f"{answer} took {reached[answer]:.1f} s.")
+
+
+@exercise
+def check_cost(answer, rows, n_cores):
+    expect(answer is not None, "cost is still None.")
+    expect(isinstance(answer, pd.Series), "cost should be a Series: one number per run.")
+    reached = _seconds_to_90_percent(rows)
+    expect(set(answer.index) == set(reached.index), f"the index should be the runs on sketches: {list(reached.index)}.")
+    sketches = rows[rows.data == "sketches"].drop_duplicates("run_of").set_index("run_of")
+    uncapped = (sketches.workers * sketches.threads)[reached.index]
+    expected, answer = reached * uncapped.clip(upper=n_cores), answer[reached.index].astype(float)
+    expect(not _all_close(answer, reached), "these are seconds: multiply by the cores that were in use.")
+    too_many = _all_close(answer, reached * uncapped) and not _all_close(answer, expected)
+    expect(not too_many, f"some run has more workers than the machine has cores: cap it with clip(upper={n_cores}).")
+    expect(_all_close(answer, expected), "seconds times workers times threads, with at most all cores.")
+    passed(f"The cheapest was {expected.idxmin()}, with {expected.min():.0f} core-seconds.")
+
+
+def _seconds_to_90_percent(rows):
+    there = rows[(rows.data == "sketches") & (rows.val_accuracy >= 0.9)]
+    return there.groupby("run_of").seconds.min()
+
+
+def _all_close(one, other):
+    return ((one - other).abs() < 1e-3 * other.abs()).all()

@@ -1,5 +1,6 @@
 """Pictures for the notebooks: each is a PNG or SVG with alt text, small enough to store in a rendered notebook."""
 
+import warnings
 from html import escape
 from io import BytesIO
 
@@ -10,8 +11,12 @@ RIGHT, WRONG = "#1b7837", "#b2182b"
 
 def show(plot, alt, *, width=7.0, height=3.0, dpi=100):
     """Return a plotnine plot as a PNG with alt text. width, height: inches."""
+    from plotnine.exceptions import PlotnineWarning
+
     buffer = BytesIO()
-    plot.save(buffer, format="png", width=width, height=height, dpi=dpi, verbose=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PlotnineWarning)  # such as that a line needs two points, early in a run
+        plot.save(buffer, format="png", width=width, height=height, dpi=dpi, verbose=False)
     return Image(buffer.getvalue(), alt=alt)
 
 
@@ -104,3 +109,120 @@ def ladder(table, alt):
         + theme_minimal()
     )
     return show(plot, alt, width=7, height=0.7 + 0.36 * len(table))
+
+
+def learning_curve(metrics, alt):
+    """Return training loss per rank, and validation accuracy, against steps.
+
+    metrics: `Job.metrics()`: columns rank, step, loss, and val_accuracy where it was measured; of a step that a
+    restarted job repeated, the last attempt counts.
+    """
+    import pandas as pd
+    from plotnine import (
+        aes,
+        facet_wrap,
+        geom_blank,
+        geom_line,
+        geom_point,
+        ggplot,
+        labs,
+        scale_color_brewer,
+        theme_minimal,
+    )
+
+    panels = {"loss": "training loss", "val_accuracy": "validation accuracy"}
+    parts = [
+        metrics.dropna(subset=column).drop_duplicates(["rank", "step"], keep="last").assign(
+            value=lambda part, column=column: part[column].astype(float), panel=panel)
+        for column, panel in panels.items() if column in metrics
+    ]  # fmt: skip
+    long = pd.concat(parts)
+    long["rank"], long["step"] = long["rank"].astype(str), long["step"].astype(float)
+    whole_scale = pd.DataFrame({"step": 0, "value": [0, 1], "panel": panels["val_accuracy"]})
+    plot = (
+        ggplot(long, aes("step", "value"))
+        + geom_blank(data=whole_scale)
+        + geom_line(aes(color="rank"))
+        + geom_point(aes(color="rank"), size=1.2)
+        + facet_wrap("panel", scales="free_y")
+        + scale_color_brewer(type="qual", palette="Dark2")
+        + labs(x="step", y="")
+        + theme_minimal()
+    )
+    return show(plot, alt, width=8, height=2.8)
+
+
+def compare_runs(rows, x, y, alt):
+    """Return one line per run: column `y` of `rows` against column `x`, a panel for each kind of `data`."""
+    from plotnine import aes, facet_wrap, geom_line, geom_point, ggplot, labs, scale_color_brewer, theme_minimal
+
+    plot = (
+        ggplot(rows, aes(x, y, color="run_of", linetype="run_of"))
+        + geom_line()
+        + geom_point(size=0.9)
+        + facet_wrap("data", scales="free_x" if x == "seconds" else "fixed")
+        + scale_color_brewer(type="qual", palette="Dark2")
+        + labs(y=y.replace("_", " "), color="", linetype="")
+        + theme_minimal()
+    )
+    return show(plot, alt, width=8, height=2.8)
+
+
+def scaling(table, alt):
+    """Return speed against workers, with the line that perfect scaling would follow.
+
+    table: columns data, workers, speedup (over one worker).
+    """
+    from plotnine import (
+        aes,
+        geom_abline,
+        geom_line,
+        geom_point,
+        ggplot,
+        labs,
+        lims,
+        scale_color_brewer,
+        scale_x_continuous,
+        theme_minimal,
+    )
+
+    most = int(table.workers.max())
+    plot = (
+        ggplot(table, aes("workers", "speedup", color="data"))
+        + geom_abline(slope=1, intercept=0, linetype="dashed", color="#999999")
+        + geom_line()
+        + geom_point(size=2.5)
+        + scale_x_continuous(breaks=sorted(set(table.workers)))
+        + lims(y=(0, most))
+        + scale_color_brewer(type="qual", palette="Dark2")
+        + labs(y="times as fast as one worker", color="")
+        + theme_minimal()
+    )
+    return show(plot, alt, width=5.5, height=3)
+
+
+def step_parts(table, alt):
+    """Return a bar per run, of the seconds of a step: table has the columns run, data, part, seconds, in order."""
+    from plotnine import (
+        aes,
+        coord_flip,
+        facet_wrap,
+        geom_col,
+        ggplot,
+        labs,
+        scale_fill_brewer,
+        scale_x_discrete,
+        theme_minimal,
+    )
+
+    plot = (
+        ggplot(table, aes("run_of", "seconds", fill="part"))
+        + geom_col(width=0.7)
+        + facet_wrap("data", scales="free_x")
+        + scale_x_discrete(limits=list(dict.fromkeys(table.run_of))[::-1])
+        + scale_fill_brewer(type="qual", palette="Set2")
+        + coord_flip()
+        + labs(x="", y="seconds of a step", fill="")
+        + theme_minimal()
+    )
+    return show(plot, alt, width=8, height=2.4)
