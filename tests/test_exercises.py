@@ -232,7 +232,7 @@ def test_any_even_share_passes(share):
     exercises.check_my_share(share)
 
 
-ROWS = pd.DataFrame(
+LOG = pd.DataFrame(
     [
         (data, run_of, workers, 1, accuracy, seconds)
         for data, times in [("sketches", (40.0, 30.0, 25.0)), ("photos", (9.0, 8.0, 7.0))]
@@ -246,11 +246,11 @@ ROWS = pd.DataFrame(
 @pytest.mark.parametrize("answer", [None, "one", "three", 25.0, ("sketches", "four")])
 def test_no_wrong_quickest_run_passes(answer):
     with pytest.raises(NotYet):
-        exercises.check_quickest(answer, ROWS)
+        exercises.check_quickest(answer, LOG)
 
 
 def test_the_quickest_run_passes():
-    exercises.check_quickest("four", ROWS)
+    exercises.check_quickest("four", LOG)
 
 
 @pytest.mark.parametrize(
@@ -261,8 +261,8 @@ def test_the_quickest_run_passes():
 )
 def test_no_wrong_cost_passes(answer):
     with pytest.raises(NotYet):
-        exercises.check_cost(answer, ROWS, 2)
+        exercises.check_cost(answer, LOG, 2)
 
 
 def test_the_cost_passes_in_any_order():
-    exercises.check_cost(pd.Series({"four": 50.0, "one": 40, "two": 60}), ROWS, 2)
+    exercises.check_cost(pd.Series({"four": 50.0, "one": 40, "two": 60}), LOG, 2)

@@ -38,6 +38,9 @@ def _in_process_group(run, store, rank, world_size, *, backend):
     outcome = []
 
     def body():
+        # One that leaves while another still connects would break that one's gloo for its process's life.
+        store.set(f"joined-{rank}", "")
+        store.wait([f"joined-{other}" for other in range(world_size)])
         try:
             outcome.append((run(), None))
         except BaseException as error:

@@ -222,14 +222,16 @@ class Job:
         grace_ends = time.monotonic() + (0 if self._cancelled else GRACE_S)
         while time.monotonic() < grace_ends and any(future.status == "pending" for future in self.futures):
             time.sleep(TICK_S)
-        ended, dead = ("finished", "error"), self._dead()  # the thread of a cancelled task may still run
-        stuck = {a: f for a, f in zip(self.workers, self.futures, strict=False) if f.status not in ended}
-        self.client.cancel(list(stuck.values()))
-        stuck = [address for address in stuck if address not in dead]
-        if immortal := [address for address in stuck if not self._members[address]["nanny"]]:
+        dead, status = self._dead(), dict(zip(self.workers, [future.status for future in self.futures], strict=False))
+        self.client.cancel([future for future in self.futures if not future.done()])
+        busy = {a for a in status if status[a] not in ("finished", "error")}  # a cancelled task's thread may still run
+        # Where one rank died while they connected, gloo in the others is broken: their next launches hung or failed.
+        stuck = [address for address in (self.workers if dead else busy) if address not in dead]
+        if immortal := [address for address in stuck if not self._members[address]["nanny"] and address in busy]:
             warnings.warn(f"Worker {_listed(immortal)} has no nanny to restart it, and stays busy until its rank "
                           "returns: end that process, and start workers with nannies.", stacklevel=2)  # fmt: skip
-        for address in set(stuck).difference(immortal):  # a thread cannot be stopped, a process can
+        stuck = [address for address in stuck if self._members[address]["nanny"]]
+        for address in stuck:  # a thread cannot be stopped, a process can
             with suppress(Exception):  # it, or its nanny, is ending by itself
                 self.client.run(_kill_worker, address, workers=[address], nanny=True)
         gone = [self._members[address] for address in {*dead, *stuck} if address in self._members]
@@ -286,7 +288,8 @@ def _choose(client, n_workers, asking=None):
 
 
 def _workers(client):
-    return client.scheduler_info(n_workers=-1)["workers"]
+    # Not scheduler_info(): a refresh in the background may cut its answer to five workers, and the rest would seem dead.
+    return client.sync(client.scheduler.identity, n_workers=-1)["workers"]
 
 
 def _identity(worker):
