@@ -288,7 +288,7 @@ def _choose(client, n_workers, asking=None):
 
 
 def _workers(client):
-    # Not scheduler_info(): a refresh in the background may cut its answer to five workers, and the rest would seem dead.
+    # Not scheduler_info(): a refresh in the background may cut its answer to five workers, as if the rest had died.
     return client.sync(client.scheduler.identity, n_workers=-1)["workers"]
 
 
