@@ -300,6 +300,17 @@ def test_a_loss_that_explodes_ends_training_before_it_is_saved(tmp_path):
     assert all(tensor.isfinite().all() for tensor in load_checkpoint(tmp_path / "run.pt")["state_dict"].values())
 
 
+def test_weights_that_another_rank_spoiled_are_not_saved(client, tmp_path):
+    def half_spoiled():
+        images, labels = noise(32).tensors
+        images[:] = torch.nan if dist.get_rank() == 1 else 0
+        return trained(TensorDataset(images, labels), checkpoint=tmp_path / "run.pt", checkpoint_every=1)
+
+    with pytest.raises(FloatingPointError):
+        ddp.run(client, half_spoiled, n_workers=2)
+    assert not (tmp_path / "run.pt").exists()
+
+
 def test_a_batch_that_two_ranks_cannot_share_is_named(client):
     with pytest.raises(ValueError, match="batch_size 33 cannot be shared by 2 ranks"):
         ddp.run(client, trained, n_workers=2, batch_size=33)

@@ -309,6 +309,9 @@ def _check_agreement(step, settings):
 
 def _save(run, checkpoint, storage_options, about, step, numbers):
     if checkpoint and run.rank == 0:
+        if not all(weight.isfinite().all() for weight in run.model.parameters()):  # another rank's loss, or this step
+            raise FloatingPointError(f"After step {step}, some weights are infinite or NaN, so {str(checkpoint)!r} is "
+                                     f"left as it was: lower lr, {run.given.lr}.")  # fmt: skip
         states = {"state_dict": run.model.state_dict(), "optimizer": run.optimizer.state_dict()}
         training = {"settings": run.settings, "step": step, "numbers": numbers}
         save_checkpoint(checkpoint, storage_options, **(about or {}), **states, training=training)
