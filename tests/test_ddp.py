@@ -141,7 +141,7 @@ def test_two_clusters_work_at_once_whichever_client_is_the_latest(client, tmp_pa
         dist.all_reduce(total)
         return total.item()
 
-    with LocalCluster(2, threads_per_worker=1, host=LOOPBACK, dashboard_address=f"{LOOPBACK}:0") as cluster:
+    with LocalCluster(n_workers=2, threads_per_worker=1, host=LOOPBACK, dashboard_address=f"{LOOPBACK}:0") as cluster:
         with Client(cluster) as other:
             jobs = [ddp.launch(which, meet, str(tmp_path), timeout=60) for which in (client, other)]
             assert [job.result() for job in jobs] == [[2.0, 2.0]] * 2
@@ -170,7 +170,10 @@ def test_workers_on_two_addresses_meet_and_stay_on_them(tmp_path):
         return sorted({c.laddr.ip for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN})
 
     workers = []
-    with LocalCluster(0, host=LOOPBACK, dashboard_address=f"{LOOPBACK}:0") as cluster, Client(cluster) as client:
+    with (
+        LocalCluster(n_workers=0, host=LOOPBACK, dashboard_address=f"{LOOPBACK}:0") as cluster,
+        Client(cluster) as client,
+    ):
         try:
             for host in ("127.0.0.1", "127.0.0.2"):
                 command = [sys.executable, "-m", "distributed.cli.dask_worker", cluster.scheduler_address]
@@ -199,7 +202,8 @@ def test_rows_are_seen_while_the_job_runs_and_after_its_end(client, tmp_path):
     assert [row["step"] for row in rows] == [2]
     assert [row["step"] for row in job.rows()] == [1, 2]
     assert job.result() == job.result() == [None]
-    assert set(job.metrics()) >= {"rank", "attempt", "time", "step"}
+    assert list(job.metrics()) == ["rank", "attempt", "time", "step", "worker"]
+    assert set(job.metrics().worker) == set(job.workers)
 
 
 # What a failing function gives
@@ -461,7 +465,7 @@ def test_workers_that_cannot_be_restarted_are_told_of():
         time.sleep(6)
 
     settings = {"protocol": "tcp", "host": LOOPBACK, "dashboard_address": f"{LOOPBACK}:0", "threads_per_worker": 1}
-    with LocalCluster(2, processes=False, **settings) as cluster, Client(cluster) as client:
+    with LocalCluster(n_workers=2, processes=False, **settings) as cluster, Client(cluster) as client:
         with pytest.raises(JobError, match="share a process.*processes=True"):
             ddp.launch(client, sleep)
         job = ddp.launch(client, sleep, n_workers=1, timeout=1)

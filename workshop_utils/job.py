@@ -48,7 +48,7 @@ class Stopped(JobError):
 class Job:
     """Ranks 0 to n - 1 of one function, each on a worker process of its own.
 
-    futures: one per rank, in rank order. workers: their addresses. failures: the deaths that it survived.
+    workers: their addresses, in rank order. failures: the deaths that it survived.
     """
 
     def __init__(self, client, bootstrap, fn, args, kwargs, *, n_workers=None, timeout=None, max_restarts=0):
@@ -65,7 +65,7 @@ class Job:
         self.client, self.timeout, self.max_restarts = client, timeout, max_restarts
         self.name = f"{getattr(fn, '__name__', 'function')}-{uuid.uuid4().hex}"
         self._bootstrap, self._call = bootstrap, _pickled(fn, args, kwargs)
-        self.futures, self.failures, self._rows = [], [], []
+        self._tasks, self._ranks, self.failures, self._rows = [], [], [], []
         self._outcome, self._error, self._cancelled = None, None, False
         self._changed = threading.Condition()
         self._ended = False
@@ -80,6 +80,12 @@ class Job:
     def __repr__(self):
         state = "running" if not self._ended else f"failed: {self._error!r}" if self._error else "finished"
         return f"<Job {self.name.rsplit('-', 1)[0]}, {len(self.workers)} ranks, {state}>"
+
+    @property
+    def futures(self):
+        """One future per rank, in rank order, once the ranks are submitted; none if that was not reached."""
+        self._wait(lambda: self._ranks or self._ended)
+        return self._ranks
 
     def done(self):
         """Return whether the job has ended, well or not."""
@@ -114,6 +120,9 @@ class Job:
         """End the job and free its workers; those that do not stop by themselves are restarted."""
         self._cancelled = True
         self._thread.join()
+
+    def _ending(self):
+        return self._ended or (not self.max_restarts and any(task.status == "error" for task in self._tasks))
 
     def _wait(self, condition):
         try:
@@ -160,40 +169,43 @@ class Job:
         submit = partial(self.client.submit, pure=False, allow_other_workers=False)
         store = submit(_serve_store, host, workers=self.workers[:1], key=f"store-{uuid.uuid4().hex}")
         port = submit(getattr, store, "port", workers=self.workers[:1])  # the store itself stays where it is
-        self.futures = [port]
+        self._tasks = [port]
         try:
             self._watch(deadline)
             port = port.result()
-            self.futures = [
+            ranks = [
                 submit(_rank, self._bootstrap, self._call, self.name, attempt, rank, world_size, host, port,
                        workers=[address], key=(f"{self.name}-{attempt}", rank))
                 for rank, address in enumerate(self.workers)
             ]  # fmt: skip
+            with self._changed:
+                self._tasks = self._ranks = ranks
+                self._changed.notify_all()
             self._watch(deadline)
-            return _gathered(self.client, self.futures)
+            return _gathered(self.client, self._tasks)
         finally:
             store.release()  # which closes its server
 
     def _watch(self, deadline):
         """Return when all futures are finished; raise the reason why they will not be."""
         failed_at, looked_at = None, time.monotonic()
-        while not all(future.done() for future in self.futures):
+        while not all(future.done() for future in self._tasks):
             time.sleep(TICK_S)  # distributed.wait would go by the client that was made last, which may be another one
             now = time.monotonic()
             self._raise_for_cancelled()
             if now > looked_at + POLL_S:
                 looked_at = now
                 self._raise_for_dead()
-            if failed := [future.exception() for future in self.futures if future.status == "error"]:
+            if failed := [future.exception() for future in self._tasks if future.status == "error"]:
                 failed_at = failed_at or now
                 known = any(not isinstance(error, Stopped) for error in failed)
                 if now > failed_at + (SETTLE_S if known else CAUSE_S):
                     break
             if now > deadline:
-                late = [rank for rank, future in enumerate(self.futures) if not future.done()]
+                late = [rank for rank, future in enumerate(self._tasks) if not future.done()]
                 raise TimeoutError(f"Rank {_listed(late)} had not returned after {self.timeout} s: look at "
                                    "client.call_stack() for where it waits, or give it a longer timeout.")  # fmt: skip
-        if any(future.status != "finished" for future in self.futures):
+        if any(future.status != "finished" for future in self._tasks):
             self._raise_for_cancelled()
             self._raise_for_dead()
             self._raise_for_failed()
@@ -201,7 +213,7 @@ class Job:
     def _raise_for_cancelled(self):
         if self._cancelled:
             raise CancelledError(f"{self.name} was cancelled.")
-        if any(future.status == "cancelled" for future in self.futures):
+        if any(future.status == "cancelled" for future in self._tasks):
             raise CancelledError(f"{self.name} lost its tasks to client.cancel(), client.restart() or client.close().")
 
     def _raise_for_dead(self):
@@ -213,17 +225,17 @@ class Job:
             )
 
     def _raise_for_failed(self):
-        failed = [future for future in self.futures if future.status == "error"]
+        failed = [future for future in self._tasks if future.status == "error"]
         cause = min(failed, key=lambda future: isinstance(future.exception(), Stopped))
         raise cause.exception().with_traceback(cause.traceback())
 
     def _free(self):
         """Return when no rank is at work any more, and restarted workers are back."""
         grace_ends = time.monotonic() + (0 if self._cancelled else GRACE_S)
-        while time.monotonic() < grace_ends and any(future.status == "pending" for future in self.futures):
+        while time.monotonic() < grace_ends and any(future.status == "pending" for future in self._tasks):
             time.sleep(TICK_S)
-        dead, status = self._dead(), dict(zip(self.workers, [future.status for future in self.futures], strict=False))
-        self.client.cancel([future for future in self.futures if not future.done()])
+        dead, status = self._dead(), dict(zip(self.workers, [future.status for future in self._tasks], strict=False))
+        self.client.cancel([future for future in self._tasks if not future.done()])
         busy = {a for a in status if status[a] not in ("finished", "error")}  # a cancelled task's thread may still run
         # Where one rank died while they connected, gloo in the others is broken: their next launches hung or failed.
         stuck = [address for address in (self.workers if dead else busy) if address not in dead]
@@ -261,7 +273,7 @@ class Job:
 
 def _choose(client, n_workers, asking=None):
     """Return the addresses of idle workers, in rank order: by host, then by name."""
-    for job in [job for job in _jobs if job.done() and job is not asking]:
+    for job in [job for job in _jobs if job._ending() and job is not asking]:
         job._thread.join()  # it is freeing its workers
     workers = _workers(client)
     if n_workers is not None and (not isinstance(n_workers, int) or n_workers < 1):
@@ -325,11 +337,10 @@ def _pickled(fn, args, kwargs):
 
 
 def _at_work(dask_worker):
-    import psutil
-
+    process = os.getpid(), id(_jobs)  # of two machines, the first may be equal
     state = dask_worker.state  # `executing` includes tasks that were cancelled, but whose thread still runs
     keys = [str(task.key) for task in (*state.executing, *state.long_running, *state.ready)]
-    return (os.getpid(), psutil.Process().create_time()), keys
+    return process, keys
 
 
 def _kill_worker(address, dask_worker):

@@ -22,12 +22,12 @@ def log_metrics(**values):
     """Send one row of named numbers, strings or booleans from a rank to the client, and go on at once.
 
     `Job.rows()` shows rows as they come, `Job.metrics()` all of them; each begins with rank, attempt and time (Unix
-    seconds, by the rank's clock). One-element tensors and NumPy numbers become numbers. Outside a job nothing happens,
-    so that the same function runs alone. Raises ResultError for other values.
+    seconds, by the rank's clock), and ends with worker, its address. One-element tensors and NumPy numbers become
+    numbers. Outside a job nothing happens, so that the same function runs alone. Raises ResultError for other values.
     """
     if _job is not None:
         worker, topic, about = _job
-        if taken := sorted(values.keys() & {*about, "time"}):
+        if taken := sorted(values.keys() & {*about, "time", "worker"}):
             raise ResultError(f"log_metrics writes {taken} itself: choose other names.")
         row = {**about, "time": time.time()} | {name: _plain(name, value) for name, value in values.items()}
         worker.log_event(topic, row)

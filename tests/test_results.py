@@ -1,0 +1,203 @@
+"""Metrics and files come from ranks to the client complete and in order, are kept, and cannot do harm there."""
+
+import os
+import pickle
+import time
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from workshop_utils import ddp
+from workshop_utils.cluster import start_cluster
+from workshop_utils.results import (
+    MAX_RESULT_BYTES,
+    ResultError,
+    ResultsHandler,
+    _write,
+    log_metrics,
+    progress,
+    read_jsonl,
+    write_jsonl,
+    write_tensorboard,
+)
+
+ROWS = [{"rank": 0, "step": 1, "loss": 0.5}, {"rank": 1, "step": 1, "loss": float("nan"), "note": "dög"}]
+
+
+@pytest.mark.filterwarnings("ignore:Port 8787 is busy")
+def test_ten_thousand_rows_of_four_ranks_arrive_in_order():
+    def log(n_rows):
+        for step in range(n_rows):
+            log_metrics(step=step)
+
+    client = start_cluster(4)
+    try:
+        job = ddp.launch(client, log, 2500)
+        job.result()
+        rows = job.metrics()
+    finally:
+        client.shutdown()
+    assert [rows[rows["rank"] == rank].step.tolist() for rank in range(4)] == [list(range(2500))] * 4
+
+
+def test_values_become_numbers_strings_and_booleans(client):
+    def log():
+        log_metrics(tensor=torch.tensor([0.5], requires_grad=True), half=torch.tensor(2, dtype=torch.bfloat16))
+        log_metrics(numpy=np.float32(0.25), integer=np.int64(7), truth=np.bool_(True), array=np.array([3]))
+        log_metrics(flag=False, text="dög", odd="\ud800", nothing=None, not_a_number=float("nan"), many=2**63)
+
+    job = ddp.launch(client, log, n_workers=1)
+    first, second, third = job.rows()
+    assert (first["tensor"], first["half"]) == (0.5, 2.0)
+    assert [second[name] for name in ("numpy", "integer", "truth", "array")] == [0.25, 7, True, 3]
+    assert [third[name] for name in ("flag", "text", "odd", "nothing")] == [False, "dög", "\\ud800", None]
+    assert third["not_a_number"] != third["not_a_number"] and third["many"] == 2**63
+    assert {type(value) for row in (first, second) for value in row.values()} <= {int, float, bool, str}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"loss": torch.ones(2)}, "loss has 2 values: log one number, such as its mean"),
+        ({"loss": np.ones((2, 2))}, "loss has 4 values"),
+        ({"losses": [1, 2]}, "losses is a list: log a number"),
+        ({"z": 1j}, "z is a complex"),
+        ({"big": 2**70}, "big is 1180591620717411303424, which has more than 64 bits"),
+        ({"rank": 1, "worker": 2}, r"log_metrics writes \['rank', 'worker'\] itself: choose other names"),
+    ],
+)
+def test_other_values_are_refused(client, values, message):
+    with pytest.raises(ResultError, match=message):
+        ddp.run(client, lambda: log_metrics(**values), n_workers=1)
+
+
+def test_outside_a_job_nothing_is_logged(client):
+    assert log_metrics(loss=1) is None
+    assert client.submit(log_metrics, loss=1, pure=False).result() is None
+
+
+def test_rows_are_written_while_the_job_runs(client, tmp_path):
+    def log(path):
+        log_metrics(step=1)
+        while not os.path.exists(path) or not os.path.getsize(path):  # ends only if the row is written by now
+            time.sleep(0.02)
+        log_metrics(step=2)
+
+    path = tmp_path / "rows.jsonl"
+    job = ddp.launch(client, log, str(path), n_workers=1, timeout=60)
+    assert write_jsonl(job.rows(), path) == 2
+    assert read_jsonl(path).step.tolist() == [1, 2]
+
+
+def test_a_file_of_rows_survives_a_crash(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    assert write_jsonl(ROWS, path) == 2
+    rows = read_jsonl(path)
+    assert rows.loss[0] == 0.5 and np.isnan(rows.loss[1]) and rows.note[1] == "dög"
+    path.write_text(path.read_text() + '{"rank": 0, "st')
+    assert len(read_jsonl(path)) == 2
+    write_jsonl(ROWS[:1], path)  # the next run goes on in the same file
+    assert read_jsonl(path).step.tolist() == [1, 1, 1]
+    path.write_text("{}\nbroken\n{}\n")
+    with pytest.raises(ResultError, match="rows.jsonl', line 2 is no JSON .*: delete that line"):
+        read_jsonl(path)
+
+
+def test_tensorboard_reads_what_was_written(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    without_step = [{"rank": 0, "loss": 9.0}, {"rank": 0, "step": float("nan"), "loss": 9.0}]
+    write_tensorboard([*ROWS, *without_step, {"rank": 0, "step": 2, "loss": 0.25, "note": "x"}], tmp_path)
+    events = EventAccumulator(str(tmp_path / "rank-0")).Reload()
+    assert events.Tags()["scalars"] == ["loss"]
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 0.5), (2, 0.25)]
+    assert EventAccumulator(str(tmp_path / "rank-1")).Reload().Tags()["scalars"] == []  # NaN is not drawn
+
+
+def test_progress_counts_over_all_ranks_and_returns_the_result(client, capsys):
+    def log():
+        for step in range(3):
+            log_metrics(step=step, loss=0.5)
+        log_metrics(note="no step")
+        return dist.get_rank()
+
+    assert progress(ddp.launch(client, log), total=6) == [0, 1]
+    assert "6/6" in capsys.readouterr().err
+
+
+def test_files_arrive_in_their_places(client, tmp_path):
+    def send(handler):
+        rank = dist.get_rank()
+        handler.submit_result(f"runs/{rank}/log.txt", "dög")
+        handler.submit_result(f"weights-{rank}.bin", b"\0\1")
+        handler.submit_result(f"runs/{rank}/log.txt", "later")
+
+    handler = pickle.loads(pickle.dumps(ResultsHandler("mine", client)))
+    assert handler.pub_sub_key == "mine"
+    handler = ResultsHandler(client=client)
+    job = ddp.launch(client, send, handler)
+    job.result()  # what was sent before the client looks is not lost
+    written = handler.process_results(str(tmp_path), job.futures)
+    assert len(written) == 6 and not list(tmp_path.rglob("*.part"))
+    for rank in range(2):
+        assert (tmp_path / f"runs/{rank}/log.txt").read_text() == "later"
+        assert (tmp_path / f"weights-{rank}.bin").read_bytes() == b"\0\1"
+
+
+def test_files_of_a_job_that_fails_are_kept(client, tmp_path):
+    def send(handler):
+        handler.submit_result("before.txt", "kept")
+        if dist.get_rank() == 1:
+            raise KeyError("then it failed")
+        dist.all_reduce(torch.ones(1))
+
+    handler = ResultsHandler(client=client)
+    with pytest.raises(KeyError, match="then it failed"):  # and not the other rank's lost connection
+        handler.process_results(tmp_path / "raised", ddp.launch(client, send, handler).futures)
+    assert (tmp_path / "raised/before.txt").read_text() == "kept"
+    handler.process_results(tmp_path / "quiet", ddp.launch(client, send, handler).futures, raise_errors=False)
+    assert (tmp_path / "quiet/before.txt").read_text() == "kept"
+
+
+OUTSIDE = r"""/etc/passwd
+../up
+a/../../up
+..\up
+\up
+a\b
+C:\up
+C:up
+."""
+
+
+@pytest.mark.parametrize("path", OUTSIDE.splitlines() + ["", "a\0b", "\ud800"])
+def test_a_path_out_of_the_folder_is_refused_on_both_sides(path, tmp_path):
+    with pytest.raises(ResultError, match="give one such as 'runs/loss.csv'"):
+        ResultsHandler.submit_result(None, path, "data")
+    with pytest.raises(ResultError, match="give one such as"):
+        _write(tmp_path / "prefix", path, b"data")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_out_of_the_folder_is_refused(tmp_path):
+    (tmp_path / "prefix").mkdir()
+    (tmp_path / "prefix/link").symlink_to(tmp_path)
+    with pytest.raises(ResultError, match="'link/up.txt' leads out of .*by a symbolic link"):
+        _write(tmp_path / "prefix", "link/up.txt", b"data")
+    assert not (tmp_path / "up.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (bytes(MAX_RESULT_BYTES + 1), "has 16,777,217 bytes, more than 16,777,216: write it to storage"),
+        ("ö" * (MAX_RESULT_BYTES // 2 + 1), "has 16,777,218 bytes"),
+        ({"a": 1}, "data for 'a.json' is a dict: give str or bytes"),
+        (None, "is a NoneType"),
+    ],
+)
+def test_data_of_a_wrong_type_or_size_is_refused(data, message):
+    with pytest.raises(ResultError, match=message):
+        ResultsHandler.submit_result(None, "a.json", data)
