@@ -165,9 +165,10 @@ def test_everything_listens_on_the_workers_own_address_and_the_environment_stays
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux answers on all of 127.0.0.0/8")
 def test_workers_on_two_addresses_meet_and_stay_on_them(tmp_path):
-    def listening():
-        dist.barrier()
-        return sorted({c.laddr.ip for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN})
+    def listening(barrier=lambda: None):
+        barrier()
+        connections = psutil.Process().net_connections()
+        return {tuple(c.laddr) for c in connections if c.status == psutil.CONN_LISTEN}
 
     workers = []
     with (
@@ -180,12 +181,13 @@ def test_workers_on_two_addresses_meet_and_stay_on_them(tmp_path):
                 flags = ["--host", host, "--nthreads", "1", "--no-nanny", "--no-dashboard"]
                 workers.append(subprocess.Popen(command + flags, cwd=tmp_path, stderr=subprocess.DEVNULL))
             client.wait_for_workers(2, timeout=120)
-            first, second = ddp.run(client, listening, timeout=120)
+            before = set().union(*client.run(listening).values())  # Dask's own, of which one is on all addresses
+            first, second = ({ip for ip, _ in new - before} for new in ddp.run(client, listening, dist.barrier))
         finally:
             for worker in workers:
                 worker.terminate()
                 worker.wait(30)
-    assert first == ["127.0.0.1"] and set(second) <= {"127.0.0.1", "127.0.0.2"}
+    assert first == {LOOPBACK} and second <= {LOOPBACK, "127.0.0.2"}
 
 
 def test_rows_are_seen_while_the_job_runs_and_after_its_end(client, tmp_path):
