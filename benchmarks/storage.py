@@ -74,7 +74,7 @@ def make_datasets(endpoint):
 
         theirs = S3ImageFolder(BUCKET, "dogs/", transform, anon=True)
     except ModuleNotFoundError as error:
-        raise click.ClickException(f"{error}, and S3ImageFolder needs it: pip install boto3") from error
+        raise click.ClickException(f"{error}, and S3ImageFolder needs it: pip install -e '.[peers]'") from error
     theirs.all_files = [key for key in theirs.all_files if not key.endswith("/")]  # it takes folders for images
     options = {"anon": True, "client_kwargs": {"endpoint_url": endpoint}}
     return theirs, ImageFolder(f"s3://{BUCKET}/dogs", transform, storage_options=options)

@@ -1,5 +1,6 @@
 """Pictures for the notebooks: each is a PNG or SVG with alt text, small enough to store in a rendered notebook."""
 
+import textwrap
 import warnings
 from html import escape
 from io import BytesIO
@@ -7,6 +8,7 @@ from io import BytesIO
 from IPython.display import HTML, Image
 
 RIGHT, WRONG = "#1b7837", "#b2182b"
+TITLE_WIDTH = 21  # characters below a picture of a gallery
 
 
 def show(plot, alt, *, width=7.0, height=3.0, dpi=100):
@@ -38,6 +40,7 @@ def gallery(images, titles, alt, *, marks=None, columns=6):
         axis.imshow(image)
         axis.set(xticks=[], yticks=[])
         colour = {None: "#333333", True: RIGHT, False: WRONG}[mark]
+        title = "\n".join(textwrap.fill(line, TITLE_WIDTH) for line in title.splitlines())
         axis.set_xlabel({None: "", True: "✓ ", False: "✗ "}[mark] + title, fontsize=9, color=colour)
         axis.spines[:].set(color=colour, linewidth=0.5 if mark is None else 3)
     buffer = BytesIO()
