@@ -66,7 +66,7 @@ class Job:
         self.name = f"{getattr(fn, '__name__', 'function')}-{uuid.uuid4().hex}"
         self._bootstrap, self._call = bootstrap, _pickled(fn, args, kwargs)
         self._tasks, self._ranks, self.failures, self._rows = [], [], [], []
-        self._outcome, self._error, self._cancelled = None, None, False
+        self._outcome, self._error, self._remote, self._cancelled = None, None, None, False
         self._changed = threading.Condition()
         self._ended = False
         with _choosing:
@@ -98,9 +98,11 @@ class Job:
         CancelledError. An interrupt (Ctrl-C, or the notebook's stop button) cancels the job.
         """
         self._wait(lambda: self._ended)
-        if self._error:
-            raise self._error
-        return self._outcome
+        error, outcome = self._error, self._outcome
+        self = None  # the client keeps a rank's exception, and that the frames it passed, which must not keep the job
+        if error:
+            raise error
+        return outcome
 
     def rows(self):
         """Yield each row of metrics as it arrives, until the job ends; then raise what it raised, if it did."""
@@ -141,7 +143,7 @@ class Job:
         try:
             self._outcome = self._with_restarts()
         except BaseException as error:  # whatever it is, it belongs to who asks for the result
-            self._error = error
+            self._error = error.with_traceback(self._remote)
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -227,7 +229,8 @@ class Job:
     def _raise_for_failed(self):
         failed = [future for future in self._tasks if future.status == "error"]
         cause = min(failed, key=lambda future: isinstance(future.exception(), Stopped))
-        raise cause.exception().with_traceback(cause.traceback())
+        self._remote = cause.traceback()
+        raise cause.exception()
 
     def _free(self):
         """Return when no rank is at work any more, and restarted workers are back."""
