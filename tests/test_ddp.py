@@ -19,7 +19,7 @@ from distributed import CancelledError, Client, LocalCluster, wait
 
 from workshop_utils import ddp
 from workshop_utils import job as job_module
-from workshop_utils.cluster import LOOPBACK
+from workshop_utils.cluster import LOOPBACK, n_gpus, start_cluster
 from workshop_utils.job import JobError, WorkerDied, WorkersBusy
 from workshop_utils.results import log_metrics
 
@@ -561,3 +561,31 @@ def test_a_hundred_launches_leave_nothing_behind(client):
     until(lambda: not leaked(), 20)
     assert job_module._jobs == []
     until(lambda: not client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks)), 10)
+
+
+@pytest.mark.gpu
+def test_ranks_with_a_gpu_each_talk_over_nccl():
+    def totals():
+        import torch
+
+        totals = [torch.ones(1, device=device) for device in ("cuda", "cpu")]
+        for total in totals:
+            dist.all_reduce(total)
+        return [total.item() for total in totals], str(torch.cuda.get_device_properties(0).uuid)
+
+    client = start_cluster()
+    try:
+        answers = ddp.run(client, totals, timeout=120)
+        assert [total for total, _ in answers] == [[n_gpus(), n_gpus()]] * n_gpus()
+        assert len({gpu for _, gpu in answers}) == n_gpus()
+        assert ddp.run(client, dist.get_backend, backend="nccl", timeout=120) == ["nccl"] * n_gpus()
+    finally:
+        client.shutdown()
+
+
+@pytest.mark.gpu
+def test_ranks_that_share_a_gpu_are_refused_nccl_and_get_gloo():
+    with LocalCluster(2, threads_per_worker=1, dashboard_address=f"{LOOPBACK}:0") as cluster, Client(cluster) as client:
+        assert ddp.run(client, dist.get_backend, timeout=120) == ["gloo"] * 2
+        with pytest.raises(JobError, match="needs a GPU of its own"):
+            ddp.run(client, dist.get_backend, backend="nccl", timeout=120)
