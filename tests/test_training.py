@@ -270,10 +270,19 @@ def test_bf16_computes_in_bf16_and_keeps_weights_in_float32(alone):
 def test_a_checkpoint_from_the_middle_of_training_loads_and_classifies(tmp_path):
     categories = [breed.name for breed in HELD_OUT[:5]]
     checkpoint = tmp_path / "run.pt"
-    interrupted(checkpoint, about={"arch": "resnet18", "num_classes": 5, "categories": categories})
+    interrupted(checkpoint, about={"arch": "resnet18", "categories": categories})
     model, transform, loaded = load_resnet(checkpoint)
     assert loaded == categories and load_checkpoint(checkpoint)["training"]["step"] == 2
     assert model(transform(draw_dog("pug", seed=1))[None]).shape == (1, 5)
+
+
+def test_a_checkpoint_remembers_how_the_model_it_began_with_was_built(tmp_path):
+    v1 = torchvision.models.resnet50(num_classes=5).state_dict()
+    save_checkpoint(tmp_path / "v1.pt", arch="resnet50", num_classes=5, state_dict=v1, stride_in_1x1=True, size=224)
+    model, _, _ = load_resnet(tmp_path / "v1.pt")
+    train(with_new_head(model, 7), noise(4), batch_size=4, checkpoint=tmp_path / "run.pt")
+    trained, transform, categories = load_resnet(tmp_path / "run.pt")
+    assert trained.layer2[0].conv1.stride == (2, 2) and transform.resize_size == [224] and len(categories) == 7
 
 
 @pytest.mark.parametrize(

@@ -32,14 +32,18 @@ def load_resnet(weights="auto"):
     `arch`, `num_classes`, `state_dict`; `stride_in_1x1` where it is a ResNet v1; `size`, pixels that the shorter side
     is resized to before the crop to 224 (256 where absent).
     transform: an RGB `PIL.Image` to a normalised (3, 224, 224) float32 tensor.
-    categories: the model's category names; a logit's position is its index.
+    categories: the model's category names; a logit's position is its index. The model carries what a checkpoint of it
+    has to say in `model.about`: a dict with `arch`, and `stride_in_1x1` and `size` where they apply.
     Raises WeightsError.
     """
     weights = resolve_weights(weights)
     if weights == "imagenet":
-        return _imagenet().eval(), IMAGENET_WEIGHTS.transforms(), list(_IMAGENET_CATEGORIES)
+        model, transform = _imagenet(), IMAGENET_WEIGHTS.transforms()
+        model.about = {"arch": "resnet50", "size": transform.resize_size[0]}
+        return model.eval(), transform, list(_IMAGENET_CATEGORIES)
     checkpoint = load_checkpoint(SKETCH_WEIGHTS if weights == "sketches" else weights)
     model = _build(checkpoint, weights)
+    model.about = {name: checkpoint[name] for name in ("arch", "stride_in_1x1", "size") if name in checkpoint}
     transform = ImageClassification(crop_size=224, resize_size=checkpoint.get("size", 256))
     n_classes = checkpoint["num_classes"]
     categories = checkpoint.get("categories") or _names_for(n_classes)

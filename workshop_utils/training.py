@@ -43,9 +43,9 @@ def train(model, train_set, val_set=None, *, epochs=1, batch_size=32, accumulate
     compression: None, "fp16" or "bf16", in which gradients travel. augment: mirror half of the images.
     checkpoint: a path or address that all ranks read and rank 0 writes: every `checkpoint_every` steps and after each
     epoch. Where it exists, training goes on from it, with any world size: to the bit as if it had never stopped with
-    one or two ranks; with more, whose sums gloo then takes in another order, to rounding (6e-8). It holds what
-    `load_resnet` needs once `about` names it: {"arch": "resnet18", "num_classes": 12, "categories": […]}.
-    storage_options: what fsspec needs to read and write it.
+    one or two ranks; with more, whose sums gloo then takes in another order, to rounding (6e-8). For a
+    model of `load_resnet`'s, it is a file that `load_resnet` loads. about: more to write into it, or what another model
+    lacks, such as {"arch": "resnet18", "categories": […]}. storage_options: what fsspec needs to read and write it.
 
     Returns steps; resumed_at, the steps that were already done; images_per_s, over all ranks, without evaluation;
     train_loss of this rank's last batch; with a val_set also accuracy and loss on it.
@@ -314,7 +314,9 @@ def _save(run, checkpoint, storage_options, about, step, numbers):
                                      f"left as it was: lower lr, {run.given.lr}.")  # fmt: skip
         states = {"state_dict": run.model.state_dict(), "optimizer": run.optimizer.state_dict()}
         training = {"settings": run.settings, "step": step, "numbers": numbers}
-        save_checkpoint(checkpoint, storage_options, **(about or {}), **states, training=training)
+        n_classes = {"num_classes": run.model.fc.out_features} if hasattr(run.model, "fc") else {}
+        about = {**getattr(run.model, "about", {}), **n_classes, **(about or {})}
+        save_checkpoint(checkpoint, storage_options, **about, **states, training=training)
 
 
 def _resume(run, checkpoint, storage_options):
