@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from workshop_utils import exercises
+from workshop_utils.cluster import start_cluster
 from workshop_utils.exercises import NotYet
 
 CATEGORIES = ["ant", "bee", "cat", "dog", "eel"]
@@ -148,6 +149,8 @@ def sampled(n_photos, told=True, **how):
         sampled(10, num_replicas=3),
         sampled(8),
         sampled(10, num_replicas=1, rank=0),
+        lambda rank, epoch: [index + 1000 for index in sampled(10)(rank, epoch)],
+        lambda rank, epoch: sampled(10, shuffle=False)(rank, epoch),
     ],
 )
 def test_no_wrong_order_passes(order):
@@ -194,6 +197,15 @@ def test_no_wrong_mean_passes(reduce, client):
 def test_the_mean_over_all_ranks_passes_as_a_tensor(client):
     with by_value():
         exercises.check_global_mean(mean_by(all_reduced), client)
+
+
+def test_a_mean_on_a_single_worker_is_no_sum():
+    client = start_cluster(1)
+    try:
+        with by_value():
+            exercises.check_global_mean(mean_by(all_reduced), client)
+    finally:
+        client.shutdown()
 
 
 @contextmanager
@@ -266,3 +278,7 @@ def test_no_wrong_cost_passes(answer):
 
 def test_the_cost_passes_in_any_order():
     exercises.check_cost(pd.Series({"four": 50.0, "one": 40, "two": 60}), LOG, 2)
+
+
+def test_on_one_core_the_cost_is_the_seconds():
+    exercises.check_cost(pd.Series({"four": 25.0, "one": 40, "two": 30}), LOG, 1)

@@ -156,18 +156,35 @@ def learning_curve(metrics, alt):
 
 
 def compare_runs(rows, x, y, alt):
-    """Return one line per run: column `y` of `rows` against column `x`, a panel for each kind of `data`."""
-    from plotnine import aes, facet_wrap, geom_line, geom_point, ggplot, labs, scale_color_brewer, theme_minimal
+    """Return one line per run: column `y` of `rows` against column `x`, a panel for each kind of `data`.
 
+    A `y` whose name ends with accuracy is drawn in percent. Lines get thinner, so that equal ones can be seen below.
+    """
+    from plotnine import (
+        aes,
+        facet_wrap,
+        geom_line,
+        ggplot,
+        labs,
+        scale_color_brewer,
+        scale_size_manual,
+        scale_y_continuous,
+        theme_minimal,
+    )
+
+    widths = [3.2, 2.2, 1.3, 0.5]
+    n_runs = rows.run_of.nunique()
     plot = (
-        ggplot(rows, aes(x, y, color="run_of", linetype="run_of"))
+        ggplot(rows, aes(x, y, color="run_of", size="run_of"))
         + geom_line()
-        + geom_point(size=0.9)
         + facet_wrap("data", scales="free_x" if x == "seconds" else "fixed")
         + scale_color_brewer(type="qual", palette="Dark2")
-        + labs(y=y.replace("_", " "), color="", linetype="")
+        + scale_size_manual(values=(widths * n_runs)[:n_runs])
+        + labs(y=y.replace("_", " "), color="", size="")
         + theme_minimal()
     )
+    if y.endswith("accuracy"):
+        plot += scale_y_continuous(limits=(0, 1), labels=lambda values: [f"{value:.0%}" for value in values])
     return show(plot, alt, width=8, height=2.8)
 
 
@@ -212,6 +229,7 @@ def step_parts(table, alt):
         facet_wrap,
         geom_col,
         ggplot,
+        guide_legend,
         labs,
         scale_fill_brewer,
         scale_x_discrete,
@@ -221,9 +239,9 @@ def step_parts(table, alt):
     plot = (
         ggplot(table, aes("run_of", "seconds", fill="part"))
         + geom_col(width=0.7)
-        + facet_wrap("data", scales="free_x")
+        + facet_wrap("data")
         + scale_x_discrete(limits=list(dict.fromkeys(table.run_of))[::-1])
-        + scale_fill_brewer(type="qual", palette="Set2")
+        + scale_fill_brewer(type="qual", palette="Set2", guide=guide_legend(reverse=True))
         + coord_flip()
         + labs(x="", y="seconds of a step", fill="")
         + theme_minimal()
