@@ -1,6 +1,7 @@
 """The command `workshop`, as a user types it."""
 
 import os
+import string
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,21 @@ def test_photos_out_of_reach_are_one_message(tmp_path):
     assert said.returncode == 1
     assert "http://127.0.0.1:9/images.tar" in said.stderr and "workshop data sketches" in said.stderr
     assert "Traceback" not in said.stderr
+
+
+def test_names_are_fetched_from_a_given_source(tmp_path):
+    pets = [f"{first} {second}" for first in ("Max", "Zoë", "Bo", "Lu") for second in string.ascii_lowercase]
+    (tmp_path / "pets.csv").write_text("Species,Animal's Name\n" + "".join(f"Cat,{pet}\n" for pet in pets))
+    said = workshop("data", "names", "--source", tmp_path / "pets.csv", WORKSHOP_CACHE=str(tmp_path), WORKSHOP_NAMES="")
+    path = tmp_path / "names.json"
+    assert said.stdout == f"The names are in {path}; the lesson takes its 104 from {path}.\n", said.stderr
+
+
+def test_names_out_of_reach_are_one_message(tmp_path):
+    said = workshop("data", "names", "--source", "http://127.0.0.1:9/pets.csv", WORKSHOP_CACHE=str(tmp_path))
+    assert said.returncode == 1
+    assert "http://127.0.0.1:9/pets.csv" in said.stderr and "project's own list" in said.stderr
+    assert "Traceback" not in said.stderr and not os.listdir(tmp_path)
 
 
 def test_bench_lists_and_runs_scripts(tmp_path):

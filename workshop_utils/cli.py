@@ -67,7 +67,7 @@ def check():
 
 @main.group()
 def data():
-    """Fetch the photos or write the sketches; every lesson runs with either."""
+    """Fetch photos and names, or draw sketches; every lesson runs without a download, too."""
 
 
 @data.command()
@@ -96,6 +96,20 @@ def sketches(per_breed):
     per_breed = per_breed or SKETCHES_PER_BREED
     folder = cache_folder() / f"sketches-{per_breed}"
     click.echo(f"{write_sketches(folder, per_breed)} new sketches in {folder}")
+
+
+@data.command()
+@click.option("--source", help="Any address of a CSV like the city's; default: Seattle's open licence data.")
+def names(source):
+    """Fetch the names of Seattle's licensed pets (4 MB) for notebook 08."""
+    from workshop_utils.names import CITY, NamesError, fetch_names, find_names
+
+    try:
+        path = fetch_names(source or CITY)
+        found = find_names()
+    except NamesError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(f"The names are in {path}; the lesson takes its {len(found.names):,} from {found.origin}.")
 
 
 @main.command()
