@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+HOROVOD := $(VENV)/.horovod
 NBVAL := --nbval --nbval-current-env --nbval-sanitize-with tests/notebooks/sanitize.cfg --nbval-cell-timeout 180
 
 # The stored outputs were made with the sketches and their weights, whatever this machine's user has set or downloaded.
 OFFLINE := WORKSHOP_DATA= WORKSHOP_WEIGHTS= DASK_SCHEDULER_ADDRESS= WORKSHOP_CACHE=$(CURDIR)/$(VENV)/cache
 
-.PHONY: lab run test setup pins clean
+.PHONY: lab run test setup horovod pins clean
 
 lab: setup
 	$(BIN)/workshop lab
@@ -17,6 +18,7 @@ run: setup
 	$(BIN)/workshop run
 
 test: setup
+	@$(MAKE) --no-print-directory horovod || echo "The tests of Horovod are skipped; notebook 09 shows stored outputs."
 	$(BIN)/ruff check .
 	$(BIN)/pytest
 	@! command -v nvidia-smi >/dev/null || $(BIN)/pytest -m gpu
@@ -32,6 +34,12 @@ $(READY): requirements.txt pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check uv
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --require-hashes -r requirements.txt
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --editable .
+	@touch $@
+
+horovod: $(HOROVOD)
+
+$(HOROVOD): requirements.txt tools/build_horovod.sh | $(READY)  # again after new pins: it fits one version of PyTorch
+	bash tools/build_horovod.sh $(VENV)
 	@touch $@
 
 pins:  # after changing a range in pyproject.toml

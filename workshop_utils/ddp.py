@@ -1,10 +1,8 @@
 """Run a PyTorch function on Dask workers as the ranks of one `torch.distributed` process group."""
 
-import os
-from contextlib import contextmanager
 from functools import partial
 
-from workshop_utils.job import Job, JobError
+from workshop_utils.job import Job, JobError, environment, network_interface
 
 
 def launch(client, fn, /, *args, n_workers=None, backend="auto", timeout=None, max_restarts=0, **kwargs):
@@ -47,7 +45,7 @@ def _in_process_group(run, store, rank, world_size, *, backend):
             outcome.append((None, error))
 
     backend = _backend(backend, store, rank, world_size)
-    with _environment(_settings()):
+    with environment(_settings()):
         try:
             dispatch_with_ddp(body, store.host, store.port, rank, world_size, backend=backend)
         except Exception as error:
@@ -83,30 +81,5 @@ def _gpu():
 def _settings():
     # The store at MASTER_ADDR is served already, as torchrun's agent serves its own: no port is guessed.
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-    return {"TORCHELASTIC_USE_AGENT_STORE": "True"} | dict.fromkeys(names if _interface() else (), _interface())
-
-
-def _interface():
-    """Return the network interface of this worker's address, else None; gloo would go by what the host's name means."""
-    import psutil
-    from distributed import get_worker
-    from distributed.comm import get_address_host
-
-    mine = get_address_host(get_worker().address)
-    mine = "127.0.0.1" if mine.startswith("127.") else mine  # all of 127.0.0.0/8 is loopback, but not listed
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(address.address == mine for address in addresses):
-            return name
-    return None
-
-
-@contextmanager
-def _environment(settings):
-    before = dict(os.environ)
-    os.environ.update(settings)
-    try:
-        yield
-    finally:  # dispatch_with_ddp sets more, and a later task of this worker must not find any of it
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)
+    interface = network_interface()
+    return {"TORCHELASTIC_USE_AGENT_STORE": "True"} | dict.fromkeys(names if interface else (), interface)

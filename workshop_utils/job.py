@@ -7,7 +7,7 @@ import time
 import uuid
 import warnings
 import weakref
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 
@@ -337,6 +337,31 @@ def _pickled(fn, args, kwargs):
 
 
 # What follows runs on the workers.
+
+
+def network_interface():
+    """Return the network interface of this worker's address, else None; gloo would go by what the host's name means."""
+    import psutil
+
+    mine = get_address_host(get_worker().address)
+    mine = "127.0.0.1" if mine.startswith("127.") else mine  # all of 127.0.0.0/8 is loopback, but not listed
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.address == mine for address in addresses):
+            return name
+    return None
+
+
+@contextmanager
+def environment(settings):
+    """Set environment variables within the block, and leave none behind that is set there."""
+    before = dict(os.environ)
+    os.environ.update(settings)
+    try:
+        yield
+    finally:  # what runs within sets more, and a later task of this worker must not find any of it
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def _at_work(dask_worker):

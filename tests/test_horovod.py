@@ -1,0 +1,280 @@
+"""A Horovod function runs as ranks on Dask workers under the contract of `ddp.run`, and computes what DDP computes."""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from distributed import CancelledError
+
+from workshop_utils import ddp, horovod
+from workshop_utils.job import JobError, WorkerDied, WorkersBusy
+from workshop_utils.models import checkpoint_exists, load_checkpoint, save_checkpoint
+from workshop_utils.results import log_metrics
+
+BUILT = importlib.util.find_spec("horovod") is not None
+built = pytest.mark.skipif(not BUILT, reason="Horovod is not built: make horovod")
+pytestmark = [pytest.mark.filterwarnings("ignore:Port 8787 is busy"), pytest.mark.timeout(120)]
+
+
+def ranks(client, **options):
+    def who():
+        import horovod.torch as hvd
+
+        total = hvd.allreduce(torch.tensor([1.0 + hvd.rank()]), op=hvd.Sum)
+        return hvd.rank(), hvd.size(), hvd.local_rank(), total.item()
+
+    return horovod.run(client, who, timeout=60, **options)
+
+
+@pytest.fixture
+def leaves_free_workers(client):
+    assert ranks(client) == [(0, 2, 0, 3.0), (1, 2, 1, 3.0)]
+    yield
+    assert ranks(client) == [(0, 2, 0, 3.0), (1, 2, 1, 3.0)]
+
+
+def until(condition, timeout_s=60):
+    give_up = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up, "it took too long"
+        time.sleep(0.05)
+
+
+@built
+def test_arguments_arrive_and_results_are_in_rank_order(client):
+    def told(*args, **kwargs):
+        import horovod.torch as hvd
+
+        return hvd.rank(), hvd.size(), hvd.is_initialized(), args, kwargs
+
+    about = (1, "two"), {"three": [3], "rank": "mine"}
+    assert horovod.run(client, told, 1, "two", three=[3], rank="mine") == [(r, 2, True, *about) for r in (0, 1)]
+
+
+@built
+@pytest.mark.usefixtures("leaves_free_workers")
+def test_jobs_follow_one_another_with_any_number_of_ranks_and_beside_ddp(client):
+    for n_workers in (1, 2, 1, 1, 2):
+        expected = [(rank, n_workers, rank, sum(range(1, n_workers + 1))) for rank in range(n_workers)]
+        assert ranks(client, n_workers=n_workers) == expected
+    assert ddp.run(client, torch.distributed.get_rank, timeout=60) == [0, 1]
+
+
+@built
+@pytest.mark.usefixtures("leaves_free_workers")
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_rank_that_raises_ends_the_job_with_its_own_error(client, failing):
+    def fail(failing):
+        import horovod.torch as hvd
+
+        hvd.allreduce(torch.ones(1))
+        if hvd.rank() == failing:
+            raise ZeroDivisionError(f"from rank {hvd.rank()}")
+        for _ in range(100_000):
+            hvd.allreduce(torch.ones(1))
+
+    began = time.monotonic()
+    with pytest.raises(ZeroDivisionError, match=f"from rank {failing}") as caught:
+        horovod.run(client, fail, failing)
+    assert time.monotonic() - began < 10
+    assert any(f"Raised by rank {failing} of 2" in note for note in caught.value.__notes__)
+    assert any(entry.name == "fail" for entry in caught.traceback)
+
+
+@built
+@pytest.mark.usefixtures("leaves_free_workers")
+def test_a_killed_rank_is_named(client):
+    def die():
+        import horovod.torch as hvd
+
+        hvd.allreduce(torch.ones(1))
+        if hvd.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        hvd.allreduce(torch.ones(1))
+
+    with pytest.raises(WorkerDied, match="Rank 1 died: worker tcp://"):
+        horovod.run(client, die)
+
+
+@built
+def test_training_goes_on_from_its_checkpoint_after_a_death(client, tmp_path):
+    def count(path, kill_at):
+        import horovod.torch as hvd
+
+        saved = load_checkpoint(path) if hvd.rank() == 0 and checkpoint_exists(path) else None
+        saved = hvd.broadcast_object(saved, root_rank=0, name="saved")  # its default name would be the type's
+        first = saved["step"] if saved else 0
+        for step in range(first, 10):
+            hvd.allreduce(torch.ones(1))
+            if hvd.rank() == 0:
+                save_checkpoint(path, step=step + 1)
+            if first == 0 and step == kill_at and hvd.rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return first, step
+
+    job = horovod.launch(client, count, str(tmp_path / "c.pt"), 5, max_restarts=1)
+    (first, last), other = job.result()
+    assert other == (first, last) and last == 9
+    assert first in (5, 6, 7), "it did not resume"  # rank 0 may have been a step ahead of the kill, or behind
+    assert len(job.failures) == 1
+
+
+@built
+@pytest.mark.usefixtures("leaves_free_workers")
+def test_a_job_can_be_cancelled_and_refuses_busy_workers(client):
+    def wait():
+        import horovod.torch as hvd
+
+        log_metrics(awake=True)
+        if hvd.rank() == 0:
+            time.sleep(1000)
+        hvd.allreduce(torch.ones(1))  # waits for rank 0, in C++
+
+    job = horovod.launch(client, wait)
+    until(lambda: len(job.metrics()) == 2)
+    with pytest.raises(WorkersBusy):
+        ranks(client)
+    job.cancel()
+    with pytest.raises(CancelledError):
+        job.result()
+
+
+@built
+def test_it_listens_on_the_workers_address_while_it_runs_and_nowhere_afterwards(client):
+    def listening():
+        import horovod.torch as hvd
+
+        hvd.barrier()
+        found = psutil.Process().net_connections("tcp")
+        return [c.laddr.ip for c in found if c.status == psutil.CONN_LISTEN]
+
+    def state(dask_worker):
+        found = psutil.Process().net_connections("tcp")
+        ports = sum(c.status == psutil.CONN_LISTEN for c in found)
+        threads = [thread.name for thread in threading.enumerate() if "horovod" in thread.name]
+        return ports, threads, sorted(name for name in os.environ if name.startswith("HOROVOD"))
+
+    ranks(client)
+    before = client.run(state)
+    assert {ip for found in horovod.run(client, listening) for ip in found} == {"127.0.0.1"}
+    assert client.run(state) == before
+    assert all(threads == [] and names == [] for _, threads, names in before.values())
+
+
+def toy(step, rank):
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    labels = torch.randint(2, (8,), generator=generator)
+    return torch.randn(8, 3, 8, 8, generator=generator) + labels[:, None, None, None], labels
+
+
+def toy_model(seed):
+    torch.manual_seed(seed)  # differs between ranks: rank 0's weights have to be broadcast
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(288, 2)
+    )
+
+
+@built
+def test_with_equal_seeds_and_data_its_losses_are_those_of_ddp(client):
+    def under_horovod():
+        import horovod.torch as hvd
+
+        model = toy_model(seed=hvd.rank())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        return [step_of(model, optimizer, step, hvd.rank()) for step in range(20)]
+
+    def under_ddp():
+        rank = torch.distributed.get_rank()
+        model = torch.nn.parallel.DistributedDataParallel(toy_model(seed=rank))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        return [step_of(model, optimizer, step, rank) for step in range(20)]
+
+    def step_of(model, optimizer, step, rank):
+        images, labels = toy(step, rank)
+        loss = torch.nn.functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    theirs, ours = torch.tensor(horovod.run(client, under_horovod)), torch.tensor(ddp.run(client, under_ddp))
+    assert theirs.shape == (2, 20) and theirs[:, -1].mean() < 0.7 * theirs[:, 0].mean()
+    assert ((theirs - ours).abs() / ours).max() <= 1e-3
+
+
+def test_where_it_is_not_built_a_launch_says_so(client, monkeypatch):
+    monkeypatch.setattr(horovod, "available", lambda: False)
+    with pytest.raises(JobError, match="make horovod"):
+        horovod.run(client, print)
+
+
+def test_where_it_is_not_built_a_cell_shows_its_stored_output(tmp_path):
+    # A package that cannot be found: PYTHONPATH cannot hide one, a finder can.
+    code = """
+import sys
+from importlib import util
+found = util.find_spec
+util.find_spec = lambda name, *rest: None if name == "horovod" else found(name, *rest)
+import nbformat
+from IPython.core.interactiveshell import InteractiveShell
+from workshop_utils import horovod
+source = next(c.source for c in nbformat.read(horovod.RENDERED, 4).cells
+              if c.source.startswith("%%horovod") and c.outputs and c.outputs[0].output_type == "stream")
+shell = InteractiveShell.instance()
+horovod.load_ipython_extension(shell)
+shell.run_cell(source).raise_error()
+shell.run_cell("print('ordinary')").raise_error()
+print("=====")
+print(next(c.outputs[0].text for c in nbformat.read(horovod.RENDERED, 4).cells if c.source == source), end="")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert done.returncode == 0, done.stderr
+    said, stored = done.stdout.split("ordinary\n=====\n")
+    first, shown = said.split("\n", 1)
+    assert first == f"{horovod.NOT_BUILT}. Its cells show stored outputs."
+    assert shown.startswith(stored) and stored.strip()
+
+
+def test_the_build_names_what_is_missing(tmp_path):
+    script = Path(__file__).parents[1] / "tools" / "build_horovod.sh"
+    for tool in ("bash", "realpath", "mktemp", "rm", "dirname"):
+        (tmp_path / tool).symlink_to(next(p for d in os.environ["PATH"].split(":") if (p := Path(d, tool)).exists()))
+    env = {"PATH": str(tmp_path)}
+    done = subprocess.run(["bash", script, sys.prefix], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stderr.strip().endswith("On Debian: apt install g++ make")
+
+
+@built
+@pytest.mark.gpu
+def test_a_rank_with_a_gpu_trains_on_it(client):
+    def train():
+        import horovod.torch as hvd
+
+        device = "cuda" if hvd.nccl_built() or hvd.size() == 1 else "cpu"
+        model = toy_model(seed=hvd.rank())
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        model.to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        losses = []
+        for step in range(20):
+            images, labels = (tensor.to(device) for tensor in toy(step, hvd.rank()))
+            loss = torch.nn.functional.cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return device, losses
+
+    ((device, losses),) = horovod.run(client, train, n_workers=1)
+    assert device == "cuda" and losses[-1] < 0.7 * losses[0]

@@ -1,0 +1,128 @@
+"""Run a Horovod function on Dask workers as the ranks of one job, where Horovod is built (`make horovod`)."""
+
+import importlib.util
+import threading
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+
+from workshop_utils.job import Job, JobError, environment, network_interface
+
+LEAVE_S = 5  # for the other ranks to leave Horovod, before the server through which they met is closed
+NOT_BUILT = "Horovod is not built here. To build it, on Linux with a C++ compiler: make horovod"
+RENDERED = Path(__file__).parents[1] / "notebook_output" / "09-horovod.ipynb"
+
+
+def launch(client, fn, /, *args, n_workers=None, timeout=None, max_restarts=0, **kwargs):
+    """Start `fn(*args, **kwargs)` as one Horovod rank per worker process, and return the `Job` at once.
+
+    `hvd.init()` has been called before the function runs, and `hvd.shutdown()` is after it. All else is as in
+    `ddp.launch`. Raises JobError where Horovod is not built.
+    """
+    if not available():
+        raise JobError(NOT_BUILT)
+    options = {"n_workers": n_workers, "timeout": timeout, "max_restarts": max_restarts}
+    return Job(client, _in_horovod, fn, args, kwargs, **options)
+
+
+def run(client, fn, /, *args, **kwargs):
+    """Return `launch(...).result()`: what each rank returned, in rank order."""
+    return launch(client, fn, *args, **kwargs).result()
+
+
+def available():
+    """Return whether Horovod can be imported, for PyTorch."""
+    return importlib.util.find_spec("horovod") is not None
+
+
+def load_ipython_extension(shell):
+    """Make cells that begin with %%horovod show their stored output where Horovod is not built; say so in one line."""
+    shell.input_transformers_cleanup.append(_run_or_show)
+    print("Horovod is built here." if available() else f"{NOT_BUILT}. Its cells show stored outputs.")
+
+
+def show_stored(source):
+    """Show what the cell with this source shows in the rendered notebook 09."""
+    import nbformat
+    from IPython.display import publish_display_data
+
+    cells = nbformat.read(RENDERED, as_version=4).cells
+    for output in next((cell.outputs for cell in cells if cell.source == source), ()):
+        if output.output_type == "stream":
+            print(output.text, end="")
+        else:
+            publish_display_data(output.data, output.metadata)
+
+
+def _run_or_show(lines):
+    if not lines or lines[0] != "%%horovod\n":
+        return lines
+    if available():
+        return lines[1:]
+    return ["from workshop_utils.horovod import show_stored\n", f"show_stored({''.join(lines).strip()!r})\n"]
+
+
+def _in_horovod(run, store, rank, world_size):
+    import horovod.torch as hvd
+
+    store.set(f"host-{rank}", _host())
+    hosts = [store.get(f"host-{other}").decode() for other in range(world_size)]  # once all ranks have imported it
+    slots = _slots(hosts)
+    server = _rendezvous(hosts[0], slots) if rank == 0 else None
+    try:
+        if server:
+            store.set("rendezvous", str(server.server_address[1]))
+        settings = _settings(slots[rank], hosts[0], store.get("rendezvous").decode())
+        with environment(settings):
+            hvd.init()
+            try:
+                return run()
+            finally:
+                hvd.shutdown()
+                store.set(f"left-{rank}", "")
+    finally:
+        if server:
+            _close(server, store, world_size)
+
+
+def _host():
+    from distributed import get_worker
+    from distributed.comm import get_address_host
+
+    return get_address_host(get_worker().address)
+
+
+def _slots(hosts):
+    from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
+
+    return get_host_assignments([HostInfo(host, len(list(ranks))) for host, ranks in groupby(hosts)], len(hosts))
+
+
+def _rendezvous(host, slots):
+    # Not Horovod's RendezvousServer, which listens on all interfaces.
+    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+
+    server = RendezvousHTTPServer((host, 0), RendezvousHandler, verbose=0)
+    server.init(slots)
+    serve = partial(server.serve_forever, poll_interval=0.02)  # seconds until it notices that it shall end
+    threading.Thread(target=serve, name="horovod-rendezvous", daemon=True).start()
+    return server
+
+
+def _settings(slot, address, port):
+    values = {
+        "RANK": slot.rank, "SIZE": slot.size, "LOCAL_RANK": slot.local_rank, "LOCAL_SIZE": slot.local_size,
+        "CROSS_RANK": slot.cross_rank, "CROSS_SIZE": slot.cross_size, "HOSTNAME": slot.hostname,
+        "CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo", "GLOO_IFACE": network_interface(),
+        "GLOO_RENDEZVOUS_ADDR": address, "GLOO_RENDEZVOUS_PORT": port,
+    }  # fmt: skip
+    return {f"HOROVOD_{name}": str(value) for name, value in values.items() if value is not None}
+
+
+def _close(server, store, world_size):
+    with suppress(Exception):  # a rank is gone, and the job about to end
+        store.wait([f"left-{rank}" for rank in range(world_size)], timedelta(seconds=LEAVE_S))
+    server.shutdown()
+    server.server_close()
