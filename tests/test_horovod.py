@@ -188,7 +188,7 @@ def test_with_equal_seeds_and_data_its_losses_are_those_of_ddp(client):
         import horovod.torch as hvd
 
         model = toy_model(seed=hvd.rank())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
         return [step_of(model, optimizer, step, hvd.rank()) for step in range(20)]
@@ -196,7 +196,7 @@ def test_with_equal_seeds_and_data_its_losses_are_those_of_ddp(client):
     def under_ddp():
         rank = torch.distributed.get_rank()
         model = torch.nn.parallel.DistributedDataParallel(toy_model(seed=rank))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         return [step_of(model, optimizer, step, rank) for step in range(20)]
 
     def step_of(model, optimizer, step, rank):
@@ -208,7 +208,7 @@ def test_with_equal_seeds_and_data_its_losses_are_those_of_ddp(client):
         return loss.item()
 
     theirs, ours = torch.tensor(horovod.run(client, under_horovod)), torch.tensor(ddp.run(client, under_ddp))
-    assert theirs.shape == (2, 20) and theirs[:, -1].mean() < 0.7 * theirs[:, 0].mean()
+    assert theirs.shape == (2, 20) and theirs[:, -5:].mean() < 0.5 * theirs[:, 0].mean()
     assert ((theirs - ours).abs() / ours).max() <= 1e-3
 
 
@@ -264,7 +264,7 @@ def test_a_rank_with_a_gpu_trains_on_it(client):
         model = toy_model(seed=hvd.rank())
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         model.to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
         losses = []
         for step in range(20):
@@ -277,4 +277,4 @@ def test_a_rank_with_a_gpu_trains_on_it(client):
         return device, losses
 
     ((device, losses),) = horovod.run(client, train, n_workers=1)
-    assert device == "cuda" and losses[-1] < 0.7 * losses[0]
+    assert device == "cuda" and sum(losses[-5:]) < 2.5 * losses[0]
