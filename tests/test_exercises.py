@@ -282,3 +282,54 @@ def test_the_cost_passes_in_any_order():
 
 def test_on_one_core_the_cost_is_the_seconds():
     exercises.check_cost(pd.Series({"four": 25.0, "one": 40, "two": 30}), LOG, 1)
+
+
+@pytest.mark.parametrize(
+    "survivors",
+    [
+        lambda losses: None,
+        lambda losses: sorted(losses, key=losses.get)[0],
+        lambda losses: sorted(losses, key=losses.get)[:1],
+        lambda losses: sorted(losses, key=losses.get)[: len(losses) // 2],
+        lambda losses: sorted(losses, key=losses.get)[len(losses) // 2 :],
+        lambda losses: sorted(losses.values())[: max(1, len(losses) // 2)],
+        lambda losses: sorted(losses)[: max(1, len(losses) // 2)],
+        lambda losses: list(losses),
+        lambda losses: dict(sorted(losses.items(), key=lambda pair: -pair[1])[: max(1, len(losses) // 2)]),
+        lambda losses: [["a"]],
+    ],
+)
+def test_no_wrong_survivors_pass(survivors):
+    with pytest.raises(NotYet):
+        exercises.check_survivors(survivors)
+
+
+@pytest.mark.parametrize("half", [lambda n: max(1, n // 2), lambda n: -(-n // 2), lambda n: max(1, round(n / 2))])
+@pytest.mark.parametrize("kind", [list, tuple, set, pd.Index, dict.fromkeys])
+def test_any_better_half_passes(half, kind):
+    exercises.check_survivors(lambda losses: kind(sorted(losses, key=losses.get)[: half(len(losses))]))
+
+
+@pytest.mark.parametrize(
+    "at_temperature",
+    [
+        lambda logits, t: None,
+        lambda logits, t: logits.softmax(0),
+        lambda logits, t: (logits * t).softmax(0),
+        lambda logits, t: logits.softmax(0) / t,
+        lambda logits, t: logits / t,
+        lambda logits, t: (logits / t).argmax(),
+        lambda logits, t: (logits / t).exp(),
+        lambda logits, t: (logits / t).exp() / (logits / t).exp().sum(),
+        lambda logits, t: torch.zeros(32),
+        lambda logits, t: "likely",
+    ],
+)
+def test_no_wrong_probabilities_pass(at_temperature):
+    with pytest.raises(NotYet):
+        exercises.check_at_temperature(at_temperature)
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor.double, torch.Tensor.numpy, torch.Tensor.tolist])
+def test_right_probabilities_pass_in_any_type(kind):
+    exercises.check_at_temperature(lambda logits, t: kind((logits / t).softmax(0)))

@@ -60,3 +60,10 @@ def test_runs_are_compared():
     parts = pd.DataFrame({"data": ["photos"] * 4, "run_of": list("aabb"), "part": ["load", "compute"] * 2,
                           "seconds": [0.1, 1.0] * 2})  # fmt: skip
     assert is_png(plots.step_parts(parts, "parts of two runs"))
+
+
+def test_small_multiples_are_drawn_while_models_are_still_training():
+    first = {"model": "a", "epoch": 1, "seconds": 0.5, "loss": 3.0, "val_loss": 3.1}
+    assert is_png(plots.small_multiples(pd.DataFrame([first]), "epoch", "one model, one epoch"))
+    rows = [first, {**first, "epoch": 2}, *({**first, "model": name} for name in "bcde")]
+    assert is_png(plots.small_multiples(pd.DataFrame(rows), "seconds", "five models"))

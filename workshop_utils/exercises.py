@@ -1,5 +1,6 @@
 """What the check cells call: each function passes on a right answer, and on a wrong one says where to look."""
 
+import math
 from functools import wraps
 
 import pandas as pd
@@ -275,3 +276,52 @@ def _seconds_to_90_percent(rows):
 
 def _all_close(one, other):
     return ((one - other).abs() < 1e-3 * other.abs()).all()
+
+
+# 08 many-models
+
+
+@exercise
+def check_survivors(function, *_):
+    grids = [
+        {"a": 2.5, "b": 2.1, "c": 2.9, "d": 2.3},
+        {"a": 1.0, "b": math.inf, "c": math.inf, "d": math.inf},
+        {"a": 10.0, "b": 9.0},
+        {"a": 2.5},
+        {"e": 3.5, "d": 3.1, "c": 2.7, "b": 2.6, "a": 2.0},
+    ]
+    for losses in grids:
+        left = function(dict(losses))
+        expect(left is not None, "survivors returns None; return a list of names.")
+        expect(not isinstance(left, str), f"survivors returns the text {left!r}; put the names into a list.")
+        left = list(left)
+        about = f"of {losses}, {left} survive"
+        expect(left, f"{about}: at least one has to.")
+        expect(set(left) <= set(losses), f"{about}: return the names, the keys of the dict.")
+        expect(len(set(left)) == len(left), f"{about}: one is there twice.")
+        half = len(losses) / 2
+        expect(len(left) == 1 or half - 1 < len(left) < half + 1, f"{about}: keep half of {len(losses)}.")
+        expect(len(left) >= math.floor(half), f"{about}: that is less than half.")
+        gone = [losses[name] for name in losses if name not in left]
+        expect(max(losses[name] for name in left) <= min(gone, default=math.inf), f"{about}: a smaller loss is better.")
+    passed("The better half goes on, and never nobody.")
+
+
+@exercise
+def check_at_temperature(function, *_):
+    import torch
+
+    for values in ([2.0, 1.0, -1.0], [0.0, 0.0], [300.0, 299.0, 0.0]):
+        logits = torch.tensor(values)
+        for temperature in (1.0, 0.5, 3.0):
+            answer = function(logits.clone(), temperature)
+            expect(answer is not None, "at_temperature returns None; return the probabilities.")
+            found = torch.as_tensor(answer, dtype=torch.float32)
+            expect(found.shape == logits.shape, f"its shape is {tuple(found.shape)}, not {tuple(logits.shape)}.")
+            expect(not found.isnan().any(), "large logits overflow: use softmax, which takes care of them.")
+            expect(found.min() >= 0 and abs(found.sum() - 1) < 1e-3, "probabilities are at least 0 and sum to 1.")
+            swapped = torch.allclose(found, (logits * temperature).softmax(0), atol=1e-3)
+            right = torch.allclose(found, (logits / temperature).softmax(0), atol=1e-3)
+            expect(right or not swapped, "that is the other way round: a low temperature makes the likely likelier.")
+            expect(right, "divide the logits by the temperature first, and then take the softmax.")
+    passed("Below 1 the likely gets likelier; above 1 all come closer.")

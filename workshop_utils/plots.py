@@ -247,3 +247,25 @@ def step_parts(table, alt):
         + theme_minimal()
     )
     return show(plot, alt, width=8, height=2.4)
+
+
+def small_multiples(rows, x, alt):
+    """Return a small panel per model, of training and validation loss against column `x`, all on the same axes.
+
+    rows: columns model, loss, val_loss and `x`.
+    """
+    from plotnine import aes, facet_wrap, geom_line, geom_point, ggplot, labs, scale_color_brewer, theme_minimal
+
+    names = {"loss": "training", "val_loss": "validation"}
+    long = rows.rename(columns=names).melt(["model", x], list(names.values()), var_name="of", value_name="loss")
+    panels = list(dict.fromkeys(sorted(rows.model)))
+    plot = (
+        ggplot(long.assign(model=long.model.astype("category").cat.set_categories(panels)), aes(x, "loss", color="of"))
+        + geom_line()
+        + geom_point(size=1.2)
+        + facet_wrap("model", ncol=3)
+        + scale_color_brewer(type="qual", palette="Dark2")
+        + labs(color="")
+        + theme_minimal()
+    )
+    return show(plot, alt, width=8, height=0.9 + 1.5 * -(-len(panels) // 3))
