@@ -22,7 +22,8 @@ test: setup
 	$(BIN)/ruff check .
 	$(BIN)/pytest
 	@! command -v nvidia-smi >/dev/null || $(BIN)/pytest -m gpu
-	$(OFFLINE) $(BIN)/pytest $(NBVAL) notebook_output
+	$(BIN)/python tests/notebooks/with_stubs.py
+	$(OFFLINE) $(BIN)/pytest $(NBVAL) .nbval/*.ipynb
 
 setup: $(READY)
 

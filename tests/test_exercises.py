@@ -284,6 +284,15 @@ def test_on_one_core_the_cost_is_the_seconds():
     exercises.check_cost(pd.Series({"four": 25.0, "one": 40, "two": 30}), LOG, 1)
 
 
+def test_a_hint_is_one_line_in_a_notebook(capsys):
+    from IPython.core.interactiveshell import InteractiveShell
+
+    shell = InteractiveShell.instance()
+    result = shell.run_cell("from workshop_utils.exercises import expect\nexpect(False, 'look at the index.')")
+    assert isinstance(result.error_in_exec, NotYet)
+    assert capsys.readouterr().out == "Not yet: look at the index.\n"
+
+
 @pytest.mark.parametrize(
     "survivors",
     [
@@ -333,3 +342,46 @@ def test_no_wrong_probabilities_pass(at_temperature):
 @pytest.mark.parametrize("kind", [torch.Tensor.double, torch.Tensor.numpy, torch.Tensor.tolist])
 def test_right_probabilities_pass_in_any_type(kind):
     exercises.check_at_temperature(lambda logits, t: kind((logits / t).softmax(0)))
+
+
+@pytest.mark.parametrize(
+    ("plan", "hint"),
+    [
+        (lambda size, accumulate: None, "still None"),
+        (lambda size, accumulate: (16 * size, 0.01 * size, 640 // (16 * size)), "each rank computes 4 times 16"),
+        (lambda size, accumulate: (16 * size * accumulate, 0.01 * size, 640 // (16 * size * accumulate)), "the rate"),
+        (lambda size, accumulate: (16 * size * accumulate, 0.01 * size * accumulate, 40 / size / accumulate), "whole"),
+        (lambda size, accumulate: 16 * size, "cannot read"),
+    ],
+)
+def test_wrong_plans_get_a_hint(plan, hint):
+    with pytest.raises(NotYet, match=hint):
+        exercises.check_plan(plan)
+
+
+def test_a_right_plan_passes_in_any_type(capsys):
+    def plan(size, accumulate):
+        images = 16 * size * accumulate
+        return torch.tensor(images), np.float64(0.01 * images / 16), float(640 // images)
+
+    exercises.check_plan(plan)
+    assert capsys.readouterr().out.startswith("Correct. ")
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (lambda right, count, mean: None, "still None"),
+        (lambda right, count, mean: right / count, "own accuracy"),
+        (lambda right, count, mean: mean(right / count), "mean of two accuracies"),
+        (lambda right, count, mean: mean(right), "not what all ranks"),
+    ],
+)
+def test_wrong_global_accuracies_get_a_hint(client, answer, hint):
+    with pytest.raises(NotYet, match=hint):
+        exercises.check_global_accuracy(answer, client)
+
+
+def test_a_right_global_accuracy_passes(client, capsys):
+    exercises.check_global_accuracy(lambda right, count, mean: torch.tensor(mean(right) / mean(count)), client)
+    assert capsys.readouterr().out.startswith("Correct. ")

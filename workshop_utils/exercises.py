@@ -325,3 +325,50 @@ def check_at_temperature(function, *_):
             expect(right or not swapped, "that is the other way round: a low temperature makes the likely likelier.")
             expect(right, "divide the logits by the temperature first, and then take the softmax.")
     passed("Below 1 the likely gets likelier; above 1 all come closer.")
+
+
+# 09 horovod
+
+
+@exercise
+def check_plan(plan):
+    for size, accumulate in ((2, 1), (8, 4), (1, 1), (3, 2)):
+        about = f"with {size} ranks and {accumulate} parts"
+        images = 16 * size * accumulate
+        answer = plan(size, accumulate)
+        expect(answer is not None, "plan(...) is still None.")
+        expect(len(answer) == 3, "plan should return three numbers: images a step, peak rate, steps an epoch.")
+        n_images, rate, n_steps = map(float, answer)
+        expect(n_images != 16 * size or accumulate == 1, f"{about}, each rank computes {accumulate} times 16 images.")
+        expect(n_images == images, f"{about}, {n_images:g} images a step cannot be: a part has 16, on each rank.")
+        expect(abs(rate - 0.01 * images / 16) < 1e-9, f"{about}, the rate {rate:g} does not grow as the images do.")
+        expect(n_steps == int(n_steps), f"{about}, {n_steps:g} is no whole number of steps: leave the rest out.")
+        expect(n_steps == 640 // images, f"{about}, an epoch of 640 images has not {n_steps:g} whole steps.")
+    passed("Four times the parts, a quarter of the steps: a higher rate does not always make up for it.")
+
+
+@exercise
+def check_global_accuracy(global_accuracy, client):
+    from workshop_utils import ddp
+
+    def on_each_rank():
+        import torch
+        import torch.distributed as dist
+
+        def mean(value):
+            total = torch.tensor(float(value))
+            dist.all_reduce(total)
+            return total.item() / dist.get_world_size()
+
+        right, count = [(9, 10), (3, 6)][dist.get_rank() % 2]
+        answer = global_accuracy(right, count, mean)
+        sums = [mean(right), mean(count), mean(right / count), right / count]
+        return (answer if answer is None else float(answer)), sums
+
+    for answer, (right, count, mean_of_ranks, own) in ddp.run(client, on_each_rank, timeout=60):
+        expect(answer is not None, "global_accuracy(...) is still None.")
+        if right / count != own:  # with one rank, all of them are the same
+            expect(abs(answer - own) > 1e-6, "this is the rank's own accuracy: the other rank's images count, too.")
+            expect(abs(answer - mean_of_ranks) > 1e-6, "the mean of two accuracies counts the smaller part too much.")
+        expect(abs(answer - right / count) < 1e-6, f"{answer:.4f} is not what all ranks have right, over all images.")
+    passed("Each image counts once, on whichever rank it was.")

@@ -1,0 +1,31 @@
+"""The copies that nbval runs hold each check twice: after the stub, where it has to fail, and after the solution."""
+
+from lessons import SOURCES, code_cells, read, tags
+from with_stubs import FAILED_AS_IT_SHOULD, with_stub_checks
+
+NOTEBOOK = next(path for path in SOURCES if path.stem.startswith("01"))
+
+
+def test_each_stub_is_followed_by_a_check_that_has_to_fail():
+    cells = with_stub_checks(read(NOTEBOOK)).cells
+    stubs = [position for position, cell in enumerate(cells) if "exercise" in tags(cell)]
+    assert len(stubs) >= 2
+    for position in stubs:
+        expecting, solution, check = cells[position + 1 : position + 4]
+        assert "solution" in tags(solution) and "check" in tags(check)
+        assert check.source.strip() in expecting.source.replace("\n    ", "\n")
+        assert expecting.outputs[0].text == FAILED_AS_IT_SHOULD
+
+
+def test_only_a_hint_makes_that_cell_print_what_is_expected(capsys):
+    def run(check):
+        cell = code_cells(read(NOTEBOOK))[0]
+        cell.source = check
+        notebook = read(NOTEBOOK)
+        solution = next(one for one in notebook.cells if "solution" in tags(one))
+        notebook.cells = [solution, cell]
+        exec(with_stub_checks(notebook).cells[0].source, {})
+        return capsys.readouterr().out
+
+    assert run("from workshop_utils.exercises import expect\nexpect(False, 'look again')") == FAILED_AS_IT_SHOULD
+    assert run("from workshop_utils.exercises import passed\npassed('done')") != FAILED_AS_IT_SHOULD
