@@ -1,6 +1,7 @@
 """Run a Horovod function on Dask workers as the ranks of one job, where Horovod is built (`make horovod`)."""
 
 import importlib.util
+import os
 import threading
 from contextlib import suppress
 from datetime import timedelta
@@ -116,6 +117,7 @@ def _settings(slot, address, port):
         "RANK": slot.rank, "SIZE": slot.size, "LOCAL_RANK": slot.local_rank, "LOCAL_SIZE": slot.local_size,
         "CROSS_RANK": slot.cross_rank, "CROSS_SIZE": slot.cross_size, "HOSTNAME": slot.hostname,
         "CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo", "GLOO_IFACE": network_interface(),
+        "LOG_LEVEL": os.environ.get("HOROVOD_LOG_LEVEL", "fatal"),  # a death is reported by the job already
         "GLOO_RENDEZVOUS_ADDR": address, "GLOO_RENDEZVOUS_PORT": port,
     }  # fmt: skip
     return {f"HOROVOD_{name}": str(value) for name, value in values.items() if value is not None}
