@@ -254,7 +254,17 @@ def small_multiples(rows, x, alt):
 
     rows: columns model, loss, val_loss and `x`.
     """
-    from plotnine import aes, facet_wrap, geom_line, geom_point, ggplot, labs, scale_color_brewer, theme_minimal
+    from plotnine import (
+        aes,
+        expand_limits,
+        facet_wrap,
+        geom_line,
+        geom_point,
+        ggplot,
+        labs,
+        scale_color_brewer,
+        theme_minimal,
+    )
 
     names = {"loss": "training", "val_loss": "validation"}
     long = rows.rename(columns=names).melt(["model", x], list(names.values()), var_name="of", value_name="loss")
@@ -264,6 +274,7 @@ def small_multiples(rows, x, alt):
         + geom_line()
         + geom_point(size=1.2)
         + facet_wrap("model", ncol=3)
+        + expand_limits(x=0)
         + scale_color_brewer(type="qual", palette="Dark2")
         + labs(color="")
         + theme_minimal()
