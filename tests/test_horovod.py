@@ -163,9 +163,10 @@ def test_it_listens_on_the_workers_address_while_it_runs_and_nowhere_afterwards(
         return ports, threads, sorted(name for name in os.environ if name.startswith("HOROVOD"))
 
     ranks(client)
+    time.sleep(1)  # for that job's store to go, which nobody waits for
     before = client.run(state)
     assert {ip for found in horovod.run(client, listening) for ip in found} == {"127.0.0.1"}
-    assert client.run(state) == before
+    until(lambda: client.run(state) == before, timeout_s=10)
     assert all(threads == [] and names == [] for _, threads, names in before.values())
 
 
