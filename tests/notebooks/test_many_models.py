@@ -1,0 +1,93 @@
+"""Notebook 08 promises: equal seeds give equal losses, and no failed or killed model changes another's."""
+
+import ast
+import queue
+
+import pytest
+from distributed import wait
+from lessons import ROOT, code_cells, read
+
+from workshop_utils.cluster import start_cluster
+from workshop_utils.names import find_names
+
+QUICK = {"model": "quick", "batch_size": 128, "lr": 0.003, "seed": 0}
+SLOW = {"model": "slow", "batch_size": 16, "lr": 0.01, "seed": 0}
+FAILS = {"model": "fails", "batch_size": 64, "lr": 1.0, "seed": 0}
+
+
+@pytest.fixture(scope="module")
+def lesson():
+    """The functions that notebook 08 defines, by name; workers get them by value, as from a notebook."""
+    cells = code_cells(read(ROOT / "notebooks" / "08-many-models.ipynb"))
+    nodes = [node for cell in cells for node in ast.parse(cell.source).body]
+    kept = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef))]
+    defined = {"__name__": "__main__"}
+    exec(compile(ast.Module(kept, []), "08-many-models.ipynb", "exec"), defined)
+    return defined
+
+
+@pytest.fixture(scope="module")
+def trained(lesson):
+    """A function that submits 2 epochs on 60 names, from the first state or another; on a cluster of its own."""
+    client = start_cluster(2)
+    data = client.submit(lesson["make_data"], find_names().names[:60])
+    first = client.submit(lesson["make_first_state"], 0)
+
+    def submit(setting, n_epochs=2, state=first):
+        return client.submit(lesson["train_epochs"], state, data, setting, n_epochs, pure=False)
+
+    submit.client = client
+    yield submit
+    client.wait_for_workers(2, timeout=60)  # one that still starts would not hear the shutdown
+    client.shutdown()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(trained):
+    return {setting["model"]: trained(setting).result()["rows"] for setting in (QUICK, SLOW)}
+
+
+def kill(client, lesson, address):
+    client.run(lesson["die"], workers=[address], on_error="ignore")
+
+
+def test_the_same_seed_gives_the_same_losses_and_another_seed_others(trained, undisturbed):
+    assert [row["epoch"] for row in undisturbed["quick"]] == [1, 2]
+    assert trained(QUICK).result()["rows"] == undisturbed["quick"]
+    assert trained({**QUICK, "seed": 1}).result()["rows"] != undisturbed["quick"]
+
+
+def test_two_rounds_of_one_epoch_are_one_round_of_two(trained, undisturbed):
+    half_way = trained(SLOW, n_epochs=1)
+    assert trained(SLOW, n_epochs=1, state=half_way).result()["rows"] == undisturbed["slow"]
+    assert half_way.result()["rows"] == undisturbed["slow"][:1]
+
+
+def test_a_failing_and_a_killed_model_leave_the_others_results_as_they_were(trained, undisturbed, lesson):
+    heard = queue.Queue()
+    trained.client.subscribe_topic("names", lambda event: heard.put(event[1]))
+    slow, fails, quick = (trained(setting) for setting in (SLOW, FAILS, QUICK))
+    while (row := heard.get(timeout=60))["model"] != "slow":
+        pass
+    assert row["epoch"] == 1 and not slow.done()
+    kill(trained.client, lesson, row["worker"])
+    wait([slow, fails, quick], timeout=120)
+    assert isinstance(fails.exception(), ArithmeticError)
+    assert quick.result()["rows"] == undisturbed["quick"]
+    assert slow.result()["rows"] == undisturbed["slow"]
+    repeated = [heard.get(timeout=10) for _ in range(heard.qsize())]
+    assert [row["epoch"] for row in repeated if row["model"] == "slow"] == [1, 2]
+
+
+def test_a_state_that_died_with_its_worker_is_made_again_when_it_is_needed(trained, undisturbed, lesson):
+    half_way = trained(SLOW, n_epochs=1)
+    wait(half_way)
+    (address,) = trained.client.who_has(half_way)[half_way.key]
+    kill(trained.client, lesson, address)
+    assert trained(SLOW, n_epochs=1, state=half_way).result(timeout=120)["rows"] == undisturbed["slow"]
+
+
+def test_a_model_that_failed_is_missing_among_the_rows_and_stops_nobody(trained, undisturbed, lesson):
+    futures = {setting["model"]: trained(setting) for setting in (FAILS, QUICK)}
+    lesson["client"] = trained.client  # the notebook's own
+    assert lesson["rows_of"](futures) == {"quick": undisturbed["quick"]}
