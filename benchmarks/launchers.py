@@ -98,7 +98,7 @@ def measure(name, expected, kill):
 
     Raises NotRun where the tool is not installed, or does not do this job.
     """
-    script, package, cure, command = TOOLS[name]
+    _, package, cure, command = TOOLS[name]
     if importlib.util.find_spec(package) is None:
         raise NotRun(f"{package} is not installed: {cure}")
     run = observe(name, n_jobs=1 if command else 2)
@@ -106,6 +106,8 @@ def measure(name, expected, kill):
         losses = [final_loss(rows) for rows in run.jobs]
         said = [line for _, line in run.output[-1:]]
         raise NotRun(f"its last loss is {losses}, not {expected:.6f}; exit code {run.code}, last words {said}")
+    if threads := {row["threads"] for rows in run.jobs for row in rows if "rank" in row} - {1}:
+        raise NotRun(f"its ranks compute with {threads} threads instead of 1")
     figures = {"cold_s": first_step(run.jobs[0]) - run.started, "step_s": step_s(run.jobs[-1]), "left": run.left}
     if not command:
         figures["warm_s"] = first_step(run.jobs[1]) - run.jobs[1][0]["time"]  # whose first row is the call
@@ -149,7 +151,8 @@ def observe(name, n_jobs=1, kill=False, restarts=0):
         run = SimpleNamespace(started=time.time(), killed=None, output=[], code=None)
         process = subprocess.Popen(command_of(name, restarts, folders), env=environment, text=True,
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
-        listener = threading.Thread(target=listen, args=(process.stdout, run.output))
+        lines = ((time.time(), line.rstrip()) for line in process.stdout)
+        listener = threading.Thread(target=run.output.extend, args=(lines,))
         listener.start()
         try:
             if kill:
@@ -172,11 +175,6 @@ def command_of(name, restarts, folders):
     return [sys.executable, script, str(restarts), *folders]
 
 
-def listen(stream, output):
-    for line in stream:
-        output.append((time.time(), line.rstrip()))
-
-
 def kill_rank_1(process, folder):
     """Kill rank 1 once it has done the first step after the first checkpoint; return when. Raises NotRun otherwise."""
     give_up = time.monotonic() + LIMIT_S
@@ -191,22 +189,18 @@ def kill_rank_1(process, folder):
 
 def end_those_left(mark):
     """Return the names of the processes with this mark that are still there after LEAVE_S, having ended them."""
+
+    def is_marked(process):
+        with suppress(psutil.Error):  # it has gone, or belongs to another user
+            return process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE
+
     give_up = time.monotonic() + LEAVE_S
-    while (left := [process for process in psutil.process_iter() if marked(process, mark)]) and (
-        time.monotonic() < give_up
-    ):
+    while (left := list(filter(is_marked, psutil.process_iter()))) and time.monotonic() < give_up:
         time.sleep(0.1)
     names = [process.name() for process in left]
     for process in left:
         process.kill()
     return names
-
-
-def marked(process, mark):
-    try:
-        return process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:  # it has gone, or belongs to another user
-        return False
 
 
 def is_close(loss, expected):
@@ -251,12 +245,9 @@ def table(rows, reasons):
 
 
 def versions():
-    """Return the peers' versions, where they are installed."""
-    found = {}
-    for name in ("accelerate", "ray", "horovod"):
-        if importlib.util.find_spec(name):
-            found[name] = importlib.metadata.version(name)
-    return found
+    """Return the versions of the peers that are installed."""
+    installed = filter(importlib.util.find_spec, ("accelerate", "ray", "horovod"))
+    return {name: importlib.metadata.version(name) for name in installed}
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ def train(folder):
     rank = hvd.rank()
     model = build_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
+    # Before the checkpoint is loaded: it does not take over the momentum of the optimizer that it is given.
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     dataset = make_images()
     loader = DataLoader(dataset, BATCH_SIZE, sampler=DistributedSampler(dataset, hvd.size(), rank, shuffle=False))
     checkpoint, first = Path(folder, "checkpoint.pt"), 0
@@ -28,7 +30,6 @@ def train(folder):
     first = hvd.broadcast_object(first, root_rank=0)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     for epoch in range(first, EPOCHS):
         for images, labels in loader:
             optimizer.zero_grad()

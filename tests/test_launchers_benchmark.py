@@ -1,0 +1,113 @@
+"""The benchmark of launchers counts the same lines for all, sees what happens to a job, and drops no tool silently."""
+
+import importlib
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import cloudpickle
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from workshop_utils import ddp
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+SCRIPT = '''"""What it is,
+
+in three lines."""
+
+import time  # now
+
+
+def run():
+    """Do it."""
+    # how
+    for _ in range(3):  # measuring
+        time.sleep(1)
+'''
+
+
+@pytest.fixture
+def launchers(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS / "launchers")
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("launchers")
+
+
+@pytest.fixture
+def tool(launchers, monkeypatch, tmp_path):
+    """A function that makes a tool of one script's text, and returns its name."""
+
+    def make(script, package="click"):
+        (tmp_path / "script.py").write_text(script)
+        monkeypatch.setattr(launchers, "FOLDER", tmp_path)
+        monkeypatch.setattr(launchers, "TOOLS", {"some tool": ("script.py", package, f"pip install {package}", None)})
+        return "some tool"
+
+    return make
+
+
+def rows(*steps):
+    """The rows of (time, pid, rank, epoch) as ranks note them."""
+    return [{"time": at, "pid": pid, "rank": rank, "epoch": epoch, "step": 0, "loss": 1.0}
+            for at, pid, rank, epoch in steps]  # fmt: skip
+
+
+def test_blank_lines_comments_docstrings_and_measuring_are_no_lines_of_the_user(launchers):
+    assert launchers.count_lines(SCRIPT) == 3
+
+
+def test_the_job_comes_to_the_same_loss_alone_and_on_two_ranks(launchers, client, monkeypatch, tmp_path):
+    shared, with_workshop = importlib.import_module("shared"), importlib.import_module("with_workshop")
+    for module in (shared, with_workshop):
+        monkeypatch.setattr(module, "EPOCHS", 1)
+        monkeypatch.setattr(module, "BATCH_SIZE", 2)
+        cloudpickle.register_pickle_by_value(module)  # the workers cannot import it
+    losses = ddp.run(client, with_workshop.train, str(tmp_path), n_workers=2)
+    assert sum(losses) / 2 == pytest.approx(shared.loss_alone(), rel=1e-5)
+    noted = shared.rows_of(tmp_path)
+    assert sorted((row["rank"], row["step"]) for row in noted) == [(rank, step) for rank in (0, 1) for step in range(3)]
+    for module in (shared, with_workshop):
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+def test_a_peer_that_is_not_installed_has_a_row_that_says_so(launchers, tool, monkeypatch):
+    tool(SCRIPT, package="no_such_package")
+    written = {}
+    monkeypatch.setattr(launchers, "loss_alone", lambda: 1.0)
+    monkeypatch.setattr(launchers, "write_result", lambda name, result: written.update(result) or BENCHMARKS / name)
+    result = CliRunner().invoke(launchers.main, ["--rounds", "2"], catch_exceptions=False)
+    reason = "no_such_package is not installed: pip install no_such_package"
+    assert f"some tool       did not run: {reason}\n" in result.output
+    assert written["not_run"] == {"some tool": reason}
+
+
+def test_a_tool_that_fails_is_named_with_its_last_words(launchers, tool):
+    name = tool("print('first')\nraise SystemExit('no such thing')")
+    with pytest.raises(launchers.NotRun, match=r"last loss is \[None, None\].*exit code 1.*no such thing"):
+        launchers.measure(name, expected=1.0, kill=False)
+    with pytest.raises(launchers.NotRun, match="rank 1 never began the second epoch; exit code 1"):
+        launchers.observe(name, kill=True)
+
+
+def test_processes_that_a_tool_leaves_are_found_and_ended(launchers, tool, monkeypatch, tmp_path):
+    monkeypatch.setattr(launchers, "LEAVE_S", 0.2)
+    sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+    name = tool(f"import subprocess\nprint(subprocess.Popen({sleeper}, start_new_session=True).pid)")
+    run = launchers.observe(name)
+    assert run.code == 0 and len(run.left) == 1
+    pid = int(run.output[0][1])
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_job_that_begins_anew_is_not_taken_for_one_that_resumed(launchers):
+    before = rows((1, 10, 0, 0), (2, 11, 1, 0), (3, 10, 0, 1), (4, 11, 1, 1))
+
+    def reborn(*later):
+        return launchers.rebirth(SimpleNamespace(killed=5, left=[], jobs=[before + rows(*later)]), expected=1.0)
+
+    assert reborn((6, 10, 0, 1))["resumed"] == "no"  # the survivor, ending its step
+    assert reborn((8, 12, 0, 0), (9, 13, 1, 0))["resumed"] == "from start"
+    resumed = reborn((8, 12, 0, 1), (9, 13, 1, 1), (10, 12, 0, 2))
+    assert (resumed["resumed"], resumed["again_s"]) == ("from checkpoint", 4)
