@@ -1,5 +1,6 @@
 """Pictures for the notebooks: each is a PNG or SVG with alt text, small enough to store in a rendered notebook."""
 
+import math
 import textwrap
 import warnings
 from html import escape
@@ -256,25 +257,25 @@ def small_multiples(rows, x, alt):
     """
     from plotnine import (
         aes,
-        expand_limits,
         facet_wrap,
         geom_line,
         geom_point,
         ggplot,
         labs,
         scale_color_brewer,
+        scale_x_continuous,
         theme_minimal,
     )
 
     names = {"loss": "training", "val_loss": "validation"}
     long = rows.rename(columns=names).melt(["model", x], list(names.values()), var_name="of", value_name="loss")
-    panels = list(dict.fromkeys(sorted(rows.model)))
+    panels, last = sorted(set(rows.model)), math.ceil(rows[x].max())
     plot = (
         ggplot(long.assign(model=long.model.astype("category").cat.set_categories(panels)), aes(x, "loss", color="of"))
         + geom_line()
         + geom_point(size=1.2)
         + facet_wrap("model", ncol=3)
-        + expand_limits(x=0)
+        + scale_x_continuous(limits=(0, last), breaks=range(0, last + 1, max(1, round(last / 4))))
         + scale_color_brewer(type="qual", palette="Dark2")
         + labs(color="")
         + theme_minimal()
