@@ -7,7 +7,7 @@ HOROVOD := $(VENV)/.horovod
 NBVAL := --nbval --nbval-current-env --nbval-sanitize-with tests/notebooks/sanitize.cfg --nbval-cell-timeout 180
 
 # The stored outputs were made with the sketches and their weights, whatever this machine's user has set or downloaded.
-OFFLINE := WORKSHOP_DATA= WORKSHOP_WEIGHTS= DASK_SCHEDULER_ADDRESS= WORKSHOP_CACHE=$(CURDIR)/$(VENV)/cache
+OFFLINE := WORKSHOP_DATA= WORKSHOP_WEIGHTS= WORKSHOP_NAMES= DASK_SCHEDULER_ADDRESS= WORKSHOP_CACHE=$(CURDIR)/$(VENV)/cache
 
 .PHONY: lab run test setup horovod pins clean
 

@@ -30,7 +30,9 @@ def pytest_runtest_setup(item):
 
 @pytest.fixture(autouse=True)
 def no_settings_of_the_users(monkeypatch, tmp_path):
-    for name in ("WORKSHOP_DATA", "WORKSHOP_WEIGHTS", "AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_ENDPOINT_URL"):
+    for name in ("DATA", "WEIGHTS", "NAMES"):
+        monkeypatch.delenv(f"WORKSHOP_{name}", raising=False)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path / "cache"))
 
