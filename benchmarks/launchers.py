@@ -6,7 +6,8 @@ Peers: pip install -e '.[peers]', and `make horovod`. The job is in launchers/sh
 two ranks of one thread each, a checkpoint after each epoch. Each tool has one script beside it, written as its own
 documentation advises. A tool counts as run only if the last loss is that of one process without any tool.
 
-Every tool runs once in each round, in a new process; medians over the rounds count. In seconds:
+Every tool runs once in each round, in a new process; in the first rounds, as many as --kills says, twice more with a
+rank killed. Medians over the rounds count. In seconds:
 cold    from the user's command until the first step has ended on all ranks, with the start of the tool's own cluster
 warm    from the call, on a cluster that has run one job; torchrun and Accelerate have no cluster
 step    an optimiser step, with the reading of its images, on the slower rank
@@ -73,7 +74,7 @@ class NotRun(Exception):
 
 @click.command()
 @click.option("--rounds", default=3, show_default=True, help="Times that each tool runs undisturbed.")
-@click.option("--kills", default=2, show_default=True, help="Rounds with two more runs, in which a rank is killed.")
+@click.option("--kills", default=1, show_default=True, help="Rounds with two more runs, in which a rank is killed.")
 def main(rounds, kills):
     expected, runs, reasons = loss_alone(), {name: [] for name in TOOLS}, {}
     for number in range(rounds):
