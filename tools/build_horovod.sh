@@ -8,6 +8,8 @@ trap 'rm -rf "$work"' EXIT
 log=$work/log
 failed() { echo "Horovod was not built: $1" >&2; exit 1; }
 command -v g++ >/dev/null || failed "there is no C++ compiler. On Debian: apt install g++ make"
+headers=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
+[ -f "$headers/Python.h" ] || failed "Python's headers are not in $headers. On Debian: apt install python3-dev"
 
 cd "$work"
 export VIRTUAL_ENV=$venv
@@ -33,9 +35,11 @@ if nvidia-smi >/dev/null 2>&1 && command -v nvcc >/dev/null; then
     echo "With NCCL it could not be built, so it is built for the CPU: $(grep -m 1 -i error "$log")" >&2
 fi
 if ! compgen -G 'wheels/horovod-*.whl' >/dev/null; then
+  rm -rf horovod-0.28.1/build
   # It would take any CUDA toolkit on this machine for a wish to use it.
   sed -i 's/from torch.utils.cpp_extension import CUDA_HOME/CUDA_HOME = None/' horovod-0.28.1/cmake/Modules/FindPytorch.cmake
   build CUDACXX=none || failed "$(grep -m 1 -E 'CMake Error|error:' "$log" || tail -n 1 "$log")"
 fi
-"$venv/bin/uv" pip install --quiet --no-deps wheels/horovod-*.whl
-"$venv/bin/python" -c 'import horovod.torch as hvd; assert hvd.gloo_built(); print("Horovod 0.28.1 with gloo" + " and NCCL" * hvd.nccl_built())'
+"$venv/bin/uv" pip install --quiet --no-deps --reinstall-package horovod wheels/horovod-*.whl
+env -u PYTHONPATH "$venv/bin/python" -c \
+  'import horovod.torch as hvd; assert hvd.gloo_built(); print("Horovod 0.28.1 with gloo" + " and NCCL" * bool(hvd.nccl_built()))'

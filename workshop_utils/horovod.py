@@ -1,6 +1,5 @@
 """Run a Horovod function on Dask workers as the ranks of one job, where Horovod is built (`make horovod`)."""
 
-import importlib.util
 import os
 import threading
 from contextlib import suppress
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from workshop_utils.job import Job, JobError, environment, network_interface
 
+STALL_S = 1800  # for ranks to wait for another one in an operation, as PyTorch's process groups do; then they fail
 LEAVE_S = 5  # for the other ranks to leave Horovod, before the server through which they met is closed
 NOT_BUILT = "Horovod is not built here. To build it, on Linux with a C++ compiler: make horovod"
 RENDERED = Path(__file__).parents[1] / "notebook_output" / "09-horovod.ipynb"
@@ -34,8 +34,12 @@ def run(client, fn, /, *args, **kwargs):
 
 
 def available():
-    """Return whether Horovod can be imported, for PyTorch."""
-    return importlib.util.find_spec("horovod") is not None
+    """Return whether Horovod is built here, for the PyTorch that is installed."""
+    try:
+        import horovod.torch  # noqa: F401
+    except Exception:  # built for another version, its library lacks a symbol
+        return False
+    return True
 
 
 def load_ipython_extension(shell):
@@ -49,8 +53,11 @@ def show_stored(source):
     import nbformat
     from IPython.display import publish_display_data
 
-    cells = nbformat.read(RENDERED, as_version=4).cells
-    for output in next((cell.outputs for cell in cells if cell.source == source), ()):
+    cells = nbformat.read(RENDERED, as_version=4).cells if RENDERED.exists() else []
+    stored = next((cell.outputs for cell in cells if cell.source == source), None)
+    if stored is None:
+        print("There is no stored output of this cell: it was changed.")
+    for output in stored or ():
         if output.output_type == "stream":
             print(output.text, end="")
         else:
@@ -58,7 +65,7 @@ def show_stored(source):
 
 
 def _run_or_show(lines):
-    if not lines or lines[0] != "%%horovod\n":
+    if not lines or lines[0].rstrip() != "%%horovod":
         return lines
     if available():
         return lines[1:]
@@ -118,6 +125,7 @@ def _settings(slot, address, port):
         "CROSS_RANK": slot.cross_rank, "CROSS_SIZE": slot.cross_size, "HOSTNAME": slot.hostname,
         "CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo", "GLOO_IFACE": network_interface(),
         "LOG_LEVEL": os.environ.get("HOROVOD_LOG_LEVEL", "fatal"),  # a death is reported by the job already
+        "STALL_SHUTDOWN_TIME_SECONDS": STALL_S,
         "GLOO_RENDEZVOUS_ADDR": address, "GLOO_RENDEZVOUS_PORT": port,
     }  # fmt: skip
     return {f"HOROVOD_{name}": str(value) for name, value in values.items() if value is not None}

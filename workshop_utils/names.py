@@ -88,7 +88,7 @@ def clean(name):
 
 
 def split_names(names, val_fraction, seed):
-    """Return (train, val): each name is in one of them, so that no beginning of a name leaks. Order is kept."""
+    """Return (train, val), each name in one of them with all its pairs; `expand` after this. Order is kept."""
     in_val = np.random.default_rng(seed).permutation(len(names)) < round(val_fraction * len(names))
     pairs = list(zip(names, in_val, strict=True))
     return [name for name, val in pairs if not val], [name for name, val in pairs if val]
