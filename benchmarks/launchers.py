@@ -57,6 +57,7 @@ TOOLS = {  # name: its script, the package that it needs, how to get that, and i
 MARK = "LAUNCHERS_BENCHMARK"  # an environment variable, by which all that a tool has started is known
 SETTINGS = {
     "OMP_NUM_THREADS": "1",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # or restarts fail: github.com/pytorch/pytorch/issues/167288
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray then listens on loopback, on any system
     "RAY_AUTH_MODE": "token",
@@ -119,7 +120,8 @@ def measure(name, expected, kill):
 def death(run):
     """Return after how many seconds who runs the job reads, and knows, that a rank was killed, and by what."""
     read = [(at - run.killed, line) for at, line in run.output if at > run.killed and OF_DEATH.search(line)]
-    figures = {"says_s": read[0][0] if read else None, "line": read[0][1] if read else None, "deaths_left": run.left}
+    said_s, line = read[0] if read else (None, "")
+    figures = {"says_s": said_s, "line": line.replace(sys.executable, "python"), "deaths_left": run.left}
     if raised := [row for row in run.jobs[0] if "raised" in row]:
         return figures | {"knows_s": raised[0]["time"] - run.killed, "by": raised[0]["raised"]}
     if run.code is None:
@@ -177,11 +179,11 @@ def command_of(name, restarts, folders):
 
 
 def kill_rank_1(process, folder):
-    """Kill rank 1 once it has done the first step after the first checkpoint; return when. Raises NotRun otherwise."""
+    """Kill rank 1 once it has done two steps after the first checkpoint; return when. Raises NotRun otherwise."""
     give_up = time.monotonic() + LIMIT_S
     while process.poll() is None and time.monotonic() < give_up:
         for row in rows_of(folder):
-            if row.get("rank") == 1 and row["epoch"] == 1:
+            if row.get("rank") == 1 and (row["epoch"], row["step"]) == (1, 1):
                 os.kill(row["pid"], signal.SIGKILL)
                 return time.time()
         time.sleep(0.02)
