@@ -236,13 +236,13 @@ def summary(name, runs):
 def table(rows, reasons):
     """Return the lines to print: one per tool, also for those that did not run."""
     lines = [f"{'':16}lines" + "".join(f"{key.removesuffix('_s'):>7}" for key in SECONDS)
-             + f"  {'by':14} {'resumed':16}same loss  left"]  # fmt: skip
+             + f"  {'by':17}{'resumed':16}same loss  left"]  # fmt: skip
     for name, row in rows.items():
         if row is None:
             lines.append(f"{name:16}did not run: {reasons[name]}")
             continue
         seconds = "".join(f"{'-' if row.get(key) is None else format(row[key], '.2f'):>7}" for key in SECONDS)
-        lines.append(f"{name:16}{row['lines']:5}{seconds}  {row.get('by', '-'):14} {row.get('resumed', '-'):16}"
+        lines.append(f"{name:16}{row['lines']:5}{seconds}  {row.get('by', '-'):17}{row.get('resumed', '-'):16}"
                      f"{row.get('same_loss', '-'):9}{row['left']:6}")  # fmt: skip
     return lines
 
