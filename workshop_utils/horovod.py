@@ -10,7 +10,6 @@ from pathlib import Path
 
 from workshop_utils.job import Job, JobError, environment, network_interface
 
-STALL_S = 1800  # for ranks to wait for another one in an operation, as PyTorch's process groups do; then they fail
 LEAVE_S = 5  # for the other ranks to leave Horovod, before the server through which they met is closed
 NOT_BUILT = "Horovod is not built here. To build it, on Linux with a C++ compiler: make horovod"
 RENDERED = Path(__file__).parents[1] / "notebook_output" / "09-horovod.ipynb"
@@ -125,7 +124,6 @@ def _settings(slot, address, port):
         "CROSS_RANK": slot.cross_rank, "CROSS_SIZE": slot.cross_size, "HOSTNAME": slot.hostname,
         "CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo", "GLOO_IFACE": network_interface(),
         "LOG_LEVEL": os.environ.get("HOROVOD_LOG_LEVEL", "fatal"),  # a death is reported by the job already
-        "STALL_SHUTDOWN_TIME_SECONDS": STALL_S,
         "GLOO_RENDEZVOUS_ADDR": address, "GLOO_RENDEZVOUS_PORT": port,
     }  # fmt: skip
     return {f"HOROVOD_{name}": str(value) for name, value in values.items() if value is not None}
