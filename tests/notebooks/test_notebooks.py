@@ -63,10 +63,9 @@ def test_it_has_parameters_and_two_exercises_of_four_cells(path):
         assert cells[position + 1].metadata["jupyter"]["source_hidden"]
 
 
-def test_its_solutions_passed_their_checks_and_nbval_compares_that(path):
+def test_its_solutions_passed_their_checks(path):  # one that fails raises, which nbval never ignores
     checks = [cell for cell in read(RENDERED / path.name).cells if "check" in tags(cell)]
-    assert all("nbval-ignore-output" not in tags(cell) for cell in checks)
-    assert all(cell.outputs[-1].text.startswith("Correct. ") for cell in checks)
+    assert checks and all(cell.outputs[-1].text.startswith("Correct. ") for cell in checks)
 
 
 def test_its_cells_are_short_enough_to_hold_in_mind(path):
