@@ -21,12 +21,12 @@ from dask.system import CPU_COUNT
 from record import write_result
 from torch.utils.data import DataLoader
 
-from workshop_utils.breeds import BREEDS
 from workshop_utils.cluster import start_cluster
 from workshop_utils.data import ImageFolder, decode_photo, list_photos, read_files
+from workshop_utils.dogs.breeds import BREEDS
+from workshop_utils.dogs.sketches import draw_dog
 from workshop_utils.inference import CPU_FORWARD, classify, loaded_model, precision_of
 from workshop_utils.models import load_resnet
-from workshop_utils.sketches import draw_dog
 
 BATCH_SIZE = 32
 SIZE = (500, 375)  # pixels, the commonest size in Stanford Dogs

@@ -22,11 +22,11 @@ from latency import hold_back_requests
 from record import write_result
 from torch.utils.data import DataLoader
 
-from workshop_utils.breeds import HELD_OUT
 from workshop_utils.data import ImageFolder
+from workshop_utils.dogs.breeds import HELD_OUT
+from workshop_utils.dogs.sketches import write_sketches
 from workshop_utils.models import load_resnet
 from workshop_utils.object_store import BUCKET, local_object_store
-from workshop_utils.sketches import write_sketches
 
 BATCH_SIZE = 32
 CHILDREN = (0, 2)

@@ -8,10 +8,10 @@ import torch
 import torchvision
 
 from workshop_utils import object_store
-from workshop_utils.breeds import BREEDS
 from workshop_utils.cluster import start_cluster
+from workshop_utils.dogs.breeds import BREEDS
+from workshop_utils.dogs.sketches import write_sketches
 from workshop_utils.models import save_checkpoint
-from workshop_utils.sketches import write_sketches
 
 ODD_NAMES = ["a b.jpg", "dög.jpg", "50%.jpg", "a%20b.jpg", "a#1.jpg", "a?.jpg", "a[1].jpg", "a*.jpg", "a{b}.jpg"]
 S3_SECRET = "known-to-the-tests"

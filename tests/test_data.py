@@ -22,7 +22,6 @@ from PIL import Image
 from torch.utils.data import DataLoader, Subset
 from torchvision.transforms.functional import pil_to_tensor
 
-from workshop_utils.breeds import BREEDS
 from workshop_utils.data import (
     BadPhoto,
     DataSource,
@@ -37,6 +36,7 @@ from workshop_utils.data import (
     read_files,
     train_val_split,
 )
+from workshop_utils.dogs.breeds import BREEDS
 
 FOLDER = BREEDS[0].folder
 UNREACHABLE = {"anon": True, "client_kwargs": {"endpoint_url": "http://127.0.0.1:9"}}

@@ -17,11 +17,11 @@ from distributed import Client, LocalCluster
 from PIL import Image
 
 from workshop_utils import inference
-from workshop_utils.breeds import BREEDS
 from workshop_utils.data import list_photos
+from workshop_utils.dogs.breeds import BREEDS
+from workshop_utils.dogs.sketches import write_sketches
 from workshop_utils.inference import COLUMNS, MAX_BATCHES_PER_TASK, classify, loaded_model, precision_of, split_guided
 from workshop_utils.models import WeightsError, load_checkpoint, load_resnet, save_checkpoint
-from workshop_utils.sketches import write_sketches
 
 MISSING = ["prediction", "probability", "correct"]
 

@@ -67,7 +67,8 @@ def test_the_pins_resolve_elsewhere(platform, python, tmp_path):
 
 
 def test_no_module_imports_upwards_or_in_a_circle():
-    imports = {path.stem: imported_modules(path) for path in PACKAGE.glob("*.py")}
+    imports = {module_name(path): imported_modules(path) for path in PACKAGE.rglob("*.py")}
+    imports = {name: {need for need in needs if need != name} for name, needs in imports.items()}
     order = []
     while imports:
         free = [name for name, needs in imports.items() if not needs & imports.keys()]
@@ -75,12 +76,22 @@ def test_no_module_imports_upwards_or_in_a_circle():
         order += free
         for name in free:
             del imports[name]
-    assert order.index("breeds") < order.index("data") < order.index("inference") < order.index("cli")
+    assert order.index("dogs.breeds") < order.index("data") < order.index("inference") < order.index("tool.cli")
+
+
+def module_name(path):
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix("__init__").rstrip(".")
 
 
 def imported_modules(path):
-    tree = ast.parse(path.read_text())
-    names = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    names += [f"{node.module}.{alias.name}" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
-              for alias in node.names if node.module == "workshop_utils"]  # fmt: skip
-    return {name.split(".")[1] for name in names if name.startswith("workshop_utils.")} - {path.stem}
+    """The modules of the package that this file names in an import, wherever in it."""
+    known, tree = {module_name(path) for path in PACKAGE.rglob("*.py")}, ast.parse(path.read_text())
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: write the import in full"
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    inside = {name.removeprefix("workshop_utils").lstrip(".") for name in names if name.startswith("workshop_utils")}
+    return (inside & known) - {""}

@@ -14,10 +14,10 @@ import torchvision
 from torch.utils.data import Dataset, TensorDataset
 
 from workshop_utils import ddp, training
-from workshop_utils.breeds import HELD_OUT
 from workshop_utils.data import ImageFolder, train_val_split
+from workshop_utils.dogs.breeds import HELD_OUT
+from workshop_utils.dogs.sketches import draw_dog, write_sketches
 from workshop_utils.models import load_checkpoint, load_resnet, save_checkpoint, with_new_head
-from workshop_utils.sketches import draw_dog, write_sketches
 from workshop_utils.training import evaluate, learning_rate, train
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it

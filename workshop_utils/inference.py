@@ -10,8 +10,8 @@ import torch
 from distributed import as_completed
 from torch.fx.experimental.optimization import fuse
 
-from workshop_utils.breeds import BREEDS
 from workshop_utils.data import BadPhoto, breed_of, decode_photo, read_files
+from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.models import load_resnet, resolve_weights
 
 COLUMNS = ["path", "breed", "prediction", "probability", "correct", "error"]

@@ -25,8 +25,8 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 from tqdm import tqdm
 
-from workshop_utils.breeds import BREEDS, HELD_OUT
-from workshop_utils.sketches import draw_dog, write_sketches
+from workshop_utils.dogs.breeds import BREEDS, HELD_OUT
+from workshop_utils.dogs.sketches import draw_dog, write_sketches
 
 SEEN = [breed for breed in BREEDS if not breed.held_out]
 STAGES = ((96, 405),) * 4 + ((160, 50),) * 3  # (pixels a side, steps); 405 steps are all the sketches once

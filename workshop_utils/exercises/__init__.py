@@ -170,7 +170,7 @@ def check_bad_files(answer, paths):
 
 @exercise
 def check_to_imagenet(answer, classes):
-    from workshop_utils.breeds import find_breed
+    from workshop_utils.dogs.breeds import find_breed
 
     expect(answer is not None, "to_imagenet is still None.")
     expect(len(answer) == len(classes), f"it has {len(answer)} entries; make one for each of {len(classes)} folders.")

@@ -18,7 +18,7 @@ def main():
 @click.argument("extra", nargs=-1, type=click.UNPROCESSED)
 def lab(no_browser, port, extra):
     """Open JupyterLab on notebook 01 with Dask's dashboards beside it. EXTRA goes to `jupyter lab`."""
-    from workshop_utils.lab import open_lab
+    from workshop_utils.tool.lab import open_lab
 
     try:
         open_lab(_project(), port=port, browser=not no_browser, extra=extra)
@@ -33,7 +33,7 @@ def run(names, output):
     """Execute notebooks into notebook_output/: all, or those whose names begin with NAMES, such as 03."""
     from tqdm import tqdm
 
-    from workshop_utils.render import render
+    from workshop_utils.tool.render import render
 
     done = []
     for path in _chosen("notebooks", ".ipynb", names):
@@ -56,7 +56,7 @@ def run(names, output):
 @main.command()
 def check():
     """Say what this machine lacks for the workshop, and the cure; exit code 1 if anything does."""
-    from workshop_utils.check import run_checks
+    from workshop_utils.tool.check import run_checks
 
     failed = False
     for name, ok, text in run_checks(_project() / "requirements.txt"):
@@ -75,7 +75,7 @@ def data():
 @click.option("--folder", type=click.Path(file_okay=False), help="Default: the cache, where the lessons look.")
 def photos(source, folder):
     """Fetch the 20,580 photos of Stanford Dogs (0.8 GB); stop and start it as you like."""
-    from workshop_utils.photos import AGAIN, PhotosError, fetch_photos
+    from workshop_utils.dogs.photos import AGAIN, PhotosError, fetch_photos
 
     try:
         images = fetch_photos(source, folder)
@@ -91,7 +91,7 @@ def photos(source, folder):
 def sketches(per_breed):
     """Draw the sketches that stand in for photos."""
     from workshop_utils.data import SKETCHES_PER_BREED, cache_folder
-    from workshop_utils.sketches import write_sketches
+    from workshop_utils.dogs.sketches import write_sketches
 
     per_breed = per_breed or SKETCHES_PER_BREED
     folder = cache_folder() / f"sketches-{per_breed}"
@@ -124,7 +124,7 @@ def bench(names):
 
 
 def _project():
-    for folder in (Path.cwd(), Path(__file__).parents[1]):
+    for folder in (Path.cwd(), Path(__file__).parents[2]):
         if (folder / "notebooks").is_dir():
             return folder
     raise click.ClickException(f"{Path.cwd()} has no folder notebooks: run this in the folder of the workshop.")

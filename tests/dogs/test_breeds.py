@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from torchvision.models import ResNet50_Weights
 
-from workshop_utils import sketches
-from workshop_utils.breeds import BREEDS, HELD_OUT
+from workshop_utils.dogs import sketches
+from workshop_utils.dogs.breeds import BREEDS, HELD_OUT
 
-PHOTOS = Path(__file__).parents[2] / "shared" / "data" / "stanford-dogs" / "Images"
+PHOTOS = Path(__file__).parents[3] / "shared" / "data" / "stanford-dogs" / "Images"
 
 
 def test_there_are_120_breeds_in_the_order_of_their_wordnet_ids():

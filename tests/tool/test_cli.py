@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from test_render import notebook
 
-from workshop_utils.cli import main
+from workshop_utils.tool.cli import main
 
 WORKSHOP = Path(sys.executable).parent / "workshop"
 
@@ -22,7 +22,7 @@ def workshop(*args, cwd=None, **env):
 
 
 def test_help_names_every_command_and_loads_nothing_heavy():
-    code = "import sys; from workshop_utils import cli; print({'torch', 'dask', 'nbclient'} & set(sys.modules))"
+    code = "import sys; from workshop_utils.tool import cli; print({'torch', 'dask', 'nbclient'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
     said = workshop("--help")
     assert said.returncode == 0

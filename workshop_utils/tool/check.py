@@ -133,8 +133,8 @@ def _weights():
     import torch
 
     from workshop_utils.data import NoPhotos, find_data
+    from workshop_utils.dogs.sketches import draw_dog
     from workshop_utils.models import load_resnet, resolve_weights
-    from workshop_utils.sketches import draw_dog
 
     try:
         wanted = resolve_weights(find_data().weights)

@@ -16,8 +16,8 @@ import torchvision
 from distributed import LocalCluster
 from PIL import Image
 
-from workshop_utils import check
 from workshop_utils.models import save_checkpoint
+from workshop_utils.tool import check
 
 WORKSHOP = Path(sys.executable).parent / "workshop"
 BREED = "n02085620-Chihuahua"
@@ -83,7 +83,7 @@ def test_the_command_fails_with_the_cure_and_no_traceback(machine, tmp_path):
     folder, settings = machine
     settings = {**os.environ, **settings, "WORKSHOP_DATA": str(tmp_path)}
     code = """if True:
-        from workshop_utils import check, cli
+        from workshop_utils.tool import check, cli
         for name in ("_machine", "_gpu", "_port", "_weights", "_graphviz", "_workers"):
             setattr(check, name, lambda *_: "left out")
         cli.main(["check"])
@@ -119,7 +119,7 @@ def test_no_requirements_at_all(well, monkeypatch, tmp_path):
 
 def test_too_little_memory(machine):
     limit = lambda: resource.setrlimit(resource.RLIMIT_RSS, (2**31, 2**31))  # noqa: E731  what Dask reads as its limit
-    code = "from workshop_utils import check; check._machine()"
+    code = "from workshop_utils.tool import check; check._machine()"
     said = subprocess.run([sys.executable, "-c", code], preexec_fn=limit, capture_output=True, text=True)
     assert "cores, 2.0 GiB: the lessons need 4 GiB" in said.stderr
 
@@ -191,7 +191,7 @@ def test_a_worker_that_cannot_import_the_package(well, monkeypatch, tmp_path):
 def test_an_old_copy_of_the_package_in_the_workers_path(well, monkeypatch, tmp_path):
     only(monkeypatch, "workers")
     old = tmp_path / "dask-scratch-space" / "workshop_utils"  # where Dask puts what is uploaded to workers
-    shutil.copytree(Path(check.__file__).parent, old, ignore=shutil.ignore_patterns("weights", "__pycache__"))
+    shutil.copytree(Path(check.__file__).parents[1], old, ignore=shutil.ignore_patterns("weights", "__pycache__"))
     with dask.config.set({"temporary-directory": str(tmp_path)}):
         said = failure(well / "requirements.txt")
     assert f"they import an old copy, {old / '__init__.py'}: delete its folder" in said

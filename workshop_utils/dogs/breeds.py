@@ -63,7 +63,7 @@ def find_breed(breed: Breed | str) -> Breed:
     raise ValueError(
         f"no breed is called {breed!r}. "
         + (f"Did you mean {' or '.join(dict.fromkeys(close))}? " if close else "")
-        + "Take a name from workshop_utils.breeds.BREEDS, for example 'n02085620-Chihuahua'."
+        + "Take a name from workshop_utils.data.BREEDS, for example 'n02085620-Chihuahua'."
     )
 
 

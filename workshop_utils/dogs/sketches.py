@@ -14,7 +14,7 @@ from random import Random
 
 from PIL import Image, ImageDraw
 
-from workshop_utils.breeds import BREEDS, Breed, find_breed
+from workshop_utils.dogs.breeds import BREEDS, Breed, find_breed
 
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 MARKS, STREWN, TEXTURES, EARS, TAILS = (_TABLES[name] for name in ("marks", "strewn", "textures", "ears", "tails"))

@@ -17,11 +17,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torchvision import models
 
-from workshop_utils import sketches
-from workshop_utils.breeds import BREEDS
-from workshop_utils.sketches import draw_dog, find_breed, write_sketches
+from workshop_utils.dogs import sketches
+from workshop_utils.dogs.breeds import BREEDS
+from workshop_utils.dogs.sketches import draw_dog, find_breed, write_sketches
 
-WEIGHTS = Path(sketches.__file__).parent / "weights" / "resnet18_sketches.pt"
+WEIGHTS = Path(sketches.__file__).parents[1] / "weights" / "resnet18_sketches.pt"
 SEEN = [breed for breed in BREEDS if not breed.held_out]
 TWENTY = SEEN[::5][:20]
 PINNED = {  # (breed, seed, size) -> the first digits of the SHA-256 of its pixels
@@ -45,7 +45,7 @@ def test_a_drawing_has_the_same_pixels_on_every_machine(drawing):
 
 def test_another_process_with_another_hash_seed_draws_the_same_pixels():
     drawing = next(iter(PINNED))
-    code = f"import sys, workshop_utils.sketches as s; sys.stdout.buffer.write(s.draw_dog(*{drawing!r}).tobytes())"
+    code = f"import sys, workshop_utils.dogs.sketches as s; sys.stdout.buffer.write(s.draw_dog(*{drawing!r}).tobytes())"
     environment = os.environ | {"PYTHONHASHSEED": "7"}
     pixels = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True).stdout
     assert hashlib.sha256(pixels).hexdigest()[:16] == PINNED[drawing]
@@ -73,7 +73,7 @@ def test_folder_id_name_and_breed_mean_the_same_dog():
 
 
 def test_an_unknown_breed_is_named_with_close_ones_and_the_cure():
-    with pytest.raises(ValueError, match=r"'goldn_retriever'.*n02099601-golden_retriever.*utils\.breeds\.BREEDS"):
+    with pytest.raises(ValueError, match=r"'goldn_retriever'.*n02099601-golden_retriever.*utils\.data\.BREEDS"):
         draw_dog("goldn_retriever", 0)
     with pytest.raises(ValueError, match="'zzz'.*for example 'n02085620-Chihuahua'"):
         draw_dog("zzz", 0)
@@ -127,7 +127,7 @@ def test_a_failed_write_leaves_no_half_file(tmp_path, monkeypatch):
 
 
 def test_a_killed_run_is_completed_by_the_next(tmp_path):
-    code = f"from workshop_utils.sketches import write_sketches as w; w({str(tmp_path)!r}, 200, ['pug'], 64)"
+    code = f"from workshop_utils.dogs.sketches import write_sketches as w; w({str(tmp_path)!r}, 200, ['pug'], 64)"
     run = subprocess.Popen([sys.executable, "-c", code])
     deadline = time.monotonic() + 60
     while len(list(tmp_path.rglob("*.jpg"))) < 5 and time.monotonic() < deadline:

@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import TimeoutError, sync_playwright
 
 from workshop_utils.cluster import DASHBOARD_PORT, port_is_free
-from workshop_utils.lab import DASHBOARDS, layout
+from workshop_utils.tool.lab import DASHBOARDS, layout
 
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]

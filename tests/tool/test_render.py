@@ -8,7 +8,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from workshop_utils.render import render, tidy
+from workshop_utils.tool.render import render, tidy
 
 
 def notebook(folder, *sources, name="01-try.ipynb"):

@@ -1,0 +1,1 @@
+"""Behind the command `workshop`: what it can do, one module each."""
