@@ -1,85 +1,156 @@
 """Run a PyTorch function on Dask workers as the ranks of one `torch.distributed` process group."""
 
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from workshop_utils.job import Job, JobError, environment, network_interface
+from distributed import Client
+
+from workshop_utils.job import Job, JobError
+from workshop_utils.job.rank import Place, environment, network_interface
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
+BACKENDS = ("auto", "gloo", "nccl", "cpu:gloo,cuda:nccl")
 
 
-def launch(client, fn, /, *args, n_workers=None, backend="auto", timeout=None, max_restarts=0, **kwargs):
+def launch(client: Client, fn: Callable, /, *args: Any, backend: str = "auto", n_workers: int | None = None,
+           timeout: float | None = None, max_restarts: int = 0, wait_for_workers: float = 0,
+           **kwargs: Any) -> Job:  # fmt: skip
     """Start `fn(*args, **kwargs)` as one rank per worker process, and return the `Job` at once.
 
-    The function finds its rank and world size in `torch.distributed`, whose process group is made before it runs and
-    destroyed after it. A rank's own GPU, where it has one, is cuda:0.
+    The function finds what torchrun would give it: a process group in `torch.distributed`, made before it runs and
+    destroyed after it, and torchrun's environment variables. Code written for torchrun, Accelerate or Lightning runs as
+    it is. Each worker process counts as a node of its own, whose own GPU, where it has one, is cuda:0.
 
     n_workers: the world size; None for all workers. backend: "nccl", "gloo", or "auto" for NCCL where every rank has a
     GPU of its own (tensors on the CPU then still go through gloo), else gloo.
     timeout: seconds that the whole job may take; None for no limit.
     max_restarts: how often the function is started anew, on all ranks, after the death of a worker; it should then
     continue from its checkpoint. An exception is never retried.
+    wait_for_workers: seconds to wait until so many workers are there and idle.
 
     A rank that raises ends the job with that rank's exception. Whatever ends it, the workers are free for the next.
-    Raises JobError where there are too few workers, WorkersBusy where they are at work, TypeError where the function
-    or an argument cannot be pickled.
+
+    Raises at once: ValueError for a setting that cannot be; TypeError where the function or an argument cannot be
+    pickled; JobError where the cluster has too few workers, or several in one process; WorkersBusy, a JobError, where
+    they are at work, for this client or another; SchedulerLost, a JobError.
+    `Job.result()` raises: what a rank raised; TypeError for a result that cannot be pickled; WorkerDied, SchedulerLost
+    (JobErrors); JobError for a backend that does not suit the ranks' GPUs, or for GPUs on some of the ranks;
+    TimeoutError, which says where each rank stood; CancelledError.
+
+    >>> from distributed import LocalCluster
+    >>> with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+    ...     launch(cluster.get_client(), pow, 2, 5).result()
+    [32, 32]
     """
-    bootstrap = partial(_in_process_group, backend=backend)
-    return Job(client, bootstrap, fn, args, kwargs, n_workers=n_workers, timeout=timeout, max_restarts=max_restarts)
+    if backend not in BACKENDS:
+        raise ValueError(f"backend is {backend!r}: write one of {', '.join(BACKENDS)}.")
+    return Job(client, partial(_in_process_group, backend=backend), fn, args, kwargs, n_workers=n_workers,
+               timeout=timeout, max_restarts=max_restarts, wait_for_workers=wait_for_workers)  # fmt: skip
 
 
-def run(client, fn, /, *args, **kwargs):
+def run(client: Client, fn: Callable, /, *args: Any, **kwargs: Any) -> list[Any]:
     """Return `launch(...).result()`: what each rank returned, in rank order."""
     return launch(client, fn, *args, **kwargs).result()
 
 
-def _in_process_group(run, store, rank, world_size, *, backend):
+def _in_process_group(run: Callable[[], bytes], store: "TCPStore", place: Place, *, backend: str) -> bytes:
+    import torch.distributed as dist
     from dask_pytorch_ddp.dispatch import dispatch_with_ddp
 
-    outcome = []
+    outcome: list[bytes | BaseException] = []
 
-    def body():
+    def body() -> None:
         # One that leaves while another still connects would break that one's gloo for its process's life.
-        store.set(f"joined-{rank}", "")
-        store.wait([f"joined-{other}" for other in range(world_size)])
+        store.set(f"joined-{place.rank}", "")
+        store.wait([f"joined-{other}" for other in range(place.world_size)])
         try:
-            outcome.append((run(), None))
+            with _group_is_there():
+                outcome.append(run())
         except BaseException as error:
-            outcome.append((None, error))
+            outcome.append(error)
+            if dist.is_initialized() and "nccl" in dist.get_backend():
+                dist.group.WORLD.abort()  # type: ignore[union-attr]  # or its end would wait for the other ranks
 
-    backend = _backend(backend, store, rank, world_size)
-    with environment(_settings()):
+    backend = _backend(backend, store, place)
+    with environment(_settings(place)):
         try:
-            dispatch_with_ddp(body, store.host, store.port, rank, world_size, backend=backend)
-        except Exception as error:
-            # It destroys the group in a `finally`, even if there is none because that could not be made, which is then
-            # the error to report, or because the function has destroyed it, which is no error.
+            dispatch_with_ddp(body, store.host, store.port, place.rank, place.world_size, backend=backend)
+        except Exception as error:  # of its `finally`, if the group could not be made, or the function destroyed it
             if not outcome:
                 raise error.__context__ or error from None
-    result, error = outcome[0]
-    if error is not None:
-        raise error
-    return result
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
 
 
-def _backend(backend, store, rank, world_size):
+@contextmanager
+def _group_is_there() -> Iterator[None]:
+    """Let a script for torchrun make its process group: within the block, that does nothing while there is one."""
+    import torch.distributed as dist
+
+    make = dist.init_process_group
+
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        if not dist.is_initialized():
+            make(*args, **kwargs)
+
+    homes = (dist, dist.distributed_c10d)
+    for home in homes:
+        home.init_process_group = init_process_group  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for home in homes:
+            home.init_process_group = make  # type: ignore[attr-defined]
+
+
+def _backend(backend: str, store: "TCPStore", place: Place) -> str:
     """Return the backend for all ranks, once each has told the others which GPU it has."""
-    store.set(f"gpu-{rank}", _gpu())
-    gpus = [store.get(f"gpu-{other}").decode() for other in range(world_size)]
-    own = all(gpus) and len(set(gpus)) == world_size
-    if backend == "nccl" and not own:
-        raise JobError(f"backend='nccl' needs a GPU of its own for each rank, but the ranks have {gpus}: "
+    store.set(f"gpu-{place.rank}", _gpu())
+    gpus = [store.get(f"gpu-{other}").decode() for other in range(place.world_size)]
+    own = all(gpus) and len(set(gpus)) == place.world_size
+    if "nccl" in backend and not own:
+        raise JobError(f"backend={backend!r} needs a GPU of its own for each rank, but the ranks have {gpus}: "
                        "write backend='auto' or 'gloo'.")  # fmt: skip
+    if backend == "auto" and any(gpus) and not all(gpus):
+        without = [rank for rank, gpu in enumerate(gpus) if not gpu]
+        raise JobError(f"Rank {', '.join(map(str, without))} of {place.world_size} has no GPU, and the others have: "
+                       "take workers of one kind, or write backend='gloo'.")  # fmt: skip
     if backend == "auto":
         return "cpu:gloo,cuda:nccl" if own else "gloo"
     return backend
 
 
-def _gpu():
+def _gpu() -> str:
+    import socket
+
     import torch
 
-    return str(torch.cuda.get_device_properties(0).uuid) if torch.cuda.is_available() else ""
+    if not torch.cuda.is_available():
+        return ""
+    # Not the UUID: slices of one GPU (MIG) may share it or not, and NCCL refuses two ranks by the place on the bus.
+    about = torch.cuda.get_device_properties(0)
+    bus = [getattr(about, f"pci_{part}_id", about.uuid) for part in ("domain", "bus", "device")]
+    return f"{socket.gethostname()} {bus}"
 
 
-def _settings():
-    # The store at MASTER_ADDR is served already, as torchrun's agent serves its own: no port is guessed.
-    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-    interface = network_interface()
-    return {"TORCHELASTIC_USE_AGENT_STORE": "True"} | dict.fromkeys(names if interface else (), interface)
+def _settings(place: Place) -> dict[str, str]:
+    """Return torchrun's environment, but for what `dispatch_with_ddp` sets, and the network interface to use."""
+    rank, world_size = str(place.rank), str(place.world_size)
+    settings = {
+        "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": rank, "GROUP_WORLD_SIZE": world_size,
+        "ROLE_NAME": "default", "ROLE_RANK": rank, "ROLE_WORLD_SIZE": world_size,
+        "TORCHELASTIC_RUN_ID": place.job, "TORCHELASTIC_RESTART_COUNT": str(place.attempt),
+        "TORCHELASTIC_MAX_RESTARTS": str(place.max_restarts),
+        # The store at MASTER_ADDR is served already, as torchrun's agent serves its own: no port is guessed.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }  # fmt: skip
+    if interface := network_interface():
+        exactly = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}  # NCCL takes a prefix
+        settings |= {name: value for name, value in exactly.items() if name not in os.environ}
+    return settings

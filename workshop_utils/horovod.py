@@ -2,20 +2,29 @@
 
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from workshop_utils.job import Job, JobError, environment, network_interface
+from distributed import Client
+
+from workshop_utils.job import Job, JobError
+from workshop_utils.job.rank import Place, environment, network_interface
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
 
 LEAVE_S = 5  # for the other ranks to leave Horovod, before the server through which they met is closed
 NOT_BUILT = "Horovod is not built here. To build it, on Linux with a C++ compiler: make horovod"
 RENDERED = Path(__file__).parents[1] / "notebook_output" / "09-horovod.ipynb"
 
 
-def launch(client, fn, /, *args, n_workers=None, timeout=None, max_restarts=0, **kwargs):
+def launch(client: Client, fn: Callable, /, *args: Any, n_workers: int | None = None, timeout: float | None = None,
+           max_restarts: int = 0, wait_for_workers: float = 0, **kwargs: Any) -> Job:  # fmt: skip
     """Start `fn(*args, **kwargs)` as one Horovod rank per worker process, and return the `Job` at once.
 
     `hvd.init()` has been called before the function runs, and `hvd.shutdown()` is after it. All else is as in
@@ -23,16 +32,16 @@ def launch(client, fn, /, *args, n_workers=None, timeout=None, max_restarts=0, *
     """
     if not available():
         raise JobError(NOT_BUILT)
-    options = {"n_workers": n_workers, "timeout": timeout, "max_restarts": max_restarts}
-    return Job(client, _in_horovod, fn, args, kwargs, **options)
+    return Job(client, _in_horovod, fn, args, kwargs, n_workers=n_workers, timeout=timeout, max_restarts=max_restarts,
+               wait_for_workers=wait_for_workers)  # fmt: skip
 
 
-def run(client, fn, /, *args, **kwargs):
+def run(client: Client, fn: Callable, /, *args: Any, **kwargs: Any) -> list[Any]:
     """Return `launch(...).result()`: what each rank returned, in rank order."""
     return launch(client, fn, *args, **kwargs).result()
 
 
-def available():
+def available() -> bool:
     """Return whether Horovod is built here, for the PyTorch that is installed."""
     try:
         import horovod.torch  # noqa: F401
@@ -41,13 +50,13 @@ def available():
     return True
 
 
-def load_ipython_extension(shell):
+def load_ipython_extension(shell: Any) -> None:
     """Make cells that begin with %%horovod show their stored output where Horovod is not built; say so in one line."""
     shell.input_transformers_cleanup.append(_run_or_show)
     print("Horovod is built here." if available() else f"{NOT_BUILT}. Its cells show stored outputs.")
 
 
-def show_stored(source):
+def show_stored(source: str) -> None:
     """Show what the cell with this source shows in the rendered notebook 09."""
     import nbformat
     from IPython.display import publish_display_data
@@ -71,9 +80,10 @@ def _run_or_show(lines):
     return ["from workshop_utils.horovod import show_stored\n", f"show_stored({''.join(lines).strip()!r})\n"]
 
 
-def _in_horovod(run, store, rank, world_size):
+def _in_horovod(run: Callable[[], bytes], store: "TCPStore", place: Place) -> bytes:
     import horovod.torch as hvd
 
+    rank, world_size = place.rank, place.world_size
     store.set(f"host-{rank}", _host())
     hosts = [store.get(f"host-{other}").decode() for other in range(world_size)]  # once all ranks have imported it
     slots = _slots(hosts)
@@ -122,7 +132,7 @@ def _settings(slot, address, port):
     values = {
         "RANK": slot.rank, "SIZE": slot.size, "LOCAL_RANK": slot.local_rank, "LOCAL_SIZE": slot.local_size,
         "CROSS_RANK": slot.cross_rank, "CROSS_SIZE": slot.cross_size, "HOSTNAME": slot.hostname,
-        "CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo", "GLOO_IFACE": network_interface(),
+        "CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo", "GLOO_IFACE": os.environ.get("HOROVOD_GLOO_IFACE") or network_interface(),
         "LOG_LEVEL": os.environ.get("HOROVOD_LOG_LEVEL", "fatal"),  # a death is reported by the job already
         "GLOO_RENDEZVOUS_ADDR": address, "GLOO_RENDEZVOUS_PORT": port,
     }  # fmt: skip

@@ -1,0 +1,211 @@
+"""A job on the client: start it, watch it, restart it after a death, and set its workers free, however it ends."""
+
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import cloudpickle
+import pandas as pd
+from distributed import Client, Future
+
+from workshop_utils.job.attempt import Attempt
+from workshop_utils.job.errors import JobError, SchedulerLost, WorkerDied
+from workshop_utils.job.workers import REACH_S
+
+_jobs: list["Job"] = []  # of this process, each until its workers are free
+
+
+class Job:
+    """Ranks 0 to n - 1 of one function, each on a worker process of its own.
+
+    workers: their addresses, in rank order. failures: the deaths that it survived. As a context manager, it frees the
+    workers however the block is left: by its end, by an exception, or by Ctrl-C and the notebook's stop button.
+    """
+
+    def __init__(self, client: Client, bootstrap: Callable, fn: Callable, args: tuple, kwargs: dict, *,
+                 n_workers: int | None = None, timeout: float | None = None, max_restarts: int = 0,
+                 wait_for_workers: float = 0) -> None:  # fmt: skip
+        """Start `fn(*args, **kwargs)` on n_workers workers, all by default.
+
+        bootstrap: called on each rank as (run, store, place), it returns what run() returns; `store` is a
+        `torch.distributed.TCPStore` that all ranks of this attempt share, served by rank 0's worker, and `place` a
+        `rank.Place`. All else, and what is raised, is as in `ddp.launch`.
+        """
+        _refuse_wrong(n_workers, timeout, max_restarts, wait_for_workers)
+        self.client, self.timeout, self.max_restarts = client, timeout, max_restarts
+        self.name = f"{getattr(fn, '__name__', 'function')}-{uuid.uuid4().hex}"
+        self.failures: list[WorkerDied] = []
+        self._bootstrap, self._call = bootstrap, _pickled(fn, args, kwargs)
+        self._n_workers, self._patience = n_workers, wait_for_workers
+        self._changed = threading.Condition()
+        self._attempt = Attempt(client, self.name, 0, self._changed)
+        self._rows: list[dict[str, Any]] = []
+        self._outcome: list[Any] = []
+        self._error: BaseException | None = None
+        self._cancelled = self._ended = False
+        receive = weakref.WeakMethod(self._receive)  # a client never forgets a handler, but must let the job go
+        client.subscribe_topic(self.name, lambda event: (method := receive()) and method(event))
+        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+        _jobs.append(self)
+        try:
+            self._thread.start()  # all that has to be undone is done in there, where no interrupt comes
+            self._wait(lambda: self.workers or self._ended)
+        except BaseException:
+            self.cancel()
+            raise
+        if not self.workers:
+            self.result()  # raises why there are none
+
+    def __repr__(self) -> str:
+        state = "running" if not self._ended else f"failed: {self._error!r}" if self._error else "finished"
+        return f"<Job {self.name.rsplit('-', 1)[0]}, {len(self.workers)} ranks, {state}>"
+
+    @property
+    def workers(self) -> list[str]:
+        """The workers' addresses, in rank order."""
+        return list(self._attempt.members)
+
+    def __enter__(self) -> "Job":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._ended:
+            self.cancel()
+
+    @property
+    def futures(self) -> list[Future]:
+        """One future per rank, in rank order, once the ranks are submitted; none if that was not reached.
+
+        They tell when a rank is done or has failed; what it returned is in `result`.
+        """
+        self._wait(lambda: self._attempt.ranks or self._ended)
+        return self._attempt.ranks
+
+    def done(self) -> bool:
+        """Return whether the job has ended, well or not."""
+        return self._ended
+
+    def result(self) -> list[Any]:
+        """Return what each rank returned, in rank order; wait for it. Tensors come back on the CPU.
+
+        Raises the exception of the rank that failed first, with that rank's traceback; WorkerDied; SchedulerLost;
+        TimeoutError; CancelledError. An interrupt (Ctrl-C, or the notebook's stop button) cancels the job.
+        """
+        self._wait(lambda: self._ended)
+        if self._error:
+            raise self._error.with_traceback(self._remote)  # anew, as each raise adds to it
+        return self._outcome
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield each row of metrics as it arrives, until the job ends; then raise what it raised, if it did.
+
+        Where the loop's body may be interrupted, write `with job:` around it, which frees the workers then.
+        """
+        seen = 0
+        while not (self._ended and seen == len(self._rows)):
+            self._wait(lambda: self._ended or len(self._rows) > seen)  # noqa: B023  it is called within the turn
+            new = self._rows[seen:]
+            seen += len(new)
+            yield from new
+        self.result()
+
+    def metrics(self) -> pd.DataFrame:
+        """Return the rows of metrics that have arrived so far: rank, attempt, time, and what the ranks logged."""
+        return pd.DataFrame(list(self._rows))
+
+    def stacks(self) -> str:
+        """Return where each rank at work stands, as text: its Python stack, from the function's first line on."""
+        standing = self._attempt.standing().items()
+        return "\n".join(f"Rank {rank}, at {one.place}:\n{one.stack}" for rank, one in standing)
+
+    def cancel(self) -> None:
+        """End the job, if it runs, and free its workers; those that do not stop by themselves are restarted."""
+        self._cancelled = True
+        self._attempt.cancel()
+        if self._thread.ident:
+            self._thread.join()
+
+    def _wait(self, condition: Callable[[], object]) -> None:
+        try:
+            with self._changed:
+                self._changed.wait_for(condition)
+        except BaseException:  # Ctrl-C raises KeyboardInterrupt, and SystemExit once dask_jobqueue is imported
+            self.cancel()
+            raise
+
+    def _receive(self, event: tuple[float, dict[str, Any]]) -> None:
+        row = event[1]
+        if "failed" in row:
+            self._attempt.hear(row)
+            return
+        with self._changed:
+            self._rows.append(row)
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        try:
+            for job in [job for job in _jobs if job is not self and job._is_ending()]:
+                job._thread.join()  # it is freeing its workers
+            self._outcome = self._with_restarts()
+        except BaseException as error:  # whatever it is, it belongs to who asks for the result
+            self._error, self._remote = error, error.__traceback__
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        with suppress(Exception):  # the client may be closed by now
+            if self._error and not isinstance(self._error, SchedulerLost):
+                self._attempt.free()
+            for topic in (self.name, *self.workers):
+                self.client.unsubscribe_topic(topic)
+        _jobs.remove(self)
+
+    def _with_restarts(self) -> list[Any]:
+        deadline = time.monotonic() + (self.timeout or float("inf"))
+        while True:
+            try:
+                self._attempt.start(self._bootstrap, self._call, n_workers=self._n_workers, patience=self._patience,
+                                    max_restarts=self.max_restarts, timeout=self.timeout,
+                                    deadline=deadline)  # fmt: skip
+                return self._attempt.results()
+            except WorkerDied as death:
+                if len(self.failures) == self.max_restarts:
+                    raise
+                self._attempt.free()
+                self.failures.append(death)
+                self._n_workers, self._patience = len(self.workers), REACH_S
+                self._attempt = Attempt(self.client, self.name, len(self.failures), self._changed)
+                if self._cancelled:
+                    self._attempt.cancel()
+            except JobError as error:
+                if self.workers or not self.failures or isinstance(error, SchedulerLost):
+                    raise
+                self.failures[-1].add_note(f"No worker took its place within {REACH_S} s, so the job was not resumed.")
+                raise self.failures[-1] from error
+
+    def _is_ending(self) -> bool:
+        failed = any(task.status == "error" for task in self._attempt.ranks)
+        return self._ended or (failed and not self.max_restarts)
+
+
+def _refuse_wrong(n_workers: Any, timeout: Any, max_restarts: Any, wait_for_workers: Any) -> None:
+    if n_workers is not None and not (isinstance(n_workers, int) and n_workers >= 1):
+        raise ValueError(f"n_workers is {n_workers!r}: give a whole number of at least 1, or None for all workers.")
+    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
+        raise ValueError(f"timeout is {timeout!r}: give seconds, or None for no limit.")
+    if not isinstance(max_restarts, int) or max_restarts < 0:
+        raise ValueError(f"max_restarts is {max_restarts!r}: give a whole number of at least 0.")
+    if not (isinstance(wait_for_workers, (int, float)) and wait_for_workers >= 0):
+        raise ValueError(f"wait_for_workers is {wait_for_workers!r}: give seconds, 0 not to wait.")
+
+
+def _pickled(fn: Callable, args: tuple, kwargs: dict) -> bytes:
+    try:
+        return cloudpickle.dumps((fn, args, kwargs))
+    except Exception as error:  # pickling raises many kinds
+        name = getattr(fn, "__name__", fn)
+        raise TypeError(f"{name!r} or one of its arguments cannot be sent to workers ({error}): make files, locks, "
+                        "clients and DataLoaders inside the function.") from error  # fmt: skip

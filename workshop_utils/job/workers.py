@@ -1,0 +1,110 @@
+"""The workers of a cluster, as the client sees them: which are there, which are idle, and how one is replaced."""
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from distributed import Client, Lock
+
+from workshop_utils.job.errors import JobError, SchedulerLost, WorkersBusy
+
+ANSWER_S = 10  # for the scheduler and the workers to answer a question
+LAUNCH_S = 90  # for launches of other clients to be over; the scheduler forgets one whose client is gone after 40
+REACH_S = 30  # for the successor of a worker to be there
+
+
+def workers_of(client: Client) -> dict[str, dict[str, Any]]:
+    """Return what the scheduler knows of each worker, by address. Raises SchedulerLost."""
+    try:  # not scheduler_info(): a refresh in the background may cut its answer to five workers
+        return client.sync(client.scheduler.identity, n_workers=-1, callback_timeout=ANSWER_S)["workers"]
+    except (OSError, TimeoutError, AttributeError) as error:  # without a connection, there is no client.scheduler
+        raise SchedulerLost(f"The scheduler does not answer ({error or type(error).__name__}).") from error
+
+
+def process_of(worker: dict[str, Any]) -> str:
+    """Return what tells a worker's process from its successor's, which may have the same name and address."""
+    return worker["local_directory"]
+
+
+@contextmanager
+def alone(client: Client) -> Iterator[None]:
+    """Keep other launches on this scheduler, from whatever client, out of the block. Raises WorkersBusy."""
+    lock = Lock("workshop-launch", scheduler_rpc=client.scheduler, loop=client.loop)
+    if not lock.acquire(timeout=LAUNCH_S):
+        raise WorkersBusy(f"Another launch on this cluster has not been over within {LAUNCH_S} s: try again.")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def choose(client: Client, n_workers: int | None) -> dict[str, dict[str, Any]]:
+    """Return what the scheduler knows of idle workers, by address, in rank order: by host, then by name.
+
+    n_workers: None for all. Raises JobError where there are too few workers, WorkersBusy where they are at work.
+    """
+    workers = workers_of(client)
+    needed = len(workers) if n_workers is None else n_workers
+    if needed > len(workers) or not workers:
+        raise JobError(f"The job needs {needed or 'at least one'} workers, one for each rank, but the cluster has "
+                       f"{len(workers)}: ask for fewer ranks, or start more workers.")  # fmt: skip
+    # The scheduler knows a task before its worker does, the worker a cancelled one whose thread still runs.
+    assigned = client.processing()
+    at_work = client.sync(client._run, _at_work, on_error="ignore", callback_timeout=ANSWER_S)
+    tasks = {address: {*map(_name, assigned.get(address, ())), *map(_name, keys)}
+             for address, (_, keys) in at_work.items()}  # fmt: skip
+    idle = [address for address in workers if address in tasks and not tasks[address]]
+    if len(idle) < needed:
+        busy = [f"{address} with {sorted(tasks.get(address, ()))}" for address in workers if address not in idle]
+        raise WorkersBusy(f"The job needs {needed} idle workers, but {listed(busy)} is busy: wait for that to end, end "
+                          "it with job.cancel(), client.cancel(futures) or client.restart(), or give launch "
+                          "wait_for_workers.")  # fmt: skip
+    order = sorted(idle, key=lambda address: (workers[address]["host"], _natural(workers[address]["name"])))[:needed]
+    if len({at_work[address][0] for address in order}) < needed:  # torch.distributed has one default group a process
+        raise JobError(f"{listed(order)} share a process, where each rank needs one of its own: start the cluster "
+                       "with processes=True.")  # fmt: skip
+    return {address: workers[address] for address in order}
+
+
+def kill(client: Client, workers: list[str]) -> None:
+    """End the processes of these workers at once, through their nannies, which start others."""
+    for address in workers:  # Client.restart_workers would wait four seconds for a thread that cannot be stopped
+        with suppress(Exception):  # the worker, or its nanny, is ending by itself
+            client.sync(client._run, _kill, address, workers=[address], nanny=True, callback_timeout=ANSWER_S)
+
+
+def await_successors(client: Client, gone: list[dict[str, Any]]) -> None:
+    """Return once the nannies of these workers have others, or after REACH_S."""
+    awaited, give_up = {worker["nanny"] for worker in gone} - {None}, time.monotonic() + REACH_S
+    processes = set(map(process_of, gone))
+    while awaited and time.monotonic() < give_up:
+        awaited -= {worker["nanny"] for worker in workers_of(client).values() if process_of(worker) not in processes}
+        time.sleep(0.1 if awaited else 0)
+
+
+def listed(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values))
+
+
+def _natural(name: object) -> tuple[int, int, str]:
+    return (0, int(str(name)), "") if str(name).isdigit() else (1, 0, str(name))
+
+
+def _name(key: Any) -> str:
+    return str(key[0] if isinstance(key, tuple) else key)  # a rank's key is (job, attempt, rank)
+
+
+def _at_work(dask_worker: Any) -> tuple[tuple[int, int], list[Any]]:
+    process = os.getpid(), id(choose)  # of two machines, the first may be equal
+    state = dask_worker.state
+    return process, [task.key for task in (*state.executing, *state.long_running, *state.ready)]
+
+
+def _kill(address: str, dask_worker: Any) -> None:
+    import psutil
+
+    nanny = dask_worker  # nannies of a LocalCluster live in the client's own process
+    if nanny.pid and nanny.worker_address == address:
+        psutil.Process(nanny.pid).kill()
