@@ -1,15 +1,15 @@
 """Run a PyTorch function on Dask workers as the ranks of one `torch.distributed` process group."""
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from distributed import Client
 
 from workshop_utils.job import Job, JobError
-from workshop_utils.job.rank import Place, environment, network_interface
+from workshop_utils.job.rank import Place, network_interface
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
@@ -63,13 +63,16 @@ def _in_process_group(run: Callable[[], bytes], store: "TCPStore", place: Place,
     from dask_pytorch_ddp.dispatch import dispatch_with_ddp
 
     outcome: list[bytes | BaseException] = []
+    make = dist.init_process_group
+    # A script for torchrun makes the group itself, and there is one already, until the script destroys it.
+    is_made = "init_process_group", lambda *args, **kwargs: None if dist.is_initialized() else make(*args, **kwargs)
 
     def body() -> None:
         # One that leaves while another still connects would break that one's gloo for its process's life.
         store.set(f"joined-{place.rank}", "")
         store.wait([f"joined-{other}" for other in range(place.world_size)])
         try:
-            with _group_is_there():
+            with patch.object(dist, *is_made), patch.object(dist.distributed_c10d, *is_made):
                 outcome.append(run())
         except BaseException as error:
             outcome.append(error)
@@ -77,7 +80,7 @@ def _in_process_group(run: Callable[[], bytes], store: "TCPStore", place: Place,
                 dist.group.WORLD.abort()  # type: ignore[union-attr]  # or its end would wait for the other ranks
 
     backend = _backend(backend, store, place)
-    with environment(_settings(place)):
+    with patch.dict(os.environ, _settings(place)):  # and no variable stays that is set within
         try:
             dispatch_with_ddp(body, store.host, store.port, place.rank, place.world_size, backend=backend)
         except Exception as error:  # of its `finally`, if the group could not be made, or the function destroyed it
@@ -86,27 +89,6 @@ def _in_process_group(run: Callable[[], bytes], store: "TCPStore", place: Place,
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
     return outcome[0]
-
-
-@contextmanager
-def _group_is_there() -> Iterator[None]:
-    """Let a script for torchrun make its process group: within the block, that does nothing while there is one."""
-    import torch.distributed as dist
-
-    make = dist.init_process_group
-
-    def init_process_group(*args: Any, **kwargs: Any) -> None:
-        if not dist.is_initialized():
-            make(*args, **kwargs)
-
-    homes = (dist, dist.distributed_c10d)
-    for home in homes:
-        home.init_process_group = init_process_group  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        for home in homes:
-            home.init_process_group = make  # type: ignore[attr-defined]
 
 
 def _backend(backend: str, store: "TCPStore", place: Place) -> str:

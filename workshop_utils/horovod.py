@@ -9,11 +9,12 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from distributed import Client
 
 from workshop_utils.job import Job, JobError
-from workshop_utils.job.rank import Place, environment, network_interface
+from workshop_utils.job.rank import Place, network_interface
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
@@ -92,7 +93,7 @@ def _in_horovod(run: Callable[[], bytes], store: "TCPStore", place: Place) -> by
         if server:
             store.set("rendezvous", str(server.server_address[1]))
         settings = _settings(slots[rank], hosts[0], store.get("rendezvous").decode())
-        with environment(settings):
+        with patch.dict(os.environ, settings):  # and no variable stays that is set within
             hvd.init()
             try:
                 return run()
@@ -129,10 +130,11 @@ def _rendezvous(host, slots):
 
 
 def _settings(slot, address, port):
+    interface = os.environ.get("HOROVOD_GLOO_IFACE") or network_interface()
     values = {
         "RANK": slot.rank, "SIZE": slot.size, "LOCAL_RANK": slot.local_rank, "LOCAL_SIZE": slot.local_size,
         "CROSS_RANK": slot.cross_rank, "CROSS_SIZE": slot.cross_size, "HOSTNAME": slot.hostname,
-        "CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo", "GLOO_IFACE": os.environ.get("HOROVOD_GLOO_IFACE") or network_interface(),
+        "CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo", "GLOO_IFACE": interface,
         "LOG_LEVEL": os.environ.get("HOROVOD_LOG_LEVEL", "fatal"),  # a death is reported by the job already
         "GLOO_RENDEZVOUS_ADDR": address, "GLOO_RENDEZVOUS_PORT": port,
     }  # fmt: skip

@@ -2,22 +2,23 @@
 
 import asyncio
 import pickle
-import threading
 import time
 import uuid
 import warnings
-from collections.abc import Callable
+import weakref
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from distributed import CancelledError, Client, Future
+from distributed import CancelledError, Future
 from distributed.comm import get_address_host
 from distributed.core import clean_exception
 
 from workshop_utils.job.errors import JobError, SchedulerLost, Stopped, WorkerDied
 from workshop_utils.job.rank import SETTLE_S, Place, run_rank, serve_store
-from workshop_utils.job.stacks import Standing, stacks_of
-from workshop_utils.job.workers import alone, await_successors, choose, kill, listed, process_of, workers_of
+from workshop_utils.job.workers import alone, await_successors, choose, kill, listed, process_of, stacks_of, workers_of
+
+if TYPE_CHECKING:
+    from workshop_utils.job.supervise import Job
 
 HEARTBEAT_S = 2.0  # between two looks at the workers where nothing is heard; of a death, the scheduler tells at once
 GRACE_S = 2.0  # for the other ranks to end by themselves, before their workers are restarted
@@ -25,25 +26,25 @@ AGAIN_S = 0.1  # between two questions to the scheduler where it has no event to
 
 
 class Attempt:
-    """One start of a job's ranks; `number` of them came before. All but `cancel` and `hear` run in the job's thread."""
+    """One start of a job's ranks; `number` of them came before. All but `hear` and `standing` is for the job's thread.
 
-    def __init__(self, client: Client, name: str, number: int, changed: threading.Condition) -> None:
-        self.client, self.name, self.number = client, name, number
-        self.members: dict[str, dict[str, Any]] = {}  # what the scheduler knew of each worker, in rank order
+    members: what the scheduler knew of each worker, by address, in rank order. ranks: their futures.
+    """
+
+    def __init__(self, job: "Job", number: int) -> None:
+        self.job: Job = weakref.proxy(job)  # which has this attempt, and is freed with its futures at once
+        self.client, self.number = job.client, number
+        self.members: dict[str, dict[str, Any]] = {}
         self.ranks: list[Future] = []
         self._tasks: list[Future] = []
+        self._store: Future | None = None  # its release closes its server
         self._failed: tuple[int, BaseException, float] | None = None  # rank, its error, when it was heard of
-        self._changed, self._news, self._cancelled = changed, False, False
-        self._timeout: float | None = None
-        self._deadline = float("inf")
-        self._store: Future | None = None  # its release closes the server
 
-    def start(self, bootstrap: Callable, call: bytes, *, n_workers: int | None, max_restarts: int, patience: float,
-              timeout: float | None, deadline: float) -> None:  # fmt: skip
-        """Return once each rank is with its worker. patience: seconds to wait for idle workers."""
-        self._timeout, self._deadline = timeout, deadline
+    def start(self, n_workers: int | None, patience: float) -> None:
+        """Return once each rank is with its worker. n_workers: None for all. patience: seconds to wait until idle."""
         give_up = time.monotonic() + patience
         while not self.members:
+            self._raise_for_cancelled()
             with alone(self.client):
                 try:
                     self.members = choose(self.client, n_workers)
@@ -51,20 +52,17 @@ class Attempt:
                     if time.monotonic() > give_up or isinstance(error, SchedulerLost):
                         raise
                 else:
-                    self._submit(bootstrap, call, max_restarts)
+                    self._submit()
                     return
             self._pause(AGAIN_S)
-            self._raise_for_cancelled()
 
     def results(self) -> list[Any]:
         """Return what the ranks returned, in rank order; raise the reason where they do not."""
         self._watch(self._tasks)
-        # Fetched under the same watch: a worker may die while it sends.
-        gathering = self.client.gather(self.ranks, asynchronous=True)
-        loop = self.client.loop.asyncio_loop  # type: ignore[union-attr]
-        fetched = asyncio.run_coroutine_threadsafe(gathering, loop)
+        gathering, loop = self.client.gather(self.ranks, asynchronous=True), self.client.loop
+        fetched = asyncio.run_coroutine_threadsafe(gathering, loop.asyncio_loop)  # type: ignore[union-attr]
         try:
-            self._watch([fetched])
+            self._watch([fetched])  # likewise: a worker may die while it sends
         finally:
             fetched.cancel()  # does nothing once it is done
         return [pickle.loads(result) for result in fetched.result()]
@@ -75,27 +73,22 @@ class Attempt:
             _, error, remote = clean_exception(failure["exception"], failure["traceback"])
             assert error is not None
             self._failed = failure["failed"], error.with_traceback(remote), time.monotonic()
-            self._notice()
+            self.job.notice()
 
-    def cancel(self) -> None:
-        """Have the ranks ended."""
-        self._cancelled = True
-        self._notice()
-
-    def standing(self) -> dict[int, Standing]:
-        """Return where each rank that is at work stands, by rank."""
-        found = stacks_of(self.client, list(self.members), (self.name, self.number))
+    def standing(self) -> dict[int, tuple[str, str]]:
+        """Return (place, stack) of each rank that is at work, by rank: see `workers.stacks_of`."""
+        found = stacks_of(self.client, list(self.members), (self.job.name, self.number))
         return {rank: found[address] for rank, address in enumerate(self.members) if address in found}
 
     def free(self) -> None:
         """Return when no rank is at work any more, and restarted workers are back."""
         self._store = None
-        grace_ends = time.monotonic() + (0 if self._cancelled else GRACE_S)
+        grace_ends = time.monotonic() + (0 if self.job.cancelled else GRACE_S)
         while any(task.status == "pending" for task in self._tasks) and time.monotonic() < grace_ends:
             self._pause(grace_ends - time.monotonic())
-        dead = self._dead()
+        dead, pending = self._dead(), [task for task in self._tasks if not task.done()]
         status = dict(zip(self.members, [task.status for task in self._tasks], strict=False))
-        self.client.cancel([task for task in self._tasks if not task.done()])
+        self.client.cancel(pending)
         busy = {a for a in status if status[a] not in ("finished", "error")}  # a cancelled task's thread may still run
         # Where one rank died while they connected, gloo in the others is broken: their next launches hung or failed.
         stuck = [address for address in (self.members if dead else busy) if address not in dead]
@@ -106,29 +99,24 @@ class Attempt:
         kill(self.client, stuck)  # a thread cannot be stopped, a process can
         await_successors(self.client, [self.members[address] for address in {*dead, *stuck}])
 
-    def _submit(self, bootstrap: Callable, call: bytes, max_restarts: int) -> None:
+    def _submit(self) -> None:
         for address in self.members:  # under this topic the scheduler tells of the worker's end
-            self.client.subscribe_topic(address, self._notice)
-        self._notice()  # there are members now
-        workers = list(self.members)
-        host, world_size = get_address_host(workers[0]), len(workers)
+            self.job.listen(address, self.job.notice)
+        self.job.notice()  # there are workers now
+        workers, world_size = list(self.members), len(self.members)
         submit = partial(self.client.submit, pure=False, allow_other_workers=False)
+        host = get_address_host(workers[0])
         self._store = submit(serve_store, host, workers=workers[:1], key=f"store-{uuid.uuid4().hex}")
         port = submit(getattr, self._store, "port", workers=workers[:1])  # the store itself stays where it is
         self._tasks = [port]
         self._watch(self._tasks)
-        places = [
-            Place(self.name, rank, world_size, self.number, max_restarts, process_of(self.members[address]))
-            for rank, address in enumerate(workers)
-        ]
-        ranks = [
-            submit(run_rank, bootstrap, call, place, host, port.result(),
-                   workers=[address], key=(self.name, self.number, place.rank))
-            for address, place in zip(workers, places, strict=True)
-        ]  # fmt: skip
-        with self._changed:
-            self._tasks = self.ranks = ranks
-            self._changed.notify_all()
+        address_of_store = host, port.result()
+        for rank, (address, worker) in enumerate(self.members.items()):
+            place = Place(self.job.name, rank, world_size, self.number, self.job.max_restarts, process_of(worker))
+            key = self.job.name, self.number, rank
+            self.ranks.append(submit(run_rank, *self.job.call, place, *address_of_store, workers=[address], key=key))
+        self._tasks = self.ranks
+        self.job.notice()
         while not self._are_assigned():
             self._pause(AGAIN_S / 10)
             self._look()
@@ -138,9 +126,9 @@ class Attempt:
         return all(rank.key in assigned or rank.done() for rank in self.ranks)
 
     def _watch(self, awaited: list[Any]) -> None:
-        """Return when all of these futures are done, and none failed; raise the reason why they will not be."""
+        """Return when all of these futures are done, and no task failed; raise the reason why they will not be."""
         for future in awaited:
-            future.add_done_callback(self._notice)
+            future.add_done_callback(self.job.notice)
         while not all(future.done() for future in awaited):
             self._pause(HEARTBEAT_S)
             self._look()
@@ -151,13 +139,12 @@ class Attempt:
         """Raise the reason why the ranks will not all finish, if there is one by now."""
         self._raise_for_cancelled()
         rank, error, heard = self._failed or (None, None, float("inf"))
-        own = list(self.members)[rank] if rank is not None else None
-        dead = self._dead()
-        if others := [address for address in dead if address != own]:  # of which a rank's error is a consequence
+        workers, dead = list(self.members), self._dead()
+        if others := [address for address in dead if workers.index(address) != rank]:  # its error is a consequence
             raise WorkerDied(
-                f"Rank {listed(sorted(map(list(self.members).index, others)))} died: worker {listed(others)} was "
-                "killed, ran out of memory, or was lost with its machine. To go on after that, give launch "
-                "max_restarts, and let the function resume from a checkpoint."
+                f"Rank {listed(sorted(map(workers.index, others)))} died: worker {listed(others)} was killed, ran out "
+                "of memory, or was lost with its machine. To go on after that, give launch max_restarts, and let the "
+                "function resume from a checkpoint."
             )
         over = all(task.done() for task in self._tasks)
         if error and (over or dead or time.monotonic() > heard + SETTLE_S):
@@ -165,23 +152,27 @@ class Attempt:
         if over and (failed := [task for task in self._tasks if task.status == "error"]):  # before it was a rank
             task = min(failed, key=lambda task: isinstance(task.exception(), Stopped))
             raise task.exception().with_traceback(task.traceback())
-        if time.monotonic() > self._deadline:
-            late = [rank for rank, task in enumerate(self._tasks) if not task.done()]
-            standing = self.standing()
-            where = "; ".join(f"rank {rank}: {one.place}" for rank, one in standing.items()) or "no rank has started"
-            timed_out = TimeoutError(f"Rank {listed(late)} had not returned after {self._timeout} s ({where}): give "
-                                     "the job a longer timeout, or see there who waits for whom.")  # fmt: skip
-            timed_out.add_note("\n".join(f"Rank {rank}:\n{one.stack}" for rank, one in standing.items()))
-            raise timed_out
+        if time.monotonic() > self.job.deadline:
+            raise self._timed_out()
+
+    def _timed_out(self) -> TimeoutError:
+        late = [rank for rank, task in enumerate(self._tasks) if not task.done()]
+        standing = self.standing().items()
+        where = "; ".join(f"rank {rank}: {place}" for rank, (place, _) in standing) or "no rank is at work"
+        error = TimeoutError(f"Rank {listed(late)} had not returned after {self.job.timeout} s ({where}): give the job "
+                             "a longer timeout, or see there who waits for whom.")  # fmt: skip
+        error.add_note("\n".join(f"Rank {rank}:\n{stack}" for rank, (_, stack) in standing))
+        return error
 
     def _raise_for_cancelled(self) -> None:
-        if self._cancelled:
-            raise CancelledError(f"{self.name} was cancelled.")
+        if self.job.cancelled:
+            raise CancelledError(f"{self.job.name} was cancelled.")
         if self.client.status == "connecting":  # it will look for one at the same address for a while
             raise SchedulerLost("The connection to the scheduler is lost, and with it the job: its process has ended, "
                                 "or the network to it. Start or join a cluster, and launch again.")  # fmt: skip
         if any(task.status == "cancelled" for task in self._tasks):
-            raise CancelledError(f"{self.name} lost its tasks to client.cancel(), client.restart() or client.close().")
+            name, calls = self.job.name, "client.cancel(), client.restart() or client.close()"
+            raise CancelledError(f"{name} lost its tasks to {calls}.")
 
     def _dead(self) -> list[str]:
         alive = {process_of(worker) for worker in workers_of(self.client).values()}
@@ -189,13 +180,6 @@ class Attempt:
 
     def _pause(self, seconds: float) -> None:
         """Return at the next news, at the latest after so many seconds."""
-        now = time.monotonic()
         settled = self._failed[2] + SETTLE_S if self._failed else float("inf")
-        with self._changed:
-            self._changed.wait_for(lambda: self._news, max(0.0, min(seconds, self._deadline - now, settled - now)))
-            self._news = False
-
-    def _notice(self, *_: object) -> None:
-        with self._changed:
-            self._news = True
-            self._changed.notify_all()
+        until = min(time.monotonic() + seconds, self.job.deadline, settled)
+        self.job.await_news(until - time.monotonic())

@@ -2,11 +2,10 @@
 
 import errno
 import io
-import os
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -37,19 +36,6 @@ class Place:
     attempt: int
     max_restarts: int
     process: str
-
-
-@contextmanager
-def environment(settings: dict[str, str]) -> Iterator[None]:
-    """Set environment variables within the block, and leave none behind that is set there."""
-    before = dict(os.environ)
-    os.environ.update(settings)
-    try:
-        yield
-    finally:  # what runs within sets more, and a later task of this worker must not find any of it
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)
 
 
 def network_interface() -> str | None:

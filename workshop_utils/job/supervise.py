@@ -1,4 +1,4 @@
-"""A job on the client: start it, watch it, restart it after a death, and set its workers free, however it ends."""
+"""A job on the client: start it, show what is heard of it, restart it after a death, and end it however it is left."""
 
 import threading
 import time
@@ -38,17 +38,18 @@ class Job:
         _refuse_wrong(n_workers, timeout, max_restarts, wait_for_workers)
         self.client, self.timeout, self.max_restarts = client, timeout, max_restarts
         self.name = f"{getattr(fn, '__name__', 'function')}-{uuid.uuid4().hex}"
+        self.call = bootstrap, _pickled(fn, args, kwargs)
+        self.deadline = time.monotonic() + (timeout or float("inf"))
         self.failures: list[WorkerDied] = []
-        self._bootstrap, self._call = bootstrap, _pickled(fn, args, kwargs)
-        self._n_workers, self._patience = n_workers, wait_for_workers
-        self._changed = threading.Condition()
-        self._attempt = Attempt(client, self.name, 0, self._changed)
+        self.cancelled = False
+        self._wanted = n_workers, wait_for_workers
+        self._changed, self._news = threading.Condition(), False
+        self._attempt = Attempt(self, 0)
         self._rows: list[dict[str, Any]] = []
         self._outcome: list[Any] = []
         self._error: BaseException | None = None
-        self._cancelled = self._ended = False
-        receive = weakref.WeakMethod(self._receive)  # a client never forgets a handler, but must let the job go
-        client.subscribe_topic(self.name, lambda event: (method := receive()) and method(event))
+        self._ended = False
+        self.listen(self.name, self._receive)
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
         _jobs.append(self)
         try:
@@ -57,8 +58,8 @@ class Job:
         except BaseException:
             self.cancel()
             raise
-        if not self.workers:
-            self.result()  # raises why there are none
+        if not self.workers and self._error:
+            raise self._error.with_traceback(None) from self._error.__cause__
 
     def __repr__(self) -> str:
         state = "running" if not self._ended else f"failed: {self._error!r}" if self._error else "finished"
@@ -120,14 +121,31 @@ class Job:
     def stacks(self) -> str:
         """Return where each rank at work stands, as text: its Python stack, from the function's first line on."""
         standing = self._attempt.standing().items()
-        return "\n".join(f"Rank {rank}, at {one.place}:\n{one.stack}" for rank, one in standing)
+        return "\n".join(f"Rank {rank}, at {place}:\n{stack}" for rank, (place, stack) in standing)
 
     def cancel(self) -> None:
         """End the job, if it runs, and free its workers; those that do not stop by themselves are restarted."""
-        self._cancelled = True
-        self._attempt.cancel()
+        self.cancelled = True
+        self.notice()
         if self._thread.ident:
             self._thread.join()
+
+    def listen(self, topic: str, method: Callable[[Any], object]) -> None:
+        """Have a method of this job called at each event of a topic."""
+        weak: Any = weakref.WeakMethod(method)  # a client never forgets a handler, but must let the job go
+        self.client.subscribe_topic(topic, lambda event: (known := weak()) and known(event))
+
+    def notice(self, *_: object) -> None:
+        """Wake who waits for news of the job."""
+        with self._changed:
+            self._news = True
+            self._changed.notify_all()
+
+    def await_news(self, seconds: float) -> None:
+        """Return at the next news, at the latest after so many seconds; for the job's own thread."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._news, max(0.0, seconds))
+            self._news = False
 
     def _wait(self, condition: Callable[[], object]) -> None:
         try:
@@ -164,22 +182,17 @@ class Job:
         _jobs.remove(self)
 
     def _with_restarts(self) -> list[Any]:
-        deadline = time.monotonic() + (self.timeout or float("inf"))
         while True:
             try:
-                self._attempt.start(self._bootstrap, self._call, n_workers=self._n_workers, patience=self._patience,
-                                    max_restarts=self.max_restarts, timeout=self.timeout,
-                                    deadline=deadline)  # fmt: skip
+                self._attempt.start(*self._wanted)
                 return self._attempt.results()
             except WorkerDied as death:
                 if len(self.failures) == self.max_restarts:
                     raise
                 self._attempt.free()
                 self.failures.append(death)
-                self._n_workers, self._patience = len(self.workers), REACH_S
-                self._attempt = Attempt(self.client, self.name, len(self.failures), self._changed)
-                if self._cancelled:
-                    self._attempt.cancel()
+                self._wanted = len(self.workers), REACH_S
+                self._attempt = Attempt(self, len(self.failures))
             except JobError as error:
                 if self.workers or not self.failures or isinstance(error, SchedulerLost):
                     raise

@@ -1,9 +1,13 @@
-"""The workers of a cluster, as the client sees them: which are there, which are idle, and how one is replaced."""
+"""The workers of a cluster, as the client sees them: who is there, who is idle, where one stands."""
 
 import os
+import sys
+import sysconfig
 import time
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from distributed import Client, Lock
@@ -13,6 +17,7 @@ from workshop_utils.job.errors import JobError, SchedulerLost, WorkersBusy
 ANSWER_S = 10  # for the scheduler and the workers to answer a question
 LAUNCH_S = 90  # for launches of other clients to be over; the scheduler forgets one whose client is gone after 40
 REACH_S = 30  # for the successor of a worker to be there
+WRAPPERS = ("wrapper", "decorate_context", "inner")  # what decorators call their function: PyTorch's collectives', too
 
 
 def workers_of(client: Client) -> dict[str, dict[str, Any]]:
@@ -84,6 +89,17 @@ def await_successors(client: Client, gone: list[dict[str, Any]]) -> None:
         time.sleep(0.1 if awaited else 0)
 
 
+def stacks_of(client: Client, workers: list[str], job: tuple) -> dict[str, tuple[str, str]]:
+    """Return (place, stack) of each worker at a task whose key begins with `job`; who does not answer is left out.
+
+    place: the innermost line of the user's own code, and what it calls. stack: text, from that code's first line on.
+    """
+    found: dict[str, tuple[str, str] | None] = {}
+    with suppress(OSError, TimeoutError):
+        found = client.sync(client._run, _stack, job, workers=workers, on_error="ignore", callback_timeout=ANSWER_S)
+    return {address: at for address, at in found.items() if at}
+
+
 def listed(values: Iterable[object]) -> str:
     return ", ".join(map(str, values))
 
@@ -108,3 +124,21 @@ def _kill(address: str, dask_worker: Any) -> None:
     nanny = dask_worker  # nannies of a LocalCluster live in the client's own process
     if nanny.pid and nanny.worker_address == address:
         psutil.Process(nanny.pid).kill()
+
+
+def _stack(job: tuple, dask_worker: Any) -> tuple[str, str] | None:
+    for thread, key in dict(dask_worker.active_threads).items():
+        if isinstance(key, tuple) and key[: len(job)] == job:
+            frames = list(traceback.extract_stack(sys._current_frames()[thread]))
+            here = str(Path(__file__).with_name("rank.py"))  # which calls the user's function
+            starts = [position for position, frame in enumerate(frames, 1) if frame.filename == here]
+            frames = frames[starts[-1] if starts else 0 :] or frames[-1:]
+            return _place(frames), "".join(traceback.format_list(frames))
+    return None
+
+
+def _place(frames: list[traceback.FrameSummary]) -> str:
+    libraries = *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), "<frozen"
+    at = max((i for i, frame in enumerate(frames) if not frame.filename.startswith(libraries)), default=0)
+    called = [frame.name for frame in frames[at + 1 :] if frame.name not in WRAPPERS]
+    return f"{Path(frames[at].filename).name}:{frames[at].lineno} in {[*called, frames[at].name][0]}"
