@@ -58,8 +58,12 @@ class Job:
         except BaseException:
             self.cancel()
             raise
-        if not self.workers and self._error:
-            raise self._error.with_traceback(None) from self._error.__cause__
+        error, self._error = (None, self._error) if self.workers else (self._error, None)
+        try:
+            if error:
+                raise error
+        finally:  # what an error refers to, such as the caller's own futures, would outlive it in a circle
+            del error
 
     def __repr__(self) -> str:
         state = "running" if not self._ended else f"failed: {self._error!r}" if self._error else "finished"
