@@ -116,9 +116,11 @@ class Canvas:
         """
         curve, coat = self.outline(points, fur), shade(self.colours["coat"], tone)
         self.draw.polygon(curve, fill=coat)
-        box = self._visible(curve)
-        flecks = list(self._flecks(name, points)) if box else []
-        if flecks or (box and fur and self.breed.fur):
+        xs, ys = zip(*curve, strict=True)
+        box = max(min(xs), 0), max(min(ys), 0), min(max(xs) + 1, self.side), min(max(ys) + 1, self.side)
+        visible = box[0] < box[2] and box[1] < box[3]
+        flecks = list(self._flecks(name, points)) if visible else []
+        if flecks or (visible and fur and self.breed.fur):
             self.under.paste(coat, box)
             for *oval, colour in flecks:
                 fleck = rounded(self.pixels(at("fleck", *oval)))
@@ -130,12 +132,6 @@ class Canvas:
             self.image.paste(self.under.crop(box), box, self.stencil.crop(box))
         drawn = curve[: max(int(len(curve) * edge), 2)] if edge < 1 else curve + curve[:1]
         self.line(drawn, shade(coat, 0.74 if sum(coat) > 190 else 1.5))
-
-    def _visible(self, curve):
-        xs, ys = zip(*curve, strict=True)
-        left, top = max(min(xs), 0), max(min(ys), 0)
-        right, foot = min(max(xs) + 1, self.side), min(max(ys) + 1, self.side)
-        return (left, top, right, foot) if left < right and top < foot else None
 
     def _flecks(self, name, points):
         xs, ys = zip(*points, strict=True)
