@@ -11,9 +11,20 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler
 
-from workshop_utils import exercises
 from workshop_utils.cluster import start_cluster
-from workshop_utils.exercises import NotYet
+from workshop_utils.exercises import (
+    NotYet,
+    dask_basics,
+    distributed_training,
+    exercise,
+    getting_started,
+    horovod,
+    learning_results,
+    many_models,
+    parallel_inference,
+    single_inference,
+    training_data,
+)
 
 CATEGORIES = ["ant", "bee", "cat", "dog", "eel"]
 LOGITS = torch.tensor([0.1, 3.0, 2.0, 4.0, -1.0])
@@ -27,60 +38,181 @@ def puzzle(x):
     return 1 / (x % 3)
 
 
+def test_a_check_that_fails_itself_gives_a_hint_with_the_reason():
+    @exercise
+    def check(answer):
+        answer.mean()
+
+    with pytest.raises(NotYet, match="the check cannot read this answer .AttributeError: 'int' object has no"):
+        check(3)
+
+
+class Client:
+    """What a check asks of a client: of one whose workers have so many Dask threads, and PyTorch three in each."""
+
+    def __init__(self, *threads):
+        self.threads = dict(enumerate(threads))
+
+    def nthreads(self):
+        return self.threads
+
+    def run(self, function):
+        return dict.fromkeys(self.threads, 3)
+
+
 @pytest.mark.parametrize(
-    "answer",
-    [None, 36, dask.delayed(sum)(map(cube, range(4))), [dask.delayed(cube)(x) for x in range(4)], dask.delayed(cube)(1)]
-    + [dask.delayed(sum)(*[dask.delayed(cube)(x) for x in range(4)])],
+    ("answer", "hint"), [(None, "still None"), ({"a": 3, "b": 3}, "add up the dict's values"), (3, "3 is not the sum")]
 )
-def test_no_wrong_graph_passes(answer):
-    with pytest.raises(NotYet):
-        exercises.check_one_graph(answer, [cube(x) for x in range(4)])
+def test_no_wrong_sum_of_threads_passes(answer, hint):
+    with pytest.raises(NotYet, match=hint):
+        getting_started.check_total_threads(answer, Client(1, 1))
 
 
-@pytest.mark.parametrize("answer", [None, [], 3, [1, 2], [(0, "error")], [ZeroDivisionError()], [0, 3]])
-def test_no_wrong_list_of_culprits_passes(answer):
-    with pytest.raises(NotYet):
-        exercises.check_culprits(answer, list(range(7)), puzzle)
+def test_the_sum_of_threads_passes():
+    getting_started.check_total_threads(6, Client(1, 1))
 
 
 @pytest.mark.parametrize(
-    "function",
+    ("answer", "hint"),
+    [(None, "still None"), (3, "one of the paths"), (["aa"], "one of the paths"), ("aaa", "there is a darker one")],
+)
+def test_no_wrong_photo_is_the_darkest(answer, hint):
+    with pytest.raises(NotYet, match=hint):
+        getting_started.check_darkest(answer, ["aaa", "aa", "aaaa"], len)
+
+
+def test_the_darkest_photo_passes():
+    getting_started.check_darkest("aa", ["aaa", "aa", "aaaa"], len)
+
+
+def cubes(n):
+    return [dask.delayed(cube)(x) for x in range(n)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
     [
-        lambda logits, names: None,
-        lambda logits, names: zip(["dog", "bee"], [0.5, 0.4], strict=True),
-        lambda logits, names: ["dog", "bee", "cat"],
-        lambda logits, names: {"dog": 0.5, "bee": 0.3, "cat": 0.2},
-        lambda logits, names: [("dog", "66%"), ("bee", "24%"), ("cat", "9%")],
-        lambda logits, names: [(p.item(), names[i]) for p, i in zip(*logits.softmax(0).topk(3), strict=True)],
-        lambda logits, names: [(names[i], 100 * p) for p, i in zip(*logits.softmax(0).topk(3), strict=True)],
-        lambda logits, names: [(names[i], p) for p, i in zip(*LOGITS.softmax(0).topk(3), strict=True)],
+        (None, "still None"),
+        (36, "a number already"),
+        (dask.delayed(sum)(map(cube, range(4))), "does not look into generators"),
+        (cubes(4), "one Delayed"),
+        (dask.delayed(cube)(1), "has one task"),
+        (dask.delayed(sum)(cubes(3)), "has 4 tasks; make one for each"),
+        (dask.delayed(max)(cubes(4)), "another number"),
+        (dask.delayed(sum)(*cubes(4)), "cannot read this answer .*sum.. takes at most 2 arguments"),
     ],
 )
-def test_no_wrong_top_three_passes(function):
-    with pytest.raises(NotYet):
-        exercises.check_top_three(function, LOGITS, CATEGORIES)
+def test_no_wrong_graph_passes(answer, hint):
+    with pytest.raises(NotYet, match=hint):
+        dask_basics.check_one_graph(answer, [cube(x) for x in range(4)])
+
+
+def test_the_graph_of_a_sum_passes():
+    dask_basics.check_one_graph(dask.delayed(sum)(cubes(4)), [cube(x) for x in range(4)])
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (None, "still None"),
+        ([0.1, 0.2], "a list of three"),
+        ("abc", "a list of three"),
+        ([object(), 0.1, 0.2], "not the future"),
+        ([0.1, 0.1, 0.2], "twice"),
+        ([0.1, 0.2, 0.9], "waited for the longest nap"),
+    ],
+)
+def test_no_wrong_first_three_pass(answer, hint):
+    with pytest.raises(NotYet, match=hint):
+        dask_basics.check_first_three(answer, [0.9, 0.1, 0.2, 0.3], Client(1, 1))
+
+
+def test_the_first_three_pass():
+    dask_basics.check_first_three([0.1, 0.3, 0.2], [0.9, 0.1, 0.2, 0.3], Client(1, 1))
+
+
+def test_on_one_thread_the_longest_nap_may_be_among_the_first():
+    dask_basics.check_first_three([0.9, 0.1, 0.2], [0.9, 0.1, 0.2, 0.3], Client(1))
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (None, "still None"),
+        ([], "it is empty"),
+        (3, "should be a list"),
+        ([1, 2], "is 'error'"),
+        ([(0, "error")], "numbers, not futures"),
+        ([ZeroDivisionError()], "numbers, not futures"),
+        ([0, 3], "is 'error'"),
+    ],
+)
+def test_no_wrong_list_of_culprits_passes(answer, hint):
+    with pytest.raises(NotYet, match=hint):
+        dask_basics.check_culprits(answer, list(range(7)), puzzle)
+
+
+def test_the_culprits_pass_in_any_order():
+    dask_basics.check_culprits([6, 0, 3], list(range(7)), puzzle)
+
+
+@pytest.mark.parametrize(
+    ("function", "hint"),
+    [
+        (lambda logits, names: None, "returns None"),
+        (lambda logits, names: zip(["dog", "bee"], [0.5, 0.4], strict=True), "returned 2 entries"),
+        (lambda logits, names: ["dog", "bee", "cat"], "return pairs"),
+        (lambda logits, names: {"dog": 0.5, "bee": 0.3, "cat": 0.2}, "return pairs"),
+        (lambda logits, names: [("dog", "66%"), ("bee", "24%"), ("cat", "9%")], "as a number"),
+        (lambda logits, names: [(names[i], 0.1) for i in range(3)], "not the three likeliest"),
+        (
+            lambda logits, names: [(p.item(), names[i]) for p, i in zip(*logits.softmax(0).topk(3), strict=True)],
+            "return pairs",
+        ),
+        (
+            lambda logits, names: [(names[i], 100 * p) for p, i in zip(*logits.softmax(0).topk(3), strict=True)],
+            "the numbers are not",
+        ),
+        (
+            lambda logits, names: [(names[i], p) for p, i in zip(*LOGITS.softmax(0).topk(3), strict=True)],
+            "given other logits",
+        ),
+    ],
+)
+def test_no_wrong_top_three_passes(function, hint):
+    with pytest.raises(NotYet, match=hint):
+        single_inference.check_top_three(function, LOGITS, CATEGORIES)
 
 
 def test_a_top_three_may_hold_tensors_or_be_an_iterator():
     def top_three(logits, names):
         return ([names[i], p] for p, i in zip(*logits.softmax(0).topk(3), strict=True))
 
-    exercises.check_top_three(top_three, LOGITS, CATEGORIES)
+    single_inference.check_top_three(top_three, LOGITS, CATEGORIES)
 
 
 ROWS = torch.eye(5)[[0, 1, 2, 3]]
 TRUTH = torch.tensor([0, 1, 2, 4])
 
 
-@pytest.mark.parametrize("answer", [None, "75%", 75, 0.5, ROWS.argmax(1) == TRUTH])
-def test_no_wrong_accuracy_passes(answer):
-    with pytest.raises(NotYet):
-        exercises.check_batch_accuracy(answer, ROWS, TRUTH)
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (None, "still None"),
+        ("75%", "the text '75%'; it should be a number"),
+        (75, "between 0 and 1"),
+        (0.5, "largest logit"),
+        (ROWS.argmax(1) == TRUTH, "take their mean"),
+    ],
+)
+def test_no_wrong_accuracy_passes(answer, hint):
+    with pytest.raises(NotYet, match=hint):
+        single_inference.check_batch_accuracy(answer, ROWS, TRUTH)
 
 
 @pytest.mark.parametrize("answer", [0.75, np.float64(0.75), torch.tensor(0.75)])
 def test_a_right_accuracy_passes_in_any_type(answer):
-    exercises.check_batch_accuracy(answer, ROWS, TRUTH)
+    single_inference.check_batch_accuracy(answer, ROWS, TRUTH)
 
 
 SEEN = pd.DataFrame(
@@ -88,43 +220,74 @@ SEEN = pd.DataFrame(
 ).assign(correct=pd.array([False, False, False, True], dtype="boolean"))
 
 
-@pytest.mark.parametrize("answer", [None, "pug", ["pug", "boxer"], ("boxer", "pug"), ("pug", "pug"), ("cat", "dog")])
-def test_no_wrong_confusion_passes(answer):
-    with pytest.raises(NotYet):
-        exercises.check_confusion(answer, SEEN)
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (None, "still None"),
+        ("pug", "should be a tuple"),
+        (["pug", "boxer"], "should be a tuple"),
+        (("boxer", "pug"), "1 time.*another is commoner"),
+        (("pug", "pug"), "never happened"),
+        (("cat", "dog"), "never happened"),
+    ],
+)
+def test_no_wrong_confusion_passes(answer, hint):
+    with pytest.raises(NotYet, match=hint):
+        parallel_inference.check_confusion(answer, SEEN)
 
 
 def test_the_commonest_confusion_passes():
-    exercises.check_confusion(("pug", "boxer"), SEEN)
+    parallel_inference.check_confusion(("pug", "boxer"), SEEN)
 
 
 CHECKED = pd.DataFrame({"path": ["f/a.jpg", "f/empty.jpg", "f/letter.jpg"], "error": [None, "empty", "no image"]})
 
 
-@pytest.mark.parametrize("answer", [None, CHECKED, CHECKED[:1], CHECKED[1:2], CHECKED[["error"]][1:], ["f/empty.jpg"]])
-def test_no_wrong_choice_of_bad_files_passes(answer):
-    with pytest.raises(NotYet):
-        exercises.check_bad_files(answer, list(CHECKED.path))
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (None, "still None"),
+        (CHECKED, "all the rows"),
+        (CHECKED[:1], "error.notna"),
+        (CHECKED[1:2], "other bad files"),
+        (CHECKED[["error"]][1:], "all the columns"),
+        (["f/empty.jpg"], "should be a DataFrame"),
+    ],
+)
+def test_no_wrong_choice_of_bad_files_passes(answer, hint):
+    with pytest.raises(NotYet, match=hint):
+        parallel_inference.check_bad_files(answer, list(CHECKED.path))
 
 
 def test_the_bad_files_pass():
-    exercises.check_bad_files(CHECKED[1:], list(CHECKED.path))
+    parallel_inference.check_bad_files(CHECKED[1:], list(CHECKED.path))
 
 
 CLASSES = ["n02085620-Chihuahua", "n02106166-Border_collie", "n02113186-Cardigan"]
 
 
 @pytest.mark.parametrize(
-    "answer", [None, [151], [0, 1, 2], [151, 231, 264], [151, 232, 474], [264, 232, 151], {}, ["a"] * 3, 151]
+    ("answer", "hint"),
+    [
+        (None, "still None"),
+        ([151], "1 entries"),
+        ([0, 1, 2], "the labels themselves"),
+        ([151, 231, 264], "Border_collie does not become 231"),
+        ([151, 232, 474], "Cardigan does not become 474"),
+        ([264, 232, 151], "their order is not"),
+        ({}, "0 entries"),
+        (151, "151 is one value; make a list"),
+        (["a"] * 3, "cannot read this answer .*'a'"),
+    ],
 )
-def test_no_wrong_join_passes(answer):
-    with pytest.raises(NotYet):
-        exercises.check_to_imagenet(answer, CLASSES)
+def test_no_wrong_join_passes(answer, hint):
+    with pytest.raises(NotYet, match=hint):
+        training_data.check_to_imagenet(answer, CLASSES)
 
 
 @pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
 def test_the_join_by_id_passes_in_any_type(kind):
-    exercises.check_to_imagenet(kind([151, 232, 264]), CLASSES)
+    training_data.check_to_imagenet(kind([151, 232, 264]), CLASSES)
 
 
 def sampled(n_photos, told=True, **how):
@@ -137,30 +300,30 @@ def sampled(n_photos, told=True, **how):
 
 
 @pytest.mark.parametrize(
-    "order",
+    ("order", "hint"),
     [
-        lambda rank, epoch: None,
-        lambda rank, epoch: range(rank, 10, 2),
-        lambda rank, epoch: list(range(rank, 10, 2)),
-        lambda rank, epoch: torch.randperm(10).tolist()[rank::2],
-        lambda rank, epoch: sampled(10)(rank, 0 if rank else epoch),
-        sampled(10, told=False),
-        sampled(10, rank=0),
-        sampled(10, num_replicas=3),
-        sampled(8),
-        sampled(10, num_replicas=1, rank=0),
-        lambda rank, epoch: [index + 1000 for index in sampled(10)(rank, epoch)],
-        lambda rank, epoch: sampled(10, shuffle=False)(rank, epoch),
+        (lambda rank, epoch: None, "returns None"),
+        (lambda rank, epoch: range(rank, 10, 2), "returns a range"),
+        (lambda rank, epoch: list(range(rank, 10, 2)), "epoch 1 has epoch 0's order"),
+        (lambda rank, epoch: torch.randperm(10).tolist()[rank::2], "both ranks visit|it answers differently"),
+        (lambda rank, epoch: sampled(10)(rank, 0 if rank else epoch), "both ranks visit the same"),
+        (sampled(10, told=False), "call set_epoch"),
+        (sampled(10, rank=0), "both ranks visit the same"),
+        (sampled(10, num_replicas=3), "both ranks visit|together they visit"),
+        (sampled(8), "together they visit 8 of 10"),
+        (sampled(10, num_replicas=1, rank=0), "rank 0 visits every photo"),
+        (lambda rank, epoch: [index + 1000 for index in sampled(10)(rank, epoch)], "indices go from 0 to 9"),
+        (lambda rank, epoch: sampled(10, shuffle=False)(rank, epoch), "leave shuffling on"),
     ],
 )
-def test_no_wrong_order_passes(order):
-    with pytest.raises(NotYet):
-        exercises.check_order(order, 10)
+def test_no_wrong_order_passes(order, hint):
+    with pytest.raises(NotYet, match=hint):
+        training_data.check_order(order, 10)
 
 
 @pytest.mark.parametrize("n_photos, how", [(10, {}), (9, {}), (9, {"drop_last": True}), (10, {"seed": 7})])
 def test_a_right_order_passes(n_photos, how):
-    exercises.check_order(sampled(n_photos, **how), n_photos)
+    training_data.check_order(sampled(n_photos, **how), n_photos)
 
 
 def mean_by(reduce):
@@ -188,22 +351,30 @@ def of_rank_0_alone(dist, total):
     return total.item() / dist.get_world_size()
 
 
-@pytest.mark.parametrize("reduce", [lambda dist, total: None, lambda dist, total: total, summed_only, of_rank_0_alone])
-def test_no_wrong_mean_passes(reduce, client):
-    with by_value(), pytest.raises(NotYet):
-        exercises.check_global_mean(mean_by(reduce), client)
+@pytest.mark.parametrize(
+    ("reduce", "hint"),
+    [
+        (lambda dist, total: None, "returns None"),
+        (lambda dist, total: total, "returned .10.0, 20.0"),
+        (summed_only, "that is the sum"),
+        (of_rank_0_alone, "had .10.0, 20.0. and returned .15.0,"),
+    ],
+)
+def test_no_wrong_mean_passes(reduce, hint, client):
+    with by_value(), pytest.raises(NotYet, match=hint):
+        distributed_training.check_global_mean(mean_by(reduce), client)
 
 
 def test_the_mean_over_all_ranks_passes_as_a_tensor(client):
     with by_value():
-        exercises.check_global_mean(mean_by(all_reduced), client)
+        distributed_training.check_global_mean(mean_by(all_reduced), client)
 
 
 def test_a_mean_on_a_single_worker_is_no_sum():
     client = start_cluster(1)
     try:
         with by_value():
-            exercises.check_global_mean(mean_by(all_reduced), client)
+            distributed_training.check_global_mean(mean_by(all_reduced), client)
     finally:
         client.shutdown()
 
@@ -217,20 +388,20 @@ def by_value():
 
 
 @pytest.mark.parametrize(
-    "share",
+    ("share", "hint"),
     [
-        lambda n, rank, world: None,
-        lambda n, rank, world: list(range(n)),
-        lambda n, rank, world: list(range(rank * (n // world), (rank + 1) * (n // world))),
-        lambda n, rank, world: list(range(rank, n + n % world, world)),
-        lambda n, rank, world: list(range(rank, n, 2)),
-        lambda n, rank, world: list(range(n)) if rank == 0 else [],
-        lambda n, rank, world: list(DistributedSampler(range(n), world, rank, shuffle=False)),
+        (lambda n, rank, world: None, "returns None"),
+        (lambda n, rank, world: list(range(n)), "counted twice"),
+        (lambda n, rank, world: list(range(rank * (n // world), (rank + 1) * (n // world))), "somebody has to take"),
+        (lambda n, rank, world: list(range(rank, n + n % world, world)), "there is no such image"),
+        (lambda n, rank, world: list(range(rank, n, 2)), "with 96 images and 4 ranks.*counted twice"),
+        (lambda n, rank, world: list(range(n)) if rank == 0 else [], "waits for the longest"),
+        (lambda n, rank, world: list(DistributedSampler(range(n), world, rank, shuffle=False)), "counted twice"),
     ],
 )
-def test_no_wrong_share_passes(share):
-    with pytest.raises(NotYet):
-        exercises.check_my_share(share)
+def test_no_wrong_share_passes(share, hint):
+    with pytest.raises(NotYet, match=hint):
+        distributed_training.check_my_share(share)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +412,7 @@ def test_no_wrong_share_passes(share):
     ],
 )
 def test_any_even_share_passes(share):
-    exercises.check_my_share(share)
+    distributed_training.check_my_share(share)
 
 
 LOG = pd.DataFrame(
@@ -255,33 +426,49 @@ LOG = pd.DataFrame(
 )
 
 
-@pytest.mark.parametrize("answer", [None, "one", "three", 25.0, ("sketches", "four")])
-def test_no_wrong_quickest_run_passes(answer):
-    with pytest.raises(NotYet):
-        exercises.check_quickest(answer, LOG)
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (None, "still None"),
+        ("one", "took 40.0 s, and another run was quicker"),
+        ("three", "no run on sketches"),
+        (25.0, "the name of a run, such as 'four'"),
+        (("sketches", "four"), "the name of a run"),
+    ],
+)
+def test_no_wrong_quickest_run_passes(answer, hint):
+    with pytest.raises(NotYet, match=hint):
+        learning_results.check_quickest(answer, LOG)
 
 
 def test_the_quickest_run_passes():
-    exercises.check_quickest("four", LOG)
+    learning_results.check_quickest("four", LOG)
 
 
 @pytest.mark.parametrize(
-    "answer",
-    [None, 40.0, [40, 60, 50]]
-    + [pd.Series(cost) for cost in ({"one": 40, "two": 60}, {"one": 40, "two": 30, "four": 25})]
-    + [pd.Series({"one": 40, "two": 60, "four": 100}), pd.Series({"one": "a", "two": "b", "four": "c"})],
+    ("answer", "hint"),
+    [
+        (None, "still None"),
+        (40.0, "should be a Series"),
+        ([40, 60, 50], "should be a Series"),
+        (pd.Series({"one": 40, "two": 60}), "the index should be the runs"),
+        (pd.Series({"one": 40, "two": 30, "four": 25}), "these are seconds"),
+        (pd.Series({"one": 40, "two": 60, "four": 100}), "more workers than the machine has cores"),
+        (pd.Series({"one": 40, "two": 60, "four": 51}), "seconds times workers times threads"),
+        (pd.Series({"one": "a", "two": "b", "four": "c"}), "cannot read this answer .*could not convert"),
+    ],
 )
-def test_no_wrong_cost_passes(answer):
-    with pytest.raises(NotYet):
-        exercises.check_cost(answer, LOG, 2)
+def test_no_wrong_cost_passes(answer, hint):
+    with pytest.raises(NotYet, match=hint):
+        learning_results.check_cost(answer, LOG, 2)
 
 
 def test_the_cost_passes_in_any_order():
-    exercises.check_cost(pd.Series({"four": 50.0, "one": 40, "two": 60}), LOG, 2)
+    learning_results.check_cost(pd.Series({"four": 50.0, "one": 40, "two": 60}), LOG, 2)
 
 
 def test_on_one_core_the_cost_is_the_seconds():
-    exercises.check_cost(pd.Series({"four": 25.0, "one": 40, "two": 30}), LOG, 1)
+    learning_results.check_cost(pd.Series({"four": 25.0, "one": 40, "two": 30}), LOG, 1)
 
 
 def test_a_hint_is_one_line_in_a_notebook(capsys):
@@ -293,24 +480,28 @@ def test_a_hint_is_one_line_in_a_notebook(capsys):
     assert capsys.readouterr().out == "Not yet: look at the index.\n"
 
 
+def best(losses, n):
+    return sorted(losses, key=losses.get)[:n]
+
+
 @pytest.mark.parametrize(
-    "survivors",
+    ("survivors", "hint"),
     [
-        lambda losses, factor: None,
-        lambda losses, factor: sorted(losses, key=losses.get)[0],
-        lambda losses, factor: sorted(losses, key=losses.get)[:1],
-        lambda losses, factor: sorted(losses, key=losses.get)[: max(1, len(losses) // 2)],
-        lambda losses, factor: sorted(losses, key=losses.get)[: len(losses) // factor],
-        lambda losses, factor: sorted(losses, key=losses.get)[len(losses) // factor :],
-        lambda losses, factor: sorted(losses.values())[: max(1, len(losses) // factor)],
-        lambda losses, factor: sorted(losses)[: max(1, len(losses) // factor)],
-        lambda losses, factor: list(losses),
-        lambda losses, factor: [["a"]],
+        (lambda losses, factor: None, "returns None"),
+        (lambda losses, factor: best(losses, 1)[0], "returns the text 'b'"),
+        (lambda losses, factor: best(losses, 1), "it should be 3 of 6"),
+        (lambda losses, factor: best(losses, max(1, len(losses) // 2)), "it should be 2 of 6"),
+        (lambda losses, factor: best(losses, len(losses) // factor), "at least one has to"),
+        (lambda losses, factor: sorted(losses, key=losses.get)[len(losses) // factor :], "a smaller loss is better"),
+        (lambda losses, factor: sorted(losses.values())[: max(1, len(losses) // factor)], "return the names"),
+        (lambda losses, factor: sorted(losses)[: max(1, len(losses) // factor)], "a smaller loss is better"),
+        (lambda losses, factor: list(losses), "it should be 3 of 6"),
+        (lambda losses, factor: [["a"]], "cannot read this answer .*unhashable"),
     ],
 )
-def test_no_wrong_survivors_pass(survivors):
-    with pytest.raises(NotYet):
-        exercises.check_survivors(survivors)
+def test_no_wrong_survivors_pass(survivors, hint):
+    with pytest.raises(NotYet, match=hint):
+        many_models.check_survivors(survivors)
 
 
 @pytest.mark.parametrize("kind", [list, tuple, set, pd.Index, dict.fromkeys])
@@ -318,32 +509,32 @@ def test_the_best_pass_in_any_type(kind):
     def survivors(losses, factor):
         return kind(sorted(losses, key=losses.get)[: max(1, len(losses) // factor)])
 
-    exercises.check_survivors(survivors)
+    many_models.check_survivors(survivors)
 
 
 @pytest.mark.parametrize(
-    "at_temperature",
+    ("at_temperature", "hint"),
     [
-        lambda logits, t: None,
-        lambda logits, t: logits.softmax(0),
-        lambda logits, t: (logits * t).softmax(0),
-        lambda logits, t: logits.softmax(0) / t,
-        lambda logits, t: logits / t,
-        lambda logits, t: (logits / t).argmax(),
-        lambda logits, t: (logits / t).exp(),
-        lambda logits, t: (logits / t).exp() / (logits / t).exp().sum(),
-        lambda logits, t: torch.zeros(32),
-        lambda logits, t: "likely",
+        (lambda logits, t: None, "returns None"),
+        (lambda logits, t: logits.softmax(0), "divide the logits by the temperature first"),
+        (lambda logits, t: (logits * t).softmax(0), "the other way round"),
+        (lambda logits, t: logits.softmax(0) / t, "sum to 1"),
+        (lambda logits, t: logits / t, "sum to 1"),
+        (lambda logits, t: (logits / t).argmax(), "its shape is .., not .3,."),
+        (lambda logits, t: (logits / t).exp(), "sum to 1"),
+        (lambda logits, t: (logits / t).exp() / (logits / t).exp().sum(), "large logits overflow"),
+        (lambda logits, t: torch.zeros(32), "its shape is .32,."),
+        (lambda logits, t: "likely", "cannot read this answer .*invalid data type 'str'"),
     ],
 )
-def test_no_wrong_probabilities_pass(at_temperature):
-    with pytest.raises(NotYet):
-        exercises.check_at_temperature(at_temperature)
+def test_no_wrong_probabilities_pass(at_temperature, hint):
+    with pytest.raises(NotYet, match=hint):
+        many_models.check_at_temperature(at_temperature)
 
 
 @pytest.mark.parametrize("kind", [torch.Tensor.double, torch.Tensor.numpy, torch.Tensor.tolist])
 def test_right_probabilities_pass_in_any_type(kind):
-    exercises.check_at_temperature(lambda logits, t: kind((logits / t).softmax(0)))
+    many_models.check_at_temperature(lambda logits, t: kind((logits / t).softmax(0)))
 
 
 @pytest.mark.parametrize(
@@ -358,7 +549,7 @@ def test_right_probabilities_pass_in_any_type(kind):
 )
 def test_wrong_plans_get_a_hint(plan, hint):
     with pytest.raises(NotYet, match=hint):
-        exercises.check_plan(plan)
+        horovod.check_plan(plan)
 
 
 def test_a_right_plan_passes_in_any_type(capsys):
@@ -366,7 +557,7 @@ def test_a_right_plan_passes_in_any_type(capsys):
         images = 16 * size * accumulate
         return torch.tensor(images), np.float64(0.01 * images / 16), float(640 // images)
 
-    exercises.check_plan(plan)
+    horovod.check_plan(plan)
     assert capsys.readouterr().out.startswith("Correct. ")
 
 
@@ -383,9 +574,9 @@ def test_a_right_plan_passes_in_any_type(capsys):
 )
 def test_wrong_global_accuracies_get_a_hint(answer, hint):
     with pytest.raises(NotYet, match=hint):
-        exercises.check_global_accuracy(answer)
+        horovod.check_global_accuracy(answer)
 
 
 def test_a_right_global_accuracy_passes(capsys):
-    exercises.check_global_accuracy(lambda right, count, mean: torch.tensor(mean(right) / mean(count)))
+    horovod.check_global_accuracy(lambda right, count, mean: torch.tensor(mean(right) / mean(count)))
     assert capsys.readouterr().out.startswith("Correct. ")

@@ -14,8 +14,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from workshop_utils import names
-from workshop_utils.data import cache_folder
 from workshop_utils.names import CHARACTERS, NameLSTM, NamesError, clean, expand, fetch_names, find_names, generate
+from workshop_utils.storage import cache_folder
 
 MANY = [f"{first} {second}" for first in ("max", "mr.", "anne-marie", "o'hara") for second in names.LETTERS[:26]]
 SHARED = Path(__file__).parents[2] / "shared/data/pet-names/seattle_pet_names.json"

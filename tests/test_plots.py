@@ -1,15 +1,62 @@
+"""What a reader of a picture sees: its panels, axes and lines, its size, and the text for those who cannot see it."""
+
+import io
 import shutil
 
 import dask
+import matplotlib.pyplot
 import pandas as pd
+import plotnine as p9
 import pytest
 from PIL import Image
+from plotnine._mpl.text import StripText
 
 from workshop_utils import plots
 
 
-def is_png(image):
-    return image.data.startswith(b"\x89PNG") and len(image.data) > 500
+def opened(image):
+    """Return a shown PNG as a picture."""
+    return Image.open(io.BytesIO(image.data))
+
+
+def alt_of(image):
+    return image._repr_mimebundle_()[1]["image/png"]["alt"]
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Return a function that calls one of `plots` and returns the panels of what it would show, by their titles."""
+    shown = []
+
+    def show(plot, alt, **size):
+        shown.append((plot, alt, size))
+
+    def draw(function, *args):
+        monkeypatch.setattr(plots, "show", show)
+        function(*args)
+        plot, alt, size = shown.pop()
+        assert alt == args[-1] and size["width"] == 8
+        titles = plot.draw().findobj(StripText)
+        return {title.get_text(): title.draw_info.ax for title in titles}
+
+    yield draw
+    matplotlib.pyplot.close("all")
+
+
+def points(panel):
+    """Return the (x, y) of all points of a panel, in order."""
+    return sorted((x, y) for group in panel.collections for x, y in group.get_offsets().tolist())
+
+
+def test_a_shown_plot_has_its_size_and_its_text():
+    table = pd.DataFrame({"x": [1, 2], "y": [1, 2]})
+    image = plots.show(p9.ggplot(table, p9.aes("x", "y")) + p9.geom_line(), "a rising line", width=5, height=2)
+    assert (opened(image).format, opened(image).size, alt_of(image)) == ("PNG", (500, 200), "a rising line")
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_line_of_one_point_warns_nobody():
+    plots.show(p9.ggplot(pd.DataFrame({"x": [1], "y": [1]}), p9.aes("x", "y")) + p9.geom_line(), "a line to come")
 
 
 def test_a_task_graph_is_svg_with_alt_text():
@@ -30,40 +77,66 @@ def test_a_graph_is_drawn_by_the_systems_dot_where_it_is():
     assert plots.render_dot("digraph { a -> b }").startswith("<svg")
 
 
-@pytest.mark.parametrize("n_images", [1, 5, 7])
-def test_a_gallery_takes_any_number_of_images(n_images):
-    images = [Image.new("RGB", (32, 24), "tan")] * n_images
-    marks = [True, False, None, True, False, None, True][:n_images]
-    gallery = plots.gallery(images, ["dog"] * n_images, "some dogs", marks=marks, columns=3)
-    assert is_png(gallery) and gallery._repr_mimebundle_()[1]["image/png"]["alt"] == "some dogs"
+@pytest.mark.parametrize(("n_images", "n_rows"), [(1, 1), (3, 1), (5, 2), (7, 3)])
+def test_a_gallery_has_a_row_for_each_three_images(n_images, n_rows):
+    gallery = plots.gallery([Image.new("RGB", (32, 24), "tan")] * n_images, ["dog"] * n_images, "dogs", columns=3)
+    assert opened(gallery).size == (420, 172 * n_rows) and alt_of(gallery) == "dogs"
 
 
-def test_accuracy_and_ladder_are_drawn_from_their_tables():
-    breeds = pd.DataFrame({"breed": ["pug", "boxer"], "photos": [3, 4], "accuracy": [0.0, 1.0]})
-    assert is_png(plots.accuracy_per_breed(breeds, "two breeds"))
-    rungs = pd.DataFrame({"rung": ["a  slow", "b  fast"], "images_per_s": [2.0, 20.0]})
-    assert is_png(plots.ladder(rungs, "two rungs"))
+def count(picture, colour):
+    """Return how many pixels of a picture have exactly this colour."""
+    rgb = tuple(bytes.fromhex(colour[1:]))
+    return sum(n for n, found in picture.convert("RGB").getcolors(2**24) if found == rgb)
 
 
-def test_learning_curves_are_drawn_from_the_first_row_on():
-    first = {"rank": 0, "attempt": 0, "step": 1, "loss": 2.0}
-    assert is_png(plots.learning_curve(pd.DataFrame([first]), "one step"))
-    later = [{**first, "rank": 1}, {**first, "step": 2}, {"rank": 0, "attempt": 0, "step": 2, "val_accuracy": 0.9}]
-    assert is_png(plots.learning_curve(pd.DataFrame([first, *later]), "two steps"))
+def test_right_and_wrong_answers_have_frames_of_their_own():
+    marks = {"right": [True], "wrong": [False], "neither": None}
+    pictures = {
+        name: opened(plots.gallery([Image.new("RGB", (32, 24), "tan")], ["dog"], name, marks=mark, columns=1))
+        for name, mark in marks.items()
+    }
+    frames = {name: [count(picture, plots.COLOURS[mark]) > 100 for mark in (True, False)]
+              for name, picture in pictures.items()}  # fmt: skip
+    assert frames == {"right": [True, False], "wrong": [False, True], "neither": [False, False]}
+    assert all(count(picture, "#d2b48c") > 1000 for picture in pictures.values())  # tan: the image itself
 
 
-def test_runs_are_compared():
-    rows = pd.DataFrame({"data": ["photos"] * 4, "run_of": list("aabb"), "step": [1, 2] * 2, "loss": [2.0, 1.0] * 2})
-    assert is_png(plots.compare_runs(rows, "step", "loss", "two runs"))
-    table = pd.DataFrame({"data": ["photos"] * 2, "workers": [1, 2], "speedup": [1.0, 1.9]})
-    assert is_png(plots.scaling(table, "one and two workers"))
-    parts = pd.DataFrame({"data": ["photos"] * 4, "run_of": list("aabb"), "part": ["load", "compute"] * 2,
-                          "seconds": [0.1, 1.0] * 2})  # fmt: skip
-    assert is_png(plots.step_parts(parts, "parts of two runs"))
+def test_a_learning_curve_begins_with_the_first_row(drawn):
+    panels = drawn(plots.learning_curve, pd.DataFrame([{"rank": 0, "attempt": 0, "step": 1, "loss": 2.0}]), "one step")
+    assert points(panels["training loss"]) == [(1, 2)]
+    assert points(panels["validation accuracy"]) == []  # there from the start, so that the picture does not jump
 
 
-def test_small_multiples_are_drawn_while_models_are_still_training():
-    first = {"model": "a", "epoch": 1, "seconds": 0.5, "loss": 3.0, "val_loss": 3.1}
-    assert is_png(plots.small_multiples(pd.DataFrame([first]), "epoch", "one model, one epoch"))
-    rows = [first, {**first, "epoch": 2}, *({**first, "model": name} for name in "bcde")]
-    assert is_png(plots.small_multiples(pd.DataFrame(rows), "seconds", "five models"))
+def test_a_learning_curve_has_the_loss_of_each_rank_and_accuracy_on_its_whole_scale(drawn):
+    rows = [{"rank": rank, "attempt": 0, "step": step, "loss": 2.0 + rank} for rank in (0, 1) for step in (1, 2)]
+    rows.append({"rank": 0, "attempt": 0, "step": 2, "val_accuracy": 0.9})
+    panels = drawn(plots.learning_curve, pd.DataFrame(rows), "two ranks")
+    loss, accuracy = panels["training loss"], panels["validation accuracy"]
+    assert len(panels) == 2
+    assert points(loss) == [(1, 2), (1, 3), (2, 2), (2, 3)] and points(accuracy) == [(2, 0.9)]
+    assert accuracy.get_ylim()[0] <= 0 and accuracy.get_ylim()[1] >= 1
+
+
+def test_of_a_step_that_was_repeated_the_last_attempt_is_drawn(drawn):
+    rows = [{"rank": 0, "attempt": 0, "step": step, "loss": 9.0} for step in (1, 2)]
+    rows += [{"rank": 0, "attempt": 1, "step": step, "loss": 1.0} for step in (2, 3)]
+    panels = drawn(plots.learning_curve, pd.DataFrame(rows), "a restart")
+    assert points(panels["training loss"]) == [(1, 9), (2, 1), (3, 1)]
+
+
+def test_small_multiples_begin_with_the_first_row(drawn):
+    first = {"model": "a", "epoch": 1, "seconds": 0.5, "loss": 3.0, "val_loss": 3.5}
+    panels = drawn(plots.small_multiples, pd.DataFrame([first]), "epoch", "one model, one epoch")
+    assert points(panels["a"]) == [(1, 3), (1, 3.5)]
+
+
+def test_small_multiples_have_a_panel_for_each_model_all_on_the_same_axes(drawn):
+    rows = [
+        {"model": name, "epoch": epoch, "seconds": 2.0 * epoch, "loss": 3.0 / epoch, "val_loss": 4.0}
+        for name in "baced" for epoch in (1, 2)
+    ]  # fmt: skip
+    panels = drawn(plots.small_multiples, pd.DataFrame(rows), "seconds", "five models")
+    assert list(panels) == list("abcde")
+    assert points(panels["a"]) == [(2, 3), (2, 4), (4, 1.5), (4, 4)]
+    assert len({(panel.get_xlim(), panel.get_ylim()) for panel in panels.values()}) == 1
+    assert panels["a"].get_xlim()[0] <= 0

@@ -14,7 +14,7 @@ from PIL import Image, UnidentifiedImageError
 from torch.utils.data import Dataset, Subset
 
 from workshop_utils.dogs.breeds import BREEDS, HELD_OUT, find_breed  # noqa: F401  BREEDS is part of this module's contract
-from workshop_utils.dogs.sketches import write_sketches
+from workshop_utils.dogs.sketches import draw_dog, write_sketches  # noqa: F401  one is for notebooks
 
 FOLDER = re.compile(r"(n\d{8})-([^/\\]+)")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")

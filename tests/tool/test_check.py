@@ -96,8 +96,9 @@ def test_the_command_fails_with_the_cure_and_no_traceback(machine, tmp_path):
 
 def test_an_old_python(well, monkeypatch):
     only(monkeypatch, "python")
-    monkeypatch.setattr(sys, "version_info", (3, 10, 9))
-    assert "is not one of 3.11 to 3.13 | To mend it: make setup PYTHON=python3.12" in failure(well / "requirements.txt")
+    monkeypatch.setattr(check.platform, "python_version", lambda: "3.10.9")
+    said = failure(well / "requirements.txt")
+    assert said == "Python: 3.10.9 is not one of <3.14,>=3.11 | To mend it: make setup PYTHON=python3.12"
 
 
 def test_other_versions_than_the_pins(well, monkeypatch, tmp_path):

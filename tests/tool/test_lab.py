@@ -1,5 +1,6 @@
 """`workshop lab` in a real browser: notebook 01 opens with three dashboards, which light up when its cluster starts."""
 
+import json
 import os
 import re
 import signal
@@ -14,13 +15,18 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import TimeoutError, sync_playwright
 
-from workshop_utils.cluster import DASHBOARD_PORT, port_is_free
-from workshop_utils.tool.lab import DASHBOARDS, layout
+from workshop_utils.cluster import DASHBOARD_PORT, LOOPBACK, port_is_free
+from workshop_utils.tool import lab
 
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 WORKSHOP = Path(sys.executable).parent / "workshop"
 PROJECT = Path(__file__).parents[2]
+DASHBOARDS = ("Task Stream", "Progress", "Workers Memory")
+
+
+def stored(name):
+    return json.loads(Path(lab.__file__).with_name(name).read_text(encoding="utf-8"))
 
 
 @contextmanager
@@ -29,17 +35,17 @@ def running_lab(folder, *args):
     env = {**os.environ, "HOME": str(folder), "WORKSHOP_CACHE": str(folder / "cache")}
     command = [WORKSHOP, "lab", "--no-browser", *args]
     log = folder / "lab.log"
-    with log.open("w") as target, subprocess.Popen(command, cwd=PROJECT, env=env, stderr=target, text=True) as lab:
+    with log.open("w") as target, subprocess.Popen(command, cwd=PROJECT, env=env, stderr=target, text=True) as running:
         try:
             while not (found := re.search(r"http://127\.0\.0\.1:\S+token=\w+", log.read_text())):
-                assert lab.poll() is None, log.read_text()
+                assert running.poll() is None, log.read_text()
                 time.sleep(0.2)
             host, port = urlsplit(found.group()).netloc.split(":")
             while socket.socket().connect_ex((host, int(port))):  # the address is printed before anyone listens
                 time.sleep(0.2)
             yield found.group()
         finally:
-            lab.send_signal(signal.SIGTERM)
+            running.send_signal(signal.SIGTERM)
 
 
 def run_cell(page, cell):
@@ -93,9 +99,15 @@ def test_the_dashboards_light_up_when_the_notebook_starts_its_cluster(page, tmp_
 
 
 def test_the_layout_names_only_widgets_that_it_describes():
-    data = layout()["data"]
+    data = stored("workspace.json")["data"]
     main = data["layout-restorer:data"]["main"]
     notebook, dashboards = main["dock"]["children"]
     shown = notebook["widgets"] + [widget for area in dashboards["children"] for widget in area["widgets"]]
-    assert main["current"] == shown[0] == "notebook:notebooks/01-getting-started.ipynb"
+    assert main["current"] == shown[0] == f"notebook:{lab.FIRST}" and data[shown[0]]["data"]["path"] == lab.FIRST
+    assert tuple(data[widget]["data"]["item"]["label"] for widget in shown[1:]) == DASHBOARDS
     assert set(shown) == set(data) - {"layout-restorer:data"}
+
+
+def test_the_dashboards_are_sought_where_a_cluster_puts_them():
+    address = stored("overrides.json")["dask-labextension:plugin"]["defaultURL"]
+    assert address == f"http://{LOOPBACK}:{DASHBOARD_PORT}"

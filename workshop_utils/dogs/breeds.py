@@ -2,18 +2,20 @@
 
 import csv
 import difflib
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
 class Breed:
-    """One breed. Lengths are relative to an average dog (1.0); colours are names in `sketches.PALETTE`.
+    """One breed. Lengths are relative to an average dog (1.0); colours are names in `drawing.PALETTE`.
 
     index: position of `wnid` among ImageNet's 1,000 classes.
     held_out: whether the shipped weights never saw the breed.
     coat, mark, light: the coat's main colour, its second colour, its white or pale parts.
-    pattern, extras: words that `sketches` knows, such as "saddle" or "beard".
+    pattern, extras: words that sketches are drawn from, such as "saddle" or "beard".
     muzzle: 0.0 (pug) to 1.0 (borzoi). fur: 0.0 (short) to about 1.3.
     """
 
@@ -67,7 +69,9 @@ def find_breed(breed: Breed | str) -> Breed:
     )
 
 
-_READ = {str: str, int: int, float: float, tuple[str, ...]: lambda words: tuple(words.split())}
+_READ: dict[Any, Callable[[str], Any]] = {
+    str: str, int: int, float: float, tuple[str, ...]: lambda words: tuple(words.split()),
+}
 
 
 def _read_breeds() -> tuple[Breed, ...]:

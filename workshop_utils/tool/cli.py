@@ -8,7 +8,7 @@ import click
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-def main():
+def main() -> None:
     """Introduction to PyTorch with Dask: a JupyterLab workshop."""
 
 
@@ -16,7 +16,7 @@ def main():
 @click.option("--no-browser", is_flag=True, help="Print the address instead of opening a browser.")
 @click.option("--port", type=int, help="Port of JupyterLab; by default 8888, or the next free one.")
 @click.argument("extra", nargs=-1, type=click.UNPROCESSED)
-def lab(no_browser, port, extra):
+def lab(no_browser: bool, port: int | None, extra: tuple[str, ...]) -> None:
     """Open JupyterLab on notebook 01 with Dask's dashboards beside it. EXTRA goes to `jupyter lab`."""
     from workshop_utils.tool.lab import open_lab
 
@@ -29,7 +29,7 @@ def lab(no_browser, port, extra):
 @main.command()
 @click.argument("names", nargs=-1)
 @click.option("--output", type=click.Path(path_type=Path, file_okay=False), help="Default: notebook_output.")
-def run(names, output):
+def run(names: tuple[str, ...], output: Path | None) -> None:
     """Execute notebooks into notebook_output/: all, or those whose names begin with NAMES, such as 03."""
     from tqdm import tqdm
 
@@ -54,7 +54,7 @@ def run(names, output):
 
 
 @main.command()
-def check():
+def check() -> None:
     """Say what this machine lacks for the workshop, and the cure; exit code 1 if anything does."""
     from workshop_utils.tool.check import run_checks
 
@@ -66,14 +66,14 @@ def check():
 
 
 @main.group()
-def data():
+def data() -> None:
     """Fetch photos and names, or draw sketches; every lesson runs without a download, too."""
 
 
 @data.command()
 @click.option("--source", help="Folder or .tar, any address that fsspec opens; default: the public bucket.")
 @click.option("--folder", type=click.Path(file_okay=False), help="Default: the cache, where the lessons look.")
-def photos(source, folder):
+def photos(source: str | None, folder: str | None) -> None:
     """Fetch the 20,580 photos of Stanford Dogs (0.8 GB); stop and start it as you like."""
     from workshop_utils.dogs.photos import AGAIN, PhotosError, fetch_photos
 
@@ -88,10 +88,11 @@ def photos(source, folder):
 
 @data.command()
 @click.option("--per-breed", type=click.IntRange(1), help="Sketches of each of the 120 breeds; default: 8.")
-def sketches(per_breed):
+def sketches(per_breed: int | None) -> None:
     """Draw the sketches that stand in for photos."""
-    from workshop_utils.data import SKETCHES_PER_BREED, cache_folder
+    from workshop_utils.data import SKETCHES_PER_BREED
     from workshop_utils.dogs.sketches import write_sketches
+    from workshop_utils.storage import cache_folder
 
     per_breed = per_breed or SKETCHES_PER_BREED
     folder = cache_folder() / f"sketches-{per_breed}"
@@ -100,7 +101,7 @@ def sketches(per_breed):
 
 @data.command()
 @click.option("--source", help="Any address of a CSV like the city's; default: Seattle's open licence data.")
-def names(source):
+def names(source: str | None) -> None:
     """Fetch the names of Seattle's licensed pets (4 MB) for notebook 08."""
     from workshop_utils.names import CITY, NamesError, fetch_names, find_names
 
@@ -114,7 +115,7 @@ def names(source):
 
 @main.command()
 @click.argument("names", nargs=-1)
-def bench(names):
+def bench(names: tuple[str, ...]) -> None:
     """Run scripts of benchmarks/: those whose names begin with NAMES; without NAMES, list them."""
     for script in _chosen("benchmarks", ".py", names):
         if not names:

@@ -1,14 +1,16 @@
 """Execute notebooks headless and keep their outputs in a form that differs only where the results do."""
 
-import os
 import re
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
+
+from workshop_utils.storage import whole_file
 
 CELL_TIMEOUT_S = 1800
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
@@ -21,11 +23,11 @@ class Rendered:
 
     name: str
     n_cells: int
-    seconds: list
+    seconds: list[float]
     error: str | None
 
 
-def render(path, output, progress=lambda done, total: None):
+def render(path: str | Path, output: str | Path, progress: Callable[[int, int], object] = lambda *_: None) -> Rendered:
     """Execute the notebook at `path` in its own folder, write it to the folder `output`, return a Rendered.
 
     The written file has outputs and execution counts, and no times, widget ids or paths of this machine. It appears
@@ -40,19 +42,17 @@ def render(path, output, progress=lambda done, total: None):
             seconds += took
             progress(done, len(notebook.cells))
         tidy(notebook, path.resolve().parents[1])
-        Path(output).mkdir(parents=True, exist_ok=True)
-        part = Path(output, f"{path.stem}.{os.getpid()}.part")
-        nbformat.write(notebook, part)
-        os.replace(part, Path(output, path.name))
+        with whole_file(Path(output, path.name)) as part:
+            nbformat.write(notebook, part)
     except Exception as error:  # whatever ends one notebook must not end the others
         where = f"code cell {len(seconds) + 1} of {len(cells)}: " if cells else ""
         kind, what = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", error)
         return Rendered(path.name, len(cells), seconds, f"{where}{kind}: {what}")
-    return Rendered(path.name, len(cells), seconds, None)
+    return Rendered(path.name, len(cells), seconds, error=None)
 
 
-def tidy(notebook, project):
-    """Take out of a notebook what differs between two runs or two machines; tags and execution counts stay.
+def tidy(notebook: nbformat.NotebookNode, project: Path) -> None:
+    """Take out of a notebook what differs from run to run or machine to machine; tags and execution counts stay.
 
     Paths below `project`, this Python and the home folder become `~/workshop`, `~/python` and `~`.
     """
@@ -68,10 +68,11 @@ def tidy(notebook, project):
 
 
 def _execute(notebook, folder):
-    quiet = ["--IPKernelApp.log_level=40"]  # it would warn of its own, local, connection
-    client = NotebookClient(notebook, timeout=CELL_TIMEOUT_S, kernel_name="python3", record_timing=False,
-                            extra_arguments=quiet,
-                            coalesce_streams=True, resources={"metadata": {"path": str(folder)}})  # fmt: skip
+    client = NotebookClient(
+        notebook, timeout=CELL_TIMEOUT_S, kernel_name="python3", record_timing=False, coalesce_streams=True,
+        extra_arguments=["--IPKernelApp.log_level=40"],  # it would warn of its own, local, connection
+        resources={"metadata": {"path": str(folder)}},
+    )  # fmt: skip
     client.reset_execution_trackers()
     with client.setup_kernel():
         for index, cell in enumerate(notebook.cells):

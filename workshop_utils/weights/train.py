@@ -10,7 +10,6 @@ it, so that this script gives comparable weights, not equal ones.
 """
 
 import multiprocessing
-import os
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -25,8 +24,9 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 from tqdm import tqdm
 
-from workshop_utils.dogs.breeds import BREEDS, HELD_OUT
+from workshop_utils.dogs.breeds import BREEDS, HELD_OUT, Breed
 from workshop_utils.dogs.sketches import draw_dog, write_sketches
+from workshop_utils.models import load_checkpoint, save_checkpoint
 
 SEEN = [breed for breed in BREEDS if not breed.held_out]
 STAGES = ((96, 405),) * 4 + ((160, 50),) * 3  # (pixels a side, steps); 405 steps are all the sketches once
@@ -44,7 +44,7 @@ def train(cache: Path) -> nn.Module:
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.05)
     checkpoint, done = cache / "checkpoint.pt", 0
     if checkpoint.exists():
-        saved = torch.load(checkpoint, weights_only=True)
+        saved = load_checkpoint(checkpoint)
         done = saved["stages_done"]
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
@@ -52,11 +52,12 @@ def train(cache: Path) -> nn.Module:
         torch.manual_seed(stage)
         one_stage(model, optimizer, batches(cache / "train", STAGES[stage][0]), stage)
         states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        save({"stages_done": stage + 1, **states}, checkpoint)
+        save_checkpoint(checkpoint, stages_done=stage + 1, **states)
     return model.eval()
 
 
-def one_stage(model, optimizer, loader, stage):
+def one_stage(model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader, stage: int) -> None:
+    """Train for the steps of a stage, at the learning rates that RATES has for them."""
     size, steps = STAGES[stage]
     first = sum(steps for _, steps in STAGES[:stage])
     loss_of = nn.CrossEntropyLoss(label_smoothing=0.1)
@@ -73,7 +74,7 @@ def one_stage(model, optimizer, loader, stage):
         bar.set_postfix(loss=f"{loss:.3f}", right=f"{(logits.argmax(1) == targets).float().mean():.2f}", refresh=False)
 
 
-def batches(folder, size) -> DataLoader:
+def batches(folder: Path, size: int) -> DataLoader:
     """Shuffled batches of the sketches under `folder`, cropped mildly to `size` pixels, with ImageNet's indices."""
     index = [breed.index for breed in SEEN]  # ImageFolder numbers the sorted folders, as SEEN is sorted
     crop = v2.RandomResizedCrop(size, scale=(0.6, 1), ratio=(0.85, 1.18), antialias=True)
@@ -84,30 +85,24 @@ def batches(folder, size) -> DataLoader:
 
 
 @torch.inference_mode()
-def accuracy(model, seeds=ACCURACY_SEEDS) -> float:
+def accuracy(model: nn.Module) -> float:
     """Return the share of fresh 224-pixel sketches, of the 108 breeds, that `model` names right among 1,000 classes."""
     right, to_float = 0, v2.Compose(TO_FLOAT)
     for breed in tqdm(SEEN, "accuracy", mininterval=5):
-        batch = torch.stack([to_float(draw_dog(breed, seed)) for seed in range(*seeds)])  # (20, 3, 224, 224)
+        batch = torch.stack([to_float(draw_dog(breed, seed)) for seed in range(*ACCURACY_SEEDS)])  # (20, 3, 224, 224)
         right += (model(batch).argmax(1) == breed.index).sum().item()
-    return right / (len(SEEN) * (seeds[1] - seeds[0]))
+    return right / (len(SEEN) * len(range(*ACCURACY_SEEDS)))
 
 
-def write_breed(folder, breed):
+def write_breed(folder: Path, breed: Breed) -> int:
+    """Write the sketches of a breed that are trained on."""
     return write_sketches(folder, TRAIN_SEEDS[1] - TRAIN_SEEDS[0], [breed], first_seed=TRAIN_SEEDS[0])
-
-
-def save(content, path):
-    """Save so that `path` is never half written."""
-    unfinished = path.with_suffix(".part")
-    torch.save(content, unfinished)
-    os.replace(unfinished, path)
 
 
 @click.command()
 @click.option("--cache", type=click.Path(path_type=Path), required=True, help="Folder for sketches and the checkpoint.")
 @click.option("--output", type=click.Path(path_type=Path), default=Path(__file__).with_name("resnet18_sketches.pt"))
-def main(cache, output):
+def main(cache: Path, output: Path) -> None:
     """Draw, train, measure and write the weights."""
     (cache / "train").mkdir(parents=True, exist_ok=True)
     with multiprocessing.Pool() as pool:
@@ -123,7 +118,7 @@ def main(cache, output):
         "seeds": {"train": list(TRAIN_SEEDS), "accuracy": list(ACCURACY_SEEDS)},
         "normalize": {"mean": list(MEAN), "std": list(STD)},
     }  # fmt: skip
-    save(content, output)
+    save_checkpoint(output, **content)
     click.echo(f"{output}: accuracy {content['accuracy']:.3f}, {output.stat().st_size / 1e6:.1f} MB")
 
 
