@@ -161,8 +161,9 @@ class ImageFolder(Dataset):
     (['n02108089-boxer', 'n02110958-pug'], 4, (224, 224), 1)
     """
 
-    def __init__(self, url: str | os.PathLike, transform: Callable | None = None, *, storage_options: dict | None = None,
-                 breeds: Iterable[Breed | str] | None = None, on_error: str = "raise") -> None:  # fmt: skip
+    def __init__(self, url: str | os.PathLike, transform: Callable | None = None, *,
+                 storage_options: dict | None = None, breeds: Iterable[Breed | str] | None = None,
+                 on_error: str = "raise") -> None:  # fmt: skip
         if on_error not in ("raise", "skip"):
             raise ValueError(f"on_error is {on_error!r}: write 'raise' or 'skip'.")
         self.url, self.transform, self.storage_options, self.on_error = url, transform, storage_options, on_error
