@@ -50,8 +50,7 @@ def classify(client: Client, paths: Iterable[str | os.PathLike], *, batch_size: 
     photos = _as_strings(paths)
     if not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size is {batch_size!r}: give a whole number of at least 1.")
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision is {precision!r}: write one of {', '.join(PRECISIONS)}.")
+    precision_of(precision)  # raises ValueError for one that is none
     if not photos:
         return _frame([])
     batches = [photos[start : start + batch_size] for start in range(0, len(photos), batch_size)]
@@ -94,7 +93,9 @@ def loaded_model(weights: str = "auto", precision: str = "auto") -> tuple[torch.
 
 
 def precision_of(precision: str = "auto") -> str:
-    """Return "bf16" or "fp32": what `precision` comes to on this machine."""
+    """Return "bf16" or "fp32": what `precision` ("auto", "fp32", "bf16") comes to here; else raise ValueError."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision is {precision!r}: write one of {', '.join(PRECISIONS)}.")
     if precision != "auto":
         return precision
     if torch.cuda.is_available():
