@@ -120,7 +120,8 @@ def data_loader(folder, weights, num_workers, batch_size, bf16):
 
 def core_seconds_per_photo(paths, weights):
     """Return (decode, forward) seconds of one core per photo, on a worker, while all workers measure the same."""
-    model, transform, _, like = loaded_model(weights)
+    model, transform, _ = loaded_model(weights)
+    like = next(model.parameters())
 
     def decode(paths):
         contents = read_files(paths)

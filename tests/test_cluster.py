@@ -212,6 +212,48 @@ def test_workers_with_another_torch_are_refused_by_name_and_version(tmp_path):
         start_cluster(address=address)
 
 
+# What a process of another Python says of itself, and that it dies of code that is pickled by this one.
+ANOTHER_PYTHON = """
+import distributed.protocol.pickle, distributed.versions, os
+ask = distributed.versions.get_package_info
+distributed.versions.get_package_info = lambda packages: ask(packages) | {"python": "3.99.0.final.0"}
+loads = distributed.protocol.pickle.loads
+distributed.protocol.pickle.loads = lambda x, **more: os._exit(1) if b"_make_function" in x else loads(x, **more)
+"""
+
+
+@pytest.fixture
+def another_python(tmp_path):
+    """Return the PYTHONPATH that makes a process one of another Python."""
+    (tmp_path / "sitecustomize.py").write_text(ANOTHER_PYTHON)
+    return str(tmp_path)
+
+
+def test_a_worker_of_another_python_is_refused_before_it_is_sent_any_code(another_python, tmp_path):
+    with scheduler() as address, worker_process(address, tmp_path, "--no-nanny", PYTHONPATH=another_python):
+        with pytest.raises(ClusterError, match=r"(?s)tcp://\S+: python 3\.99, here 3\.\d+\n.*Install the same"):
+            start_cluster(address=address)
+        with Client(address) as client, pytest.raises(OSError):  # and would have died of it
+            client.run(lambda: "code")
+
+
+def test_a_scheduler_of_another_python_is_refused_before_it_is_sent_any_code(another_python, tmp_path):
+    file = tmp_path / "scheduler.json"
+    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", LOOPBACK, "--port", "0"]
+    command += ["--no-dashboard", "--scheduler-file", str(file)]
+    environment = {**os.environ, "PYTHONPATH": another_python}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+        try:
+            with Client(scheduler_file=str(file)) as client:
+                address = client.scheduler.address
+            with worker_process(address, tmp_path, "--no-nanny"), pytest.raises(ClusterError) as refused:
+                start_cluster(address=address)
+            assert "\n  the scheduler: python 3.99, here 3." in str(refused.value)
+            assert process.poll() is None
+        finally:
+            process.terminate()
+
+
 def test_builds_of_one_torch_for_cpu_and_gpu_may_meet(tmp_path):
     path = fake_distribution(tmp_path / "cpu", "torch", torch.__version__.split("+")[0] + "+cpu")
     with (

@@ -1,8 +1,6 @@
 """Metrics and files come from ranks to the client complete and in order, are kept, and cannot do harm there."""
 
-import os
 import pickle
-import time
 
 import numpy as np
 import pytest
@@ -18,8 +16,6 @@ from workshop_utils.results import (
     _write,
     log_metrics,
     progress,
-    read_jsonl,
-    write_jsonl,
     write_tensorboard,
 )
 
@@ -78,33 +74,6 @@ def test_outside_a_job_nothing_is_logged(client):
     assert client.submit(log_metrics, loss=1, pure=False).result() is None
 
 
-def test_rows_are_written_while_the_job_runs(client, tmp_path):
-    def log(path):
-        log_metrics(step=1)
-        while not os.path.exists(path) or not os.path.getsize(path):  # ends only if the row is written by now
-            time.sleep(0.02)
-        log_metrics(step=2)
-
-    path = tmp_path / "rows.jsonl"
-    job = ddp.launch(client, log, str(path), n_workers=1, timeout=60)
-    assert write_jsonl(job.rows(), path) == 2
-    assert read_jsonl(path).step.tolist() == [1, 2]
-
-
-def test_a_file_of_rows_survives_a_crash(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    assert write_jsonl(ROWS, path) == 2
-    rows = read_jsonl(path)
-    assert rows.loss[0] == 0.5 and np.isnan(rows.loss[1]) and rows.note[1] == "dög"
-    path.write_text(path.read_text() + '{"rank": 0, "st')
-    assert len(read_jsonl(path)) == 2
-    write_jsonl(ROWS[:1], path)  # the next run goes on in the same file
-    assert read_jsonl(path).step.tolist() == [1, 1, 1]
-    path.write_text("{}\nbroken\n{}\n")
-    with pytest.raises(ResultError, match="rows.jsonl', line 2 is no JSON .*: delete that line"):
-        read_jsonl(path)
-
-
 def test_tensorboard_reads_what_was_written(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -125,6 +94,26 @@ def test_progress_counts_over_all_ranks_and_returns_the_result(client, capsys):
 
     assert progress(ddp.launch(client, log), total=6) == [0, 1]
     assert "6/6" in capsys.readouterr().err
+
+
+def test_progress_that_is_interrupted_frees_the_jobs_workers():
+    class Running:
+        left = None
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, kind, *_):
+            self.left = kind
+
+        def rows(self):
+            yield {"rank": 0, "step": 1}
+            raise KeyboardInterrupt  # the stop button
+
+    job = Running()
+    with pytest.raises(KeyboardInterrupt):
+        progress(job, total=2)
+    assert job.left is KeyboardInterrupt
 
 
 def test_files_arrive_in_their_places(client, tmp_path):

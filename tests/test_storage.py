@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from workshop_utils.storage import open_address, whole_file
+from workshop_utils.storage import default_storage_options, open_address, whole_file
 
 
 def test_a_written_file_takes_its_place_when_the_block_ends_and_its_folder_is_made(tmp_path):
@@ -32,6 +32,19 @@ def test_two_writers_of_one_file_do_not_meet(tmp_path):
         one.write_text("one")
         other.write_text("other")
     assert (tmp_path / "file.txt").read_text() == "one"  # the block that ended last
+
+
+def test_s3_is_read_anonymously_only_where_nothing_names_somebody(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_storage_options("s3://bucket/dogs") == {"anon": True}
+    assert default_storage_options("/dogs") == default_storage_options("gs://bucket/dogs") == {}
+    for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "FSSPEC_S3_ANON"):
+        with monkeypatch.context() as environment:
+            environment.setenv(name, "me")
+            assert default_storage_options("s3://bucket/dogs") == {}
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "credentials").write_text("[default]")
+    assert default_storage_options("s3://bucket/dogs") == {}
 
 
 def test_an_address_is_opened_with_its_own_options_before_the_workshops():

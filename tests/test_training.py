@@ -267,6 +267,19 @@ def test_bf16_computes_in_bf16_and_keeps_weights_in_float32(alone):
     assert 1e-5 < difference(model.state_dict(), alone[1]) < 0.1
 
 
+def test_float32_is_ieees_during_training_and_evaluation_and_the_users_choice_comes_back():
+    convolutions, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    model, seen = resnet(), set()
+    model.fc.register_forward_hook(lambda *_: seen.add((convolutions.allow_tf32, matmul.allow_tf32)))
+    with training._ieee_float32():  # puts back what the tests began with
+        convolutions.allow_tf32 = matmul.allow_tf32 = True
+        train(model, noise(16), noise(7), batch_size=16)
+        evaluate(model, noise(7))
+        with pytest.raises(ValueError, match="0 images"):
+            evaluate(model, noise(0))
+        assert convolutions.allow_tf32 and matmul.allow_tf32 and seen == {(False, False)}
+
+
 def test_a_checkpoint_from_the_middle_of_training_loads_and_classifies(tmp_path):
     categories = [breed.name for breed in HELD_OUT[:5]]
     checkpoint = tmp_path / "run.pt"

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import socket
+import sys
 import warnings
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -21,19 +22,22 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.security import Security
 from distributed.versions import VersionMismatchWarning
 
+from workshop_utils.object_store import LOOPBACK  # which runs also where this package cannot be imported
+
 PACKAGE = Path(__file__).parent
-LOOPBACK = "127.0.0.1"
 DASHBOARD_PORT = 8787
 VENDOR_TIMEOUT_S = 600
-# Different versions of these, or of Python, on client and workers fail late and far away, so they are refused at once.
-SAME_EVERYWHERE = ("dask", "distributed", "torch", "torchvision")
+# Different versions of these on client and workers fail late and far away, so they are refused at once.
+SAME_ON_WORKERS = ("python", "dask", "distributed", "cloudpickle", "numpy", "torch", "torchvision")
+SAME_ON_SCHEDULER = ("python", "dask", "distributed", "cloudpickle")
 
 
 class ClusterError(RuntimeError):
     """A cluster could not be started or joined; the message says why and what to do."""
 
 
-def start_cluster(n_workers=None, *, threads_per_worker=1, address=None, timeout_s=15):
+def start_cluster(n_workers: int | None = None, *, threads_per_worker: int = 1, address: str | None = None,
+                  timeout_s: float = 15) -> Client:  # fmt: skip
     """Return a `Client` of the first cluster that applies.
 
     In order: `address`; Dask's own setting `scheduler-address` (`DASK_SCHEDULER_ADDRESS`); a vendor's cluster where its
@@ -43,11 +47,12 @@ def start_cluster(n_workers=None, *, threads_per_worker=1, address=None, timeout
     n_workers: how many workers to start; None for the default above. Ignored where a running cluster is joined.
     threads_per_worker: tasks that one local worker runs at a time.
     timeout_s: seconds to wait for a running scheduler.
-    Raises ClusterError where no scheduler answers, where n_workers cannot be had, and where the workers' package
-    versions differ from this process's.
+    Raises ClusterError where no scheduler answers, where n_workers cannot be had, and where the versions of the
+    scheduler or of a worker differ from this process's.
     """
-    _check_count("n_workers", n_workers)
-    _check_count("threads_per_worker", threads_per_worker)
+    for name, value in (("n_workers", n_workers), ("threads_per_worker", threads_per_worker)):
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ClusterError(f"{name} is {value!r}: give a whole number of at least 1, or None for the default.")
     address = address or dask.config.get("scheduler-address", None)
     if address:
         client = _join(address, timeout_s)
@@ -56,52 +61,46 @@ def start_cluster(n_workers=None, *, threads_per_worker=1, address=None, timeout
 
         client = Client(SaturnCluster(**({} if n_workers is None else {"n_workers": n_workers})))
         client.wait_for_workers(1, timeout=VENDOR_TIMEOUT_S)  # machines may have to start
-        _check_versions(client)
+        _refuse_other_versions(client)
     else:
         client = _start_local(n_workers, threads_per_worker)
     _ensure_importable(client)
     return client
 
 
-def describe_workers(client):
+def describe_workers(client: Client) -> pd.DataFrame:
     """Return one row per worker: name, host, pid, threads, torch_threads, memory_gib, device, python, torch.
 
     device: "cpu", or the GPU's name. torch_threads: cores that one PyTorch operation may use.
     """
     about = client.run(_describe_this_worker)
-    rows = []
-    for address, info in client.scheduler_info(n_workers=-1)["workers"].items():
-        rows.append({
+    rows = [
+        about[address] | {
             "worker": str(info["name"]),
             "host": info["host"],
             "threads": info["nthreads"],
             "memory_gib": round((info["memory_limit"] or math.nan) / 2**30, 1),  # NaN: no limit
-            **about[address],
-        })  # fmt: skip
+        }
+        for address, info in client.scheduler_info(n_workers=-1)["workers"].items()
+    ]  # fmt: skip
     columns = ["worker", "host", "pid", "threads", "torch_threads", "memory_gib", "device", "python", "torch"]
     return pd.DataFrame(rows, columns=columns).sort_values("worker", ignore_index=True)
 
 
-def n_gpus():
+def n_gpus() -> int:
     """Return how many CUDA devices PyTorch sees in this process."""
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def _check_count(name, value):
-    if value is not None and (not isinstance(value, int) or value < 1):
-        raise ClusterError(f"{name} is {value!r}: give a whole number of at least 1, or None for the default.")
-
-
 def _start_local(n_workers, threads_per_worker):
     gpus = n_gpus()
     n_workers = n_workers or gpus or min(4, CPU_COUNT)
     if gpus and n_workers > gpus:
-        raise ClusterError(
-            f"n_workers is {n_workers}, but this machine has {gpus} GPU(s) and each worker needs one of its own: "
-            f"call start_cluster({gpus}), or hide the GPUs with CUDA_VISIBLE_DEVICES='' to work on the CPU."
-        )
+        raise ClusterError(f"n_workers is {n_workers}, but this machine has {gpus} GPU(s) and each worker needs one of "
+                           f"its own: call start_cluster({gpus}), or hide the GPUs with CUDA_VISIBLE_DEVICES='' to "
+                           "work on the CPU.")  # fmt: skip
     _set_worker_environment(torch_threads=max(1, CPU_COUNT // n_workers))
     settings = {
         "n_workers": n_workers,
@@ -147,15 +146,13 @@ def _set_worker_environment(torch_threads):
     })  # fmt: skip
 
 
-def port_is_free(port):
+def port_is_free(port: int) -> bool:
     """Return whether a server could listen on this port of the loopback address."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((LOOPBACK, port))
-        except OSError:
-            return False
-    return True
+    try:
+        socket.create_server((LOOPBACK, port)).close()
+        return True
+    except OSError:
+        return False
 
 
 def _join(address, timeout_s):
@@ -165,16 +162,15 @@ def _join(address, timeout_s):
     except (ValueError, TypeError) as error:
         raise ClusterError(f"{address!r} is not a scheduler's address ({error}): write tcp://HOST:PORT.") from error
     except (OSError, TimeoutError) as error:
-        raise ClusterError(
-            f"No Dask scheduler answered at {address!r} within {timeout_s} s. Check that it runs and that this is the "
-            "scheduler's port, not the dashboard's; or unset DASK_SCHEDULER_ADDRESS to start a cluster on this machine."
-        ) from error
+        raise ClusterError(f"No Dask scheduler answered at {address!r} within {timeout_s} s. Check that it runs and "
+                           "that this is the scheduler's port, not the dashboard's; or unset DASK_SCHEDULER_ADDRESS to "
+                           "start a cluster on this machine.") from error  # fmt: skip
     if not identity["workers"]:
         raise ClusterError(f"The cluster at {address!r} has no workers. Start one with: dask worker {address}")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", VersionMismatchWarning)  # _check_versions says it with the cure
+        warnings.simplefilter("ignore", VersionMismatchWarning)  # the next line says it with the cure
         client = Client(address, timeout=timeout_s)
-    _check_versions(client)
+    _refuse_other_versions(client)
     return client
 
 
@@ -187,42 +183,30 @@ async def _identity(address, timeout_s):
     return await asyncio.wait_for(ask(), timeout_s)
 
 
-def _check_versions(client):
-    def versions():  # nested, and so sent by value: workers may not have this package yet
-        import importlib.metadata
-        import sys
-
-        found = {"python": "{}.{}".format(*sys.version_info)}
-        for name in SAME_EVERYWHERE:
-            try:
-                found[name] = importlib.metadata.version(name).split("+")[0]  # 2.15.0+cpu and 2.15.0+cu130 may meet
-            except importlib.metadata.PackageNotFoundError:
-                found[name] = "missing"
-        return found
-
-    mine = versions()
-    differences = [
-        f"  {worker}: {name} {version}, here {mine[name]}"
-        for worker, theirs in client.run(versions).items()
-        for name, version in theirs.items()
-        if version != mine[name]
-    ]
-    if differences:
+def _refuse_other_versions(client):
+    # Asked without sending code: a function pickled by one version of Python can crash the interpreter of another.
+    answers = client.get_versions(packages=SAME_ON_WORKERS[1:])
+    theirs = {("the scheduler", name): _version(answers["scheduler"], name) for name in SAME_ON_SCHEDULER}
+    for worker, answer in answers["workers"].items():
+        theirs |= {(worker, name): _version(answer, name) for name in SAME_ON_WORKERS}
+    mine = {name: _version(answers["client"], name) for name in SAME_ON_WORKERS}
+    others = [f"  {who}: {name} {version}, here {mine[name]}" for (who, name), version in theirs.items()
+              if version != mine[name]]  # fmt: skip
+    if others:
         client.close()
-        raise ClusterError(
-            "The workers' versions differ from this process's:\n"
-            + "\n".join(differences)
-            + "\nInstall the same on both sides: pip install -r requirements.txt"
-        )
+        raise ClusterError("\n".join(["The cluster's versions differ from this process's:", *others,
+                                      "Install the same on both sides: pip install -r requirements.txt"]))  # fmt: skip
+
+
+def _version(answer, name):
+    version = answer["packages"].get(name) or "missing"
+    if name == "python":
+        return ".".join(version.split(".")[:2])  # 3.11.2 and 3.11.9 may meet
+    return version.split("+")[0]  # so may torch 2.15.0+cpu and 2.15.0+cu130
 
 
 def _ensure_importable(client):
-    def missing():
-        import importlib.util
-
-        return importlib.util.find_spec("workshop_utils") is None
-
-    if any(client.run(missing).values()):
+    if any(client.run(lambda: importlib.util.find_spec("workshop_utils") is None).values()):
         client.register_plugin(_package_plugin())
 
 
@@ -235,23 +219,18 @@ def _package_plugin():
             if file.is_file() and "__pycache__" not in file.parts:
                 package.write(file, file.relative_to(PACKAGE.parent))
 
+    content = archive.getvalue()
+
     class SendPackage(WorkerPlugin):  # defined here, so that it is pickled by value: workers cannot import it
         name = "workshop-utils"
 
-        def __init__(self, content):
-            self.content = content
-
         def setup(self, worker):
-            import io
-            import sys
-            import zipfile
-
-            with zipfile.ZipFile(io.BytesIO(self.content)) as package:
+            with zipfile.ZipFile(BytesIO(content)) as package:
                 package.extractall(worker.local_directory)
             if worker.local_directory not in sys.path:
                 sys.path.insert(0, worker.local_directory)
 
-    return SendPackage(archive.getvalue())
+    return SendPackage()
 
 
 def _describe_this_worker():

@@ -2,12 +2,13 @@
 
 import os
 import threading
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import pandas as pd
 import torch
-from distributed import as_completed
+from distributed import Client, as_completed
 from torch.fx.experimental.optimization import fuse
 
 from workshop_utils.data import BadPhoto, breed_of, decode_photo, read_files
@@ -22,7 +23,9 @@ _INDEX = {breed.wnid: breed.index for breed in BREEDS}
 _loading = threading.Lock()
 
 
-def classify(client, paths, *, batch_size=32, storage_options=None, weights="auto", precision="auto"):
+def classify(client: Client, paths: Iterable[str | os.PathLike], *, batch_size: int = 32,
+             storage_options: dict | None = None, weights: str | os.PathLike = "auto",
+             precision: str = "auto") -> pd.DataFrame:  # fmt: skip
     """Return a DataFrame with one row per path, in the order given: what a pretrained ResNet sees in each photo.
 
     Columns: path; breed, from the folder's name; prediction, the likeliest category; probability, in [0, 1]; correct,
@@ -34,14 +37,27 @@ def classify(client, paths, *, batch_size=32, storage_options=None, weights="aut
     weights: as in `load_resnet`; a file must be readable from the workers.
     precision: "fp32", "bf16", or "auto" for bf16 where the worker's CPU or GPU computes in it.
     Raises what loading the weights raises. A worker that dies costs time, not rows: Dask reruns its batches.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from workshop_utils.data import list_photos
+    >>> from workshop_utils.dogs.sketches import write_sketches
+    >>> with TemporaryDirectory() as folder, Client(processes=False, dashboard_address="127.0.0.1:0") as client:
+    ...     n_written = write_sketches(folder, per_breed=1, breeds=["boxer", "pug"])
+    ...     frame = classify(client, list_photos(folder), weights="sketches")
+    >>> frame.prediction.tolist(), frame.correct.tolist()
+    (['boxer', 'pug'], [True, True])
     """
-    paths = _checked(paths, batch_size, precision)
-    if not paths:
+    photos = _as_strings(paths)
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size!r}: give a whole number of at least 1.")
+    precision_of(precision)  # raises ValueError for one that is none
+    if not photos:
         return _frame([])
-    batches = [paths[start : start + batch_size] for start in range(0, len(paths), batch_size)]
+    batches = [photos[start : start + batch_size] for start in range(0, len(photos), batch_size)]
     n_threads = sum(client.nthreads().values()) or 1  # the only worker may be restarting
-    options = {"weights": resolve_weights(weights), "precision": precision, "storage_options": storage_options}
-    futures = client.map(classify_batches, split_guided(batches, n_threads), pure=False, **options)
+    futures = client.map(classify_batches, split_guided(batches, n_threads), pure=False,
+                         weights=resolve_weights(weights), precision=precision,
+                         storage_options=storage_options)  # fmt: skip
     try:
         rows = {future.key: rows for future, rows in as_completed(futures, with_results=True)}
         return _frame(row for future in futures for row in rows[future.key])
@@ -49,9 +65,10 @@ def classify(client, paths, *, batch_size=32, storage_options=None, weights="aut
         client.cancel(futures)  # does nothing to finished ones; frees the workers after an error or Ctrl-C
 
 
-def classify_batches(batches, *, weights="auto", precision="auto", storage_options=None):
+def classify_batches(batches: list[list[str]], *, weights: str = "auto", precision: str = "auto",
+                     storage_options: dict | None = None) -> list[tuple]:  # fmt: skip
     """Return `classify`'s rows for lists of paths, in this process; the next list is decoded during a forward pass."""
-    model, transform, categories, like = loaded_model(weights, precision)
+    model, transform, categories = loaded_model(weights, precision)
     rows = []
     with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(torch.get_num_threads()) as decoders:
         ahead = reader.submit(_load_batch, batches[0], transform, storage_options, decoders)
@@ -59,24 +76,26 @@ def classify_batches(batches, *, weights="auto", precision="auto", storage_optio
             images, errors = ahead.result()  # images: (photos that could be read, 3, 224, 224) float32
             if position + 1 < len(batches):
                 ahead = reader.submit(_load_batch, batches[position + 1], transform, storage_options, decoders)
-            probabilities, indices = _forward(model, images, like)
+            probabilities, indices = _forward(model, images)
             rows += _rows(paths, probabilities, indices, errors, categories)
     return rows
 
 
-def loaded_model(weights="auto", precision="auto"):
-    """Return (model, transform, categories, like) ready for this process; the first call loads, later ones return it.
+def loaded_model(weights: str = "auto", precision: str = "auto") -> tuple[torch.nn.Module, Callable, list[str]]:
+    """Return `load_resnet`'s (model, transform, categories) ready for this process; only the first call loads.
 
-    model: on the GPU where there is one, channels-last, each BatchNorm folded into the convolution before it.
-    like: an empty tensor with the device and dtype that the model wants.
+    model: on the GPU where there is one, channels-last, each BatchNorm folded into the convolution before it. Its
+    parameters have the device and the dtype that it wants its images in.
     """
     saved = os.stat(weights).st_mtime_ns if os.path.isfile(weights) else None  # a file saved anew is another model
     with _loading:  # two threads of a worker would otherwise both load
         return _load_model(str(weights), precision, saved)
 
 
-def precision_of(precision="auto"):
-    """Return "bf16" or "fp32": what `precision` comes to on this machine."""
+def precision_of(precision: str = "auto") -> str:
+    """Return "bf16" or "fp32": what `precision` ("auto", "fp32", "bf16") comes to here; else raise ValueError."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision is {precision!r}: write one of {', '.join(PRECISIONS)}.")
     if precision != "auto":
         return precision
     if torch.cuda.is_available():
@@ -84,7 +103,7 @@ def precision_of(precision="auto"):
     return "bf16" if torch.cpu._is_avx512_bf16_supported() else "fp32"  # emulated bf16 is slower than fp32
 
 
-def split_guided(batches, n_threads):
+def split_guided(batches: list, n_threads: int) -> list[list]:
     """Return `batches` cut into consecutive tasks: long ones first, single batches last, so that threads end together.
 
     >>> [len(task) for task in split_guided(list(range(20)), n_threads=2)]
@@ -99,36 +118,28 @@ def split_guided(batches, n_threads):
     return tasks
 
 
-def _checked(paths, batch_size, precision):
+def _as_strings(paths):
     if isinstance(paths, (str, bytes, os.PathLike)):
         raise ValueError(f"paths is the single path {str(paths)!r}: give a list of paths.")
-    if not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size!r}: give a whole number of at least 1.")
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision is {precision!r}: write one of {', '.join(PRECISIONS)}.")
     return [str(path) for path in paths]
 
 
 @lru_cache(maxsize=2)
 def _load_model(weights, precision, saved):
     model, transform, categories = load_resnet(weights)
-    like = torch.empty(
-        0,
-        device="cuda" if torch.cuda.is_available() else "cpu",
-        dtype=torch.bfloat16 if precision_of(precision) == "bf16" else torch.float32,
-    )
-    model = fuse(model).to(like.device, like.dtype, memory_format=torch.channels_last)
-    return model, transform, categories, like
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = torch.bfloat16 if precision_of(precision) == "bf16" else torch.float32
+    return fuse(model).to(device, dtype, memory_format=torch.channels_last), transform, categories
 
 
 def _load_batch(paths, transform, storage_options, decoders):
     contents = read_files(paths, storage_options)
-    loaded = list(decoders.map(lambda pair: _load_photo(*pair, transform), zip(contents, paths, strict=True)))
+    loaded = list(decoders.map(partial(_load_photo, transform), contents, paths))
     images = [image for image, _ in loaded if image is not None]
     return torch.stack(images) if images else None, [error for _, error in loaded]
 
 
-def _load_photo(content, path, transform):
+def _load_photo(transform, content, path):
     try:
         return transform(decode_photo(content, path)), None
     except BadPhoto as error:
@@ -136,9 +147,10 @@ def _load_photo(content, path, transform):
 
 
 @torch.inference_mode()
-def _forward(model, images, like):
+def _forward(model, images):
     if images is None:
         return [], []
+    like = next(model.parameters())
     images = images.to(like.device, like.dtype, memory_format=torch.channels_last)
     parts = [images] if images.is_cuda else images.split(CPU_FORWARD)
     logits = torch.cat([model(part) for part in parts]).float()  # (batch, n_categories)

@@ -2,17 +2,16 @@
 
 import os
 import socket
-import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-import fsspec
 import torch
 import torchvision
 from fsspec.implementations.local import LocalFileSystem
-from torchvision.models._meta import _IMAGENET_CATEGORIES
-from torchvision.transforms._presets import ImageClassification
+from torchvision.models import ResNet
 
-from workshop_utils.data import default_storage_options
+from workshop_utils.storage import open_address, whole_file
 
 SKETCH_WEIGHTS = Path(__file__).parent / "weights" / "resnet18_sketches.pt"
 IMAGENET_WEIGHTS = torchvision.models.ResNet50_Weights.IMAGENET1K_V2
@@ -23,7 +22,7 @@ class WeightsError(RuntimeError):
     """Weights could not be loaded; the message says which, why, and what to do."""
 
 
-def load_resnet(weights="auto"):
+def load_resnet(weights: str | os.PathLike = "auto") -> tuple[ResNet, Callable, list[str]]:
     """Return (model, transform, categories) of a pretrained ResNet, in eval mode on the CPU.
 
     weights: "auto" takes the first that applies of WORKSHOP_WEIGHTS, torchvision's ImageNet weights where its cache
@@ -38,30 +37,25 @@ def load_resnet(weights="auto"):
     """
     weights = resolve_weights(weights)
     if weights == "imagenet":
-        model, transform = _imagenet(), IMAGENET_WEIGHTS.transforms()
-        model.about = {"arch": "resnet50", "size": transform.resize_size[0]}
-        return model.eval(), transform, list(_IMAGENET_CATEGORIES)
-    checkpoint = load_checkpoint(SKETCH_WEIGHTS if weights == "sketches" else weights)
+        checkpoint = _imagenet()
+    else:
+        checkpoint = load_checkpoint(SKETCH_WEIGHTS if weights == "sketches" else weights)
     model = _build(checkpoint, weights)
     model.about = {name: checkpoint[name] for name in ("arch", "stride_in_1x1", "size") if name in checkpoint}
-    transform = ImageClassification(crop_size=224, resize_size=checkpoint.get("size", 256))
-    n_classes = checkpoint["num_classes"]
-    categories = checkpoint.get("categories") or _names_for(n_classes)
-    if len(categories) != n_classes:
-        raise WeightsError(f"{weights!r} names {len(categories)} categories, but num_classes is {n_classes}.")
-    return model.eval(), transform, list(categories)
+    transform = IMAGENET_WEIGHTS.transforms(resize_size=checkpoint.get("size", 256))
+    return model.eval(), transform, _categories(checkpoint, weights)
 
 
-def resolve_weights(weights="auto"):
+def resolve_weights(weights: str | os.PathLike = "auto") -> str:
     """Return "imagenet", "sketches", or a checkpoint's address: what `load_resnet(weights)` will load."""
     if weights != "auto":
         return str(weights)
     if named := os.environ.get("WORKSHOP_WEIGHTS"):
         return named
-    return "imagenet" if _cached().exists() or _reachable(WEIGHTS_HOST) else "sketches"
+    return "imagenet" if _cached().exists() or _network_gives_them() else "sketches"
 
 
-def with_new_head(model, n_classes):
+def with_new_head(model: ResNet, n_classes: int) -> ResNet:
     """Replace the classifier `fc` of a ResNet by a fresh one for `n_classes`, drawn from torch's seed; return `model`.
 
     >>> with_new_head(torchvision.models.resnet18(), 12).fc
@@ -71,36 +65,33 @@ def with_new_head(model, n_classes):
     return model
 
 
-def save_checkpoint(path, storage_options=None, **values):
+def save_checkpoint(path: str | os.PathLike, storage_options: dict | None = None, **values) -> None:
     """Write `values` (tensors, numbers, strings, dicts and lists of them) to `path`: whole or not at all.
 
     path: a local path, or any address that fsspec can write, such as "s3://…".
     storage_options: what fsspec needs there.
     """
-    fs, key = _open(path, storage_options)
-    if not isinstance(fs, LocalFileSystem):
-        with tempfile.TemporaryDirectory() as folder:
-            save_checkpoint(Path(folder, "checkpoint.pt"), **values)
-            fs.put_file(str(Path(folder, "checkpoint.pt")), key)  # an object store shows it when all of it is there
-        return
-    path = Path(key)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        torch.save(values, part)
-        load_checkpoint(part)  # what could not be read again later is refused now
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    fs, key = open_address(path, storage_options)
+    if isinstance(fs, LocalFileSystem):
+        with whole_file(Path(key)) as part:
+            torch.save(values, part)
+            load_checkpoint(part)  # what could not be read again later is refused now
+    else:
+        with TemporaryDirectory() as folder:
+            local = Path(folder, "checkpoint.pt")
+            save_checkpoint(local, **values)
+            fs.put_file(str(local), key)  # an object store shows it when all of it is there
 
 
-def load_checkpoint(path, storage_options=None):
+def load_checkpoint(path: str | os.PathLike, storage_options: dict | None = None) -> dict:
     """Return the dict of a checkpoint file, on the CPU, without running any code that it may hold.
 
     path: a local path, or any address that fsspec can open. storage_options: what fsspec needs there.
     Raises WeightsError.
     """
     try:
-        fs, key = _open(path, storage_options)
+        fs, key = open_address(path, storage_options)
+        fs.invalidate_cache()  # another process may have written since
         with fs.open(key, "rb") as file:
             checkpoint = torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
@@ -113,27 +104,23 @@ def load_checkpoint(path, storage_options=None):
     return checkpoint
 
 
-def checkpoint_exists(path, storage_options=None):
+def checkpoint_exists(path: str | os.PathLike, storage_options: dict | None = None) -> bool:
     """Return whether there is a file at `path`, which is as in `load_checkpoint`."""
-    fs, key = _open(path, storage_options)
-    return fs.exists(key)
-
-
-def _open(path, storage_options):
-    options = default_storage_options(path) if storage_options is None else storage_options
-    fs, key = fsspec.core.url_to_fs(str(path), **options)
+    fs, key = open_address(path, storage_options)
     fs.invalidate_cache()  # another process may have written since
-    return fs, key
+    return fs.exists(key)
 
 
 def _imagenet():
     try:
-        return torchvision.models.resnet50(weights=IMAGENET_WEIGHTS)
+        state_dict = IMAGENET_WEIGHTS.get_state_dict(check_hash=True)
     except Exception as error:  # the download's and torch.load's are many
         raise WeightsError(
             f"torchvision's ImageNet weights could not be had ({str(error)[:200]}). Check the network, delete "
             f"{str(_cached())!r} if it is there, or unset WORKSHOP_WEIGHTS and ask for weights='sketches'."
         ) from error
+    size = IMAGENET_WEIGHTS.transforms().resize_size[0]
+    return {"arch": "resnet50", "num_classes": 1000, "state_dict": state_dict, "size": size}
 
 
 def _cached():
@@ -154,25 +141,24 @@ def _build(checkpoint, name):
     except (RuntimeError, ValueError, AttributeError, TypeError) as error:
         raise WeightsError(f"{name!r} does not fit {arch!r}: {str(error)[:300]}") from error
     if checkpoint.get("stride_in_1x1"):
-        _stride_in_1x1(model)
+        # ResNet v1 halves the resolution in the first 1x1 convolution of a stage; torchvision's v1.5 in the 3x3 one.
+        for stage in (model.layer2, model.layer3, model.layer4):
+            stage[0].conv1.stride, stage[0].conv2.stride = (2, 2), (1, 1)
     return model
 
 
-def _stride_in_1x1(model):
-    # ResNet v1 halves the resolution in the first 1x1 convolution of a stage; torchvision's v1.5 in the 3x3 one.
-    for stage in (model.layer2, model.layer3, model.layer4):
-        stage[0].conv1.stride, stage[0].conv2.stride = (2, 2), (1, 1)
+def _categories(checkpoint, name):
+    n_classes = checkpoint["num_classes"]
+    unnamed = IMAGENET_WEIGHTS.meta["categories"] if n_classes == 1000 else map("category {}".format, range(n_classes))
+    categories = list(checkpoint.get("categories") or unnamed)
+    if len(categories) != n_classes:
+        raise WeightsError(f"{name!r} names {len(categories)} categories, but num_classes is {n_classes}.")
+    return categories
 
 
-def _names_for(n_classes):
-    if n_classes == len(_IMAGENET_CATEGORIES):
-        return _IMAGENET_CATEGORIES
-    return [f"category {index}" for index in range(n_classes)]
-
-
-def _reachable(address):
+def _network_gives_them():
     try:
-        with socket.create_connection(address, timeout=2):
-            return True
+        socket.create_connection(WEIGHTS_HOST, timeout=2).close()
+        return True
     except OSError:
         return False

@@ -1,24 +1,31 @@
 """Bring metrics and files from running ranks to the client while they run, and keep them."""
 
-import json
-import os
 import time
 import uuid
-from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path, PurePath, PurePosixPath
+from typing import TYPE_CHECKING
 
-from distributed import default_client, get_worker
+from distributed import Client, Future, default_client, get_worker
+
+from workshop_utils.storage import whole_file
+
+if TYPE_CHECKING:
+    from workshop_utils.job import Job
 
 MAX_RESULT_BYTES = 16 * 2**20  # a message passes the scheduler, which keeps it; a model belongs into a checkpoint
 TICK_S = 0.05  # between two looks at futures
-_job = None  # (worker, topic, values that each row begins with) while this process runs a rank
+# (worker, topic, values that each row begins with) while this process runs a rank, else None. A process runs one rank
+# at a time, and the rank's function may log from any of its threads, so this is the process's and not a context's.
+_job = None
 
 
 class ResultError(ValueError):
     """A result cannot be sent or stored; the message says which, and what to do."""
 
 
-def log_metrics(**values):
+def log_metrics(**values) -> None:
     """Send one row of named numbers, strings or booleans from a rank to the client, and go on at once.
 
     `Job.rows()` shows rows as they come, `Job.metrics()` all of them; each begins with rank, attempt and time (Unix
@@ -34,7 +41,7 @@ def log_metrics(**values):
 
 
 @contextmanager
-def reporting(topic, **about):
+def reporting(topic: str, **about) -> Iterator[None]:
     """Send this process's metrics to `topic` within the block; each row begins with `about`."""
     global _job
     _job = (get_worker(), topic, about)
@@ -44,76 +51,42 @@ def reporting(topic, **about):
         _job = None
 
 
-def progress(job, total, *, unit="step", description=""):
+def progress(job: "Job", total: int, *, unit: str = "step", description: str = "") -> list:
     """Show a progress bar over all ranks while a job runs; return what the job returns.
 
     total: rows that count, over all ranks: those that have a value named `unit`.
+    However this is left, by an error or the stop button, the job's workers are free afterwards.
     """
     from tqdm.auto import tqdm
 
     done = set()  # a restarted job repeats some
-    with tqdm(total=total, unit=unit, desc=description) as bar:
+    with job, tqdm(total=total, unit=unit, desc=description) as bar:
         for row in job.rows():
             if unit in row:
                 done.add((row["rank"], row[unit]))
                 bar.update(len(done) - bar.n)
                 bar.set_postfix({"rank": row["rank"], **({"loss": f"{row['loss']:.3f}"} if "loss" in row else {})})
-    return job.result()
+        return job.result()
 
 
-def write_jsonl(rows, path):
-    """Append rows (dicts) to a file, one JSON object a line, each on disk before the next is taken; return how many.
-
-    Given `job.rows()`, it writes while the job runs, so that a killed kernel loses nothing. A last line that was cut
-    off by that is removed before the next is written.
-    """
-    count = 0
-    with open(path, "a+b") as file:
-        file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)
-        for row in rows:
-            file.write(json.dumps(row).encode() + b"\n")
-            file.flush()
-            count += 1
-    return count
-
-
-def read_jsonl(path):
-    """Return a DataFrame of a file of `write_jsonl`; a last line that was cut off by a crash is left out."""
-    import pandas as pd
-
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            if number < len(lines):
-                raise ResultError(f"{str(path)!r}, line {number} is no JSON ({error}): delete that line.") from error
-    return pd.DataFrame(rows)
-
-
-def write_tensorboard(rows, folder, *, step="step"):
+def write_tensorboard(rows: Iterable[dict], folder: str | Path, *, step: str = "step") -> None:
     """Write TensorBoard event files, one run per rank: each number of a row is a scalar at the row's `step`.
 
     rows: dicts, such as `job.rows()`. Rows without `step` are left out.
     """
     from torch.utils.tensorboard import SummaryWriter
 
-    writers = {}
-    try:
+    writers: dict[int, SummaryWriter] = {}
+    with ExitStack() as stack:
         for row in rows:
             if row.get(step) is None or row[step] != row[step]:  # NaN, where the row was taken from a DataFrame
                 continue
             rank = row.get("rank", 0)
             if rank not in writers:
-                writers[rank] = SummaryWriter(str(Path(folder, f"rank-{rank}")))
+                writers[rank] = stack.enter_context(SummaryWriter(str(Path(folder, f"rank-{rank}"))))
             for name, value in row.items():
                 if isinstance(value, (int, float)) and value == value and name not in ("rank", "attempt", "time", step):
                     writers[rank].add_scalar(name, value, int(row[step]), walltime=row.get("time"))
-    finally:
-        for writer in writers.values():
-            writer.close()
 
 
 class ResultsHandler:
@@ -122,27 +95,27 @@ class ResultsHandler:
     Make it on the client before the job, hand it to the job's function, and call `process_results` while it runs.
     """
 
-    def __init__(self, pub_sub_key=None, client=None):
+    def __init__(self, pub_sub_key: str | None = None, client: Client | None = None) -> None:
         """pub_sub_key: a name for the channel, drawn at random by default. client: by default the current one."""
         self.pub_sub_key = pub_sub_key or f"results-{uuid.uuid4().hex}"
-        self._client, self._arrived = client or default_client(), []
-        self._client.subscribe_topic(self.pub_sub_key, lambda event: self._arrived.append(event[1]))
+        self._arrived: list[dict] = []
+        (client or default_client()).subscribe_topic(self.pub_sub_key, lambda event: self._arrived.append(event[1]))
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict:
         return {"pub_sub_key": self.pub_sub_key}
 
-    def submit_result(self, path, data):
+    def submit_result(self, path: str | PurePath, data: str | bytes) -> None:
         """Send a file from a worker. path: relative, with /. data: str or bytes, 16 MiB at most."""
-        path = _relative(path)
+        name = _relative(path)
         if not isinstance(data, (str, bytes)):
-            raise ResultError(f"data for {path!r} is a {type(data).__name__}: give str or bytes.")
+            raise ResultError(f"data for {name!r} is a {type(data).__name__}: give str or bytes.")
         data = data.encode() if isinstance(data, str) else data
         if len(data) > MAX_RESULT_BYTES:
-            raise ResultError(f"data for {path!r} has {len(data):,} bytes, more than {MAX_RESULT_BYTES:,}: "
+            raise ResultError(f"data for {name!r} has {len(data):,} bytes, more than {MAX_RESULT_BYTES:,}: "
                               "write it to storage that the client can read, as a checkpoint.")  # fmt: skip
-        get_worker().log_event(self.pub_sub_key, {"path": path, "data": data})
+        get_worker().log_event(self.pub_sub_key, {"path": name, "data": data})
 
-    def process_results(self, prefix, futures, raise_errors=True):
+    def process_results(self, prefix: str | Path, futures: Iterable[Future], raise_errors: bool = True) -> list[Path]:
         """Write each result to `<prefix>/<path>` as it comes, until all `futures` are done; return the paths.
 
         futures: of one or more jobs, such as `job.futures`. A later result of the same path replaces an earlier one.
@@ -191,8 +164,6 @@ def _write(prefix, path, data):
     target = Path(prefix, _relative(path)).resolve()  # again here: what arrives is not trusted
     if not target.is_relative_to(Path(prefix).resolve()):
         raise ResultError(f"path {path!r} leads out of {str(prefix)!r} by a symbolic link: remove that link.")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f"{target.name}.{uuid.uuid4().hex}.part")
-    part.write_bytes(data)
-    os.replace(part, target)
+    with whole_file(target) as part:
+        part.write_bytes(data)
     return target
