@@ -2,10 +2,8 @@
 
 import csv
 import difflib
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -61,30 +59,18 @@ def find_breed(breed: Breed | str) -> Breed:
     wanted = str(breed).lower().replace(" ", "_")
     if wanted in known:
         return known[wanted]
-    close = [known[word].folder for word in difflib.get_close_matches(wanted, known, n=3)]
-    raise ValueError(
-        f"no breed is called {breed!r}. "
-        + (f"Did you mean {' or '.join(dict.fromkeys(close))}? " if close else "")
-        + "Take a name from workshop_utils.data.BREEDS, for example 'n02085620-Chihuahua'."
-    )
+    close = dict.fromkeys(known[word].folder for word in difflib.get_close_matches(wanted, known, n=3))
+    guess = f"Did you mean {' or '.join(close)}? " if close else ""
+    cure = "Take a name from workshop_utils.data.BREEDS, for example 'n02085620-Chihuahua'."
+    raise ValueError(f"no breed is called {breed!r}. {guess}{cure}")
 
 
-_READ: dict[Any, Callable[[str], Any]] = {
-    str: str, int: int, float: float, tuple[str, ...]: lambda words: tuple(words.split()),
-}
-
-
-def _read_breeds() -> tuple[Breed, ...]:
+def _read_breeds():
+    cast = {str: str, int: int, float: float, bool: bool, tuple[str, ...]: lambda words: tuple(words.split())}
+    traits = [(trait.name, cast[trait.type]) for trait in fields(Breed)]
     with open(Path(__file__).with_name("breeds.csv"), newline="", encoding="utf-8") as file:
-        rows = sorted(csv.DictReader(file), key=lambda row: row["wnid"])
-    held_out = {row["wnid"] for row in rows[9::10]}
-    casts = {field.name: _READ[field.type] for field in fields(Breed) if field.name != "held_out"}
-    breeds = []
-    for row in rows:
-        traits = {name: cast(row[name]) for name, cast in casts.items()}
-        breeds.append(Breed(held_out=row["wnid"] in held_out, **traits))
-    return tuple(breeds)
+        return tuple(Breed(**{name: read(row[name]) for name, read in traits}) for row in csv.DictReader(file))
 
 
-BREEDS = _read_breeds()  # 120, in the order of their WordNet ids
-HELD_OUT = BREEDS[9::10]  # 12 that pretraining never sees, so that learning them is a lesson
+BREEDS: tuple[Breed, ...] = _read_breeds()  # 120, in the order of their WordNet ids
+HELD_OUT = tuple(breed for breed in BREEDS if breed.held_out)  # 12 for a lesson to learn: pretraining never sees them
