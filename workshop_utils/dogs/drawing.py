@@ -16,12 +16,10 @@ from PIL import Image, ImageDraw
 from workshop_utils.dogs.breeds import Breed
 
 Points = list[tuple[float, float]]
-Pixels = list[tuple[int, int]]
 Colour = tuple[int, ...]
 T = TypeVar("T")
 
 TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-MARKS, STREWN = TABLES["marks"], TABLES["strewn"]
 PALETTE: dict[str, Colour] = {name: tuple(colour) for name, colour in TABLES["palette"].items()}
 TOYS: list[Colour] = [tuple(colour) for colour in TABLES["toys"]]
 _SHAPES = {name: [(*point, 0)[:3] for point in points] for name, points in TABLES["shapes"].items()}
@@ -36,18 +34,16 @@ class Canvas:
 
     def __init__(self, breed: Breed, seed: int, size: int) -> None:
         self.breed, self.side = breed, 2 * size
-        self.chance = Random(f"{breed.wnid}/{seed}").random
+        chance = Random(f"{breed.wnid}/{seed}")
+        self.chance, self.between = chance.random, chance.uniform  # which is low + (high - low) * random()
         # Marks and hairs are painted on `under`, then cut out with `stencil`.
         self.image, self.under, self.stencil = (Image.new(mode, (self.side, self.side)) for mode in ("RGB", "RGB", "1"))
         self.draw, self.under_draw, self.stencil_draw = map(ImageDraw.Draw, (self.image, self.under, self.stencil))
         tone, warm = self.between(0.86, 1.1), self.between(-9, 9)
-        self.colours: dict[str, Colour] = {}
-        for part in ("coat", "mark", "light"):
-            red, green, blue = PALETTE[getattr(breed, part)]
-            self.colours[part] = shade((red + warm, green, blue - warm), tone)
-
-    def between(self, low: float, high: float) -> float:
-        return low + (high - low) * self.chance()
+        instead = {of: PALETTE[word] for word, of in TABLES["instead"].items() if word in breed.extras}
+        coats = {part: PALETTE[getattr(breed, part)] for part in ("coat", "mark", "light")}
+        own = {part: shade((r + warm, g, b - warm), tone) for part, (r, g, b) in coats.items()}
+        self.colours = {**PALETTE, **instead, **own, "lid": shade(own["coat"], 1.35 if sum(own["coat"]) < 260 else 0.6)}
 
     def count(self, n: int) -> int:
         return int(n * self.chance())
@@ -75,16 +71,14 @@ class Canvas:
         cos, sin, flip, x0, y0 = self.cos, self.sin, self.flip, self.x0, self.y0
         return [(x0 + flip * (x * cos - y * sin), y0 + x * sin + y * cos) for x, y in points]
 
-    def outline(self, points: Points, fur: float = 0.0) -> Pixels:
+    def outline(self, points: Points, fur: float = 0.0) -> Points:
         """Return a closed Catmull-Rom curve through model `points`, ruffled by the coat, in whole pixels."""
         p = self.pixels(points)
-        curve = [
-            (a * ax + b * bx + c * cx + d * dx, a * ay + b * by + c * cy + d * dy)
-            for (ax, ay), (bx, by), (cx, cy), (dx, dy) in zip(p[-1:] + p, p, p[1:] + p[:1], p[2:] + p[:2], strict=False)
-            for a, b, c, d in TABLES["spline"]
-        ]
+        fours = zip(p[-1:] + p[:-1], p, p[1:] + p[:1], p[2:] + p[:2], strict=True)
+        curve = [(a * ax + b * bx + c * cx + d * dx, a * ay + b * by + c * cy + d * dy)
+                 for (ax, ay), (bx, by), (cx, cy), (dx, dy) in fours for a, b, c, d in TABLES["spline"]]
         if fur:
-            mx, my = (sum(values) / len(curve) for values in zip(*curve, strict=True))
+            mx, my = (math.fsum(values) / len(curve) for values in zip(*curve, strict=True))
             length, steps = fur * self.breed.fur * self.scale * 0.055, TABLES["textures"][self.breed.texture]
             for i, (x, y) in enumerate(curve):
                 out = steps[i % len(steps)] * self.between(0.7, 1.3) * length
@@ -92,7 +86,7 @@ class Canvas:
                 curve[i] = x + (x - mx) * reach, y + (y - my) * reach + (0.4 * length if out else 0)
         return rounded(curve)
 
-    def line(self, points: Points | Pixels, colour: Colour, fineness: int = 180) -> None:
+    def line(self, points: Points, colour: Colour, fineness: int = 180) -> None:
         self.draw.line(points, fill=colour, width=max(self.side // fineness, 1))
 
     def thread(self, points: Points) -> None:
@@ -101,6 +95,10 @@ class Canvas:
 
     def oval(self, x: float, y: float, rx: float, ry: float, colour: Colour, line: float = 0.0) -> None:
         self.blob(at("circle", x, y, rx, ry), colour, line)
+
+    def ovals(self, table: str, x: float, y: float, r: float) -> None:
+        for u, v, rx, ry, colour, line in TABLES[table]:
+            self.oval(x + u * r, y + v * r, rx * r, ry * r, self.colours[colour], line)
 
     def blob(self, points: Points, colour: Colour, line: float = 0.8) -> None:
         """Fill a curve through `points`; line: how bright its edge is against `colour`, 0 for none."""
@@ -115,17 +113,15 @@ class Canvas:
         tone: brightness. edge: the share of the outline that is drawn as a line.
         """
         curve, coat = self.outline(points, fur), shade(self.colours["coat"], tone)
-        self.draw.polygon(curve, fill=coat)
         xs, ys = zip(*curve, strict=True)
         box = max(min(xs), 0), max(min(ys), 0), min(max(xs) + 1, self.side), min(max(ys) + 1, self.side)
-        visible = box[0] < box[2] and box[1] < box[3]
-        flecks = list(self._flecks(name, points)) if visible else []
-        if flecks or (visible and fur and self.breed.fur):
+        if box[0] < box[2] and box[1] < box[3]:  # it is not wholly outside the picture
             self.under.paste(coat, box)
+            flecks = list(self._flecks(name, points))
             for *oval, colour in flecks:
                 fleck = rounded(self.pixels(at("fleck", *oval)))
                 self.under_draw.polygon(fleck, fill=shade(self.colours[colour], tone))
-            if fur:
+            if fur and (flecks or self.breed.fur):
                 self._hairs(*box)
             self.stencil.paste(0, box)
             self.stencil_draw.polygon(curve, fill=1)
@@ -138,14 +134,14 @@ class Canvas:
         mx, my = (max(xs) + min(xs)) / 2, (max(ys) + min(ys)) / 2
         hx, hy = (max(xs) - min(xs)) / 2, (max(ys) - min(ys)) / 2
         fewer = {"side": 1, "front": 1, "leg": 3, "neck": 3}.get(name)
-        for strewn in [STREWN[word] for word in self.breed.pattern if fewer and word in STREWN]:
+        for strewn in [table for word in self.breed.pattern if fewer and (table := TABLES["strewn"].get(word))]:
             for i in range(strewn["n"] // fewer):
                 r, x, y = self.between(*strewn["r"]) * 0.45, self.between(-1, 1) * hx, self.between(-1, 1) * hy
                 yield mx + x, my + y, r, r * strewn["tall"], strewn["colours"][i % len(strewn["colours"])]
-        for part, colour, x, y, rx, ry in [mark for word in self.breed.pattern for mark in MARKS.get(word, ())]:
-            if part == name:
-                for u in {x, -x} if name in ("skull", "muzzle", "front") else {x}:
-                    yield mx + u * hx, my + y * hy, rx * hx, ry * hy, colour
+        marks = [mark for word in self.breed.pattern for mark in TABLES["marks"].get(word, ()) if mark[0] == name]
+        for _, colour, x, y, rx, ry in marks:
+            for u in {x, -x} if name in ("skull", "muzzle", "front") else {x}:
+                yield mx + u * hx, my + y * hy, rx * hx, ry * hy, colour
 
     def _hairs(self, left, top, right, foot):
         texture, unit, wide, tall = self.breed.texture, self.scale * 0.05, right - left, foot - top
@@ -167,7 +163,7 @@ def at(shape: str, x: float, y: float, rx: float, ry: float) -> Points:
     return [(x + u * rx, y + v * ry + rest) for u, v, rest in _SHAPES[shape]]
 
 
-def rounded(points: Points) -> Pixels:
+def rounded(points: Points) -> Points:
     return [(round(x), round(y)) for x, y in points]
 
 

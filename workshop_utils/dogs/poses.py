@@ -2,7 +2,7 @@
 
 import math
 
-from workshop_utils.dogs.drawing import PALETTE, TABLES, TOYS, Canvas, Colour, at, shade
+from workshop_utils.dogs.drawing import TABLES, TOYS, Canvas, Colour, Points, at, shade
 
 SIDES = (-1, 1)  # the dog's right, which is on the left of the picture, and its left
 
@@ -29,8 +29,7 @@ class Dog(Canvas):
         throat = [(half * 1.1, mid), (half * 0.8, mid + 0.3 * deep)]
         neck = [(half * 0.45, mid - 0.8 * deep), (hx - 0.22, hy + 0.1), (hx + 0.1, hy + 0.1), *throat]
         self.part("neck", neck, 0.6)
-        belly = [(-0.55 * half, tuck), (-0.95 * half, mid + 0.5 * deep)]
-        self.part("side", at("torso", 0, mid, half, deep) + belly, 1)
+        self.part("side", at("torso", 0, mid, half, deep) + [(-0.55 * half, tuck), (-0.95 * half, mid + 0.5 * deep)], 1)
         self.leg("hind-leg", -half * 0.82, mid + 0.1 * deep, w * 1.15)
         self.leg("foreleg", half * 0.7, mid + 0.3 * deep, w)
         self.part("neck", neck, 0.6, edge=0.01)
@@ -92,26 +91,24 @@ class Dog(Canvas):
 
     def tail(self, x: float, y: float) -> None:
         tail, size = TABLES["tails"][self.breed.tail], self.between(0.85, 1.1)
-        path = [(x + u * size, min(y + v * size, -0.04)) for u, v in tail["path"]]
-        left, right = [], []
-        neighbours = zip(path[:1] + path[:-1], path, path[1:] + path[-1:], strict=True)
-        for i, ((ax, ay), (x, y), (bx, by)) in enumerate(neighbours):
-            half = tail["width"] * (1 + 0.5 * self.breed.fur) * (1 - 0.25 * i / (len(path) - 1))
+        way = [(x + u * size, min(y + v * size, -0.04)) for u, v in tail["path"]]
+        outline: Points = []
+        for i, ((ax, ay), (x, y), (bx, by)) in enumerate(zip(way[:1] + way, way, way[1:] + way[-1:], strict=False)):
+            half = tail["width"] * (1 + 0.5 * self.breed.fur) * (1 - 0.25 * i / (len(way) - 1))
             half /= math.sqrt((bx - ax) ** 2 + (by - ay) ** 2)
-            left.append((x - (by - ay) * half, y + (bx - ax) * half))
-            right.append((x + (by - ay) * half, y - (bx - ax) * half))
-        self.part("tail", left + right[::-1], 1.6 if self.breed.tail == "plume" else 1)
+            u, v = (by - ay) * half, (bx - ax) * half
+            outline[i:i] = (x - u, y + v), (x + u, y - v)  # one side of the way there, the other of the way back
+        self.part("tail", outline, 1.6 if self.breed.tail == "plume" else 1)
 
     def collar(self, x: float, y: float, half: float, tilt: float = 0.0) -> None:
         kind, colour = self.pick(("none", "bandana", "tag", "tag")), self.pick(TOYS)
         top = [(x - half, y - 0.04), (x, y + 0.02), (x + half, y - 0.04 + tilt)]
         if kind == "bandana":
-            corners = [(x - half, y - 0.05), (x, y + 0.02), (x + half, y - 0.05 + tilt), (x + 0.04, y + half * 1.1)]
-            self.blob(corners, colour)
+            self.blob([(x - half, y - 0.05), top[1], (x + half, y - 0.05 + tilt), (x + 0.04, y + half * 1.1)], colour)
         if kind != "none":
             self.blob(top + [(u, v + 0.07) for u, v in top[::-1]], colour)
         if kind == "tag":
-            self.oval(x, y + 0.12, 0.045, 0.045, PALETTE["tag"], line=0.8)
+            self.oval(x, y + 0.12, 0.045, 0.045, self.colours["tag"], line=0.8)
 
     def head(self, x: float, y: float, r: float, turn: float) -> None:
         """Paint a face of half-height `r` about (x, y), looking `turn` (-1 to 1) to one side."""
@@ -128,31 +125,25 @@ class Dog(Canvas):
         for v in (-0.5, -0.36) if "wrinkles" in b.extras else ():
             self.thread(at("wrinkle", x, y + v * r, w, r))
         for side in SIDES:
-            self.eye(x + side * 0.42 * w + 0.5 * aim, y - 0.1 * r, 0.155 * r)
+            self.ovals("eye", x + side * 0.42 * w + 0.5 * aim, y - 0.1 * r, 0.155 * r)
         self.muzzle(x + aim, y, r, w, x + 0.5 * aim)
         self.hair("brows", x + 0.5 * aim, y, w, r)
         self.hair("fringe", x, y, w, r)
-        for side in SIDES if "bow" in b.extras else ():
-            self.oval(x + side * 0.16 * r, y - 0.95 * r, 0.17 * r, 0.12 * r, PALETTE["bow"], line=0.8)
+        if "bow" in b.extras:
+            self.ovals("bow", x, y, r)
 
     def ears(self, x: float, y: float, r: float) -> None:
         b, ear = self.breed, TABLES["ears"][self.breed.ear]
         fur, tone = 1.1 if b.texture in ("plume", "curly", "shaggy", "cords") else 0, 0.96 if ear["behind"] else 0.9
-        inner = shade([(p + q) // 2 for p, q in zip(self.colours["coat"], PALETTE["pink"], strict=True)], 0.9)
+        inner = shade([(p + q) // 2 for p, q in zip(self.colours["coat"], self.colours["pink"], strict=True)], 0.9)
         for side in SIDES:
             size, turn = b.ear_size * self.between(0.92, 1.08), self.between(-0.12, 0.12)
             grown = [((u - 0.7) * size, (v + 0.55) * size) for u, v in ear["outline"]]
             points = [(x + side * (0.7 * b.skull + u - v * turn) * r, y + (v - 0.55 + u * turn) * r) for u, v in grown]
             self.part("ear", points, fur, tone)
             if ear["behind"] and b.ear != "rose":
-                mx, my = sum(p for p, _ in points) / len(points), sum(q for _, q in points) / len(points)
+                mx, my = (math.fsum(values) / len(points) for values in zip(*points, strict=True))
                 self.blob([(mx + 0.55 * (p - mx), my + 0.62 * (q - my)) for p, q in points], inner, line=0)
-
-    def eye(self, x: float, y: float, r: float) -> None:
-        coat, iris = self.colours["coat"], PALETTE["blue-eyes" if "blue-eyes" in self.breed.extras else "iris"]
-        own = {"iris": iris, "lid": shade(coat, 1.35 if sum(coat) < 260 else 0.6)}
-        for u, v, rx, ry, colour in TABLES["eye"]:
-            self.oval(x + u * r, y + v * r, rx * r, ry * r, own.get(colour) or PALETTE[colour])
 
     def muzzle(self, x: float, y: float, r: float, w: float, bridge: float) -> None:
         """Paint nose and mouth: `x` is the nose's place, `bridge` where the muzzle starts between the eyes."""
@@ -160,19 +151,14 @@ class Dog(Canvas):
         half, nose = w * (0.62 - 0.2 * b.muzzle), y + (0.2 + 0.42 * b.muzzle) * r
         mouth, jowl = nose + 0.36 * r, 1.18 if "jowls" in b.extras else 1.0
         if self.pick((False, True)):
-            self.oval(x, mouth + 0.06 * r, 0.28 * r, 0.24 * r, PALETTE["mouth"])
-            tongue = PALETTE["blue-tongue" if "blue-tongue" in b.extras else "tongue"]
-            self.oval(x, mouth + 0.2 * r, 0.17 * r, 0.24 * r, tongue, line=0.8)
-        lips = [
-            (bridge, y - 0.05 * r), (bridge + 0.2 * w, y + 0.05 * r), (x + 0.95 * half, nose - 0.02 * r),
-            (x + jowl * half, mouth - 0.1 * r), (x + 0.6 * half, mouth + 0.1 * r * jowl), (x, mouth),
-        ]  # fmt: skip
+            self.ovals("open-mouth", x, mouth, r)
+        lips = [(bridge, y - 0.05 * r), (bridge + 0.2 * w, y + 0.05 * r), (x + 0.95 * half, nose - 0.02 * r)]
+        lips += [(x + jowl * half, mouth - 0.1 * r), (x + 0.6 * half, mouth + 0.1 * r * jowl), (x, mouth)]
         mirror = [(2 * (bridge if i == 1 else x) - u, v) for i, (u, v) in enumerate(lips)]
         self.part("muzzle", lips + mirror[-2:0:-1], 0.5 if "beard" in b.extras else 0, 1.08)
         self.hair("beard", x, mouth, half, r)
         self.thread([(x, nose), (x, mouth - 0.06 * r)])
         for side in SIDES:
             self.thread(at("smile", x, mouth, side * r, r))
-        n = 0.2 * r
-        self.blob(at("nose", x, nose, n, n), PALETTE["brown-nose" if "brown-nose" in b.extras else "nose"])
-        self.oval(x - 0.3 * n, nose - 0.35 * n, 0.32 * n, 0.18 * n, PALETTE["nose-shine"])
+        self.blob(at("nose", x, nose, 0.2 * r, 0.2 * r), self.colours["nose"])
+        self.ovals("nose-shine", x, nose, 0.2 * r)

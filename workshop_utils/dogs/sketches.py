@@ -34,29 +34,25 @@ def draw_dog(breed: Breed | str, seed: int, size: int = 224) -> Image.Image:
     return dog.finish()
 
 
-def write_sketches(
-    folder: str | Path, per_breed: int, breeds: Iterable[Breed | str] | None = None,
-    size: int = 224, *, first_seed: int = 0,
-) -> int:  # fmt: skip
+def write_sketches(folder: str | Path, per_breed: int, breeds: Iterable[Breed | str] | None = None,
+                   size: int = 224, *, first_seed: int = 0) -> int:  # fmt: skip
     """Write sketches as `<folder>/<wnid>-<Breed_name>/<wnid>_<seed>.jpg` and return how many were written.
 
     per_breed: seeds `first_seed` to `first_seed + per_breed - 1` of each breed; files that exist are left alone.
     breeds: what `draw_dog` takes, all 120 by default.
     A file appears whole or not at all, so that a run which was killed can be started again.
     """
-    written = 0
     for part in Path(folder).glob("*/*.part"):
         with suppress(FileNotFoundError):
             if time.time() - part.stat().st_mtime > 60:  # left by a killed run; a younger one may be another run's
                 part.unlink()
-    for breed in map(find_breed, BREEDS if breeds is None else breeds):
-        for seed in range(first_seed, first_seed + per_breed):
-            path = Path(folder) / breed.folder / f"{breed.wnid}_{seed}.jpg"
-            if not path.exists():
-                with whole_file(path) as part:
-                    draw_dog(breed, seed, size).save(part, "JPEG", quality=88)
-                written += 1
-    return written
+    wanted = product(map(find_breed, BREEDS if breeds is None else breeds), range(first_seed, first_seed + per_breed))
+    paths = [(breed, seed, Path(folder, breed.folder, f"{breed.wnid}_{seed}.jpg")) for breed, seed in wanted]
+    missing = [sketch for sketch in paths if not sketch[-1].exists()]
+    for breed, seed, path in missing:
+        with whole_file(path) as part:
+            draw_dog(breed, seed, size).save(part, "JPEG", quality=88)
+    return len(missing)
 
 
 def _scenery(canvas):
@@ -64,11 +60,8 @@ def _scenery(canvas):
     sky, low_sky, ground, near_ground, horizon, far, near = canvas.pick(TABLES["scenes"])
     gain = [canvas.between(0.82, 1.12) for _ in range(3)]
     side, edge = canvas.side, round(canvas.side * (horizon + canvas.between(-0.08, 0.08)))
-    rows = [
-        [min(int((a + (b - a) * i // max(n - 1, 1)) * g), 255) for a, b, g in zip(top, foot, gain, strict=True)]
-        for top, foot, n in ((sky, low_sky, edge), (ground, near_ground, side - edge))
-        for i in range(n)
-    ]
+    rows = [[min(int((a + (b - a) * i // max(n - 1, 1)) * g), 255) for a, b, g in zip(top, foot, gain, strict=True)]
+            for top, foot, n in ((sky, low_sky, edge), (ground, near_ground, side - edge)) for i in range(n)]
     strip = Image.frombytes("RGB", (1, side), bytes(channel for row in rows for channel in row))
     backdrop = strip.resize((side, side), Image.Resampling.NEAREST)
     canvas.image.paste(backdrop)
@@ -88,7 +81,7 @@ def _strew(canvas, kinds):
         if kind == "firs":
             for k in range(3):
                 base, slim = foot - (foot - top) * k // 4, round(r * k / 6)
-                cone = ((left + slim, base), (right - slim, base), (round(x), top))
+                cone = (left + slim, base), (right - slim, base), (round(x), top)
                 draw.polygon(cone, fill=shade(tint, 1 + 0.08 * k))
         elif kind == "frame":
             m = round(r / 4)
@@ -102,8 +95,7 @@ def _strew(canvas, kinds):
 def _foreground(canvas):
     side, draw = canvas.side, canvas.draw
     kind, colour = canvas.pick(("ball", "bone", "bowl", "grass", "none", "none")), canvas.pick(TOYS)
-    spot = canvas.between(0.08, 0.92), canvas.between(0.88, 0.96), canvas.between(0.04, 0.07)
-    x, y, r = (round(side * v) for v in spot)
+    x, y, r = (round(side * canvas.between(*span)) for span in ((0.08, 0.92), (0.88, 0.96), (0.04, 0.07)))
     if kind == "ball":
         draw.circle((x, y), r, fill=colour)
         draw.arc((x - 2 * r, y - r, x, y + r), -50, 50, fill=PALETTE["stitch"], width=max(r // 5, 2))
@@ -115,11 +107,11 @@ def _foreground(canvas):
     elif kind == "bowl":
         rim, base, wide = y - r // 2, y + r // 2, r * 3 // 2
         draw.polygon(((x - r, rim), (x + r, rim), (x + wide, base), (x - wide, base)), fill=colour)
-        food = (x - r, y - r * 3 // 4, x + r, y - r // 4)
-        draw.ellipse(food, fill=PALETTE["food"], outline=shade(colour, 0.8), width=3)
+        food = PALETTE["food"]
+        draw.ellipse((x - r, y - r * 3 // 4, x + r, y - r // 4), fill=food, outline=shade(colour, 0.8), width=3)
     elif kind == "grass":
         for _ in range(16):
             x, tall = canvas.count(side), round(side * canvas.between(0.05, 0.13))
             tip = (x + canvas.count(tall // 2) - tall // 4, side - tall)
-            blade = ((x - tall // 8, side), (x + tall // 8, side), tip)
+            blade = (x - tall // 8, side), (x + tall // 8, side), tip
             draw.polygon(blade, fill=shade(PALETTE["grass"], canvas.between(0.7, 1.2)))
