@@ -3,28 +3,27 @@
 import csv
 import io
 import json
-import math
 import os
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
+from typing import NamedTuple
 
 import aiohttp
 import numpy as np
 import torch
 from torch import nn
 
-from workshop_utils.storage import cache_folder, default_storage_options, open_address, whole_file
+from workshop_utils.storage import cache_folder, open_address, whole_file
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz -.'"
 PADDING, STOP = 0, 1  # before a name's first character, after its last
 CHARACTERS = ("", "\n", *LETTERS)  # of each code: padding, stop, and the letters
-MAX_LENGTH = 24
+MAX_LENGTH, WIDTH = 24, 8  # characters of the longest name, and those before the next one that a model sees
 NAME = re.compile(rf"(?=.*[a-z])[a-z .'-]{{1,{MAX_LENGTH}}}")
-WIDTH = 8  # how many characters before the next one a model sees
 
 
 def clean(name: str) -> str | None:
@@ -41,8 +40,7 @@ def clean(name: str) -> str | None:
 def split_names(names: Sequence[str], val_fraction: float, seed: int) -> tuple[list[str], list[str]]:
     """Return (train, val), each name in one of them with all its pairs; `expand` after this. Order is kept."""
     in_val = np.random.default_rng(seed).permutation(len(names)) < round(val_fraction * len(names))
-    pairs = list(zip(names, in_val, strict=True))
-    return [name for name, val in pairs if not val], [name for name, val in pairs if val]
+    return list(compress(names, ~in_val)), list(compress(names, in_val))
 
 
 def expand(names: Sequence[str], width: int = WIDTH) -> tuple[torch.Tensor, torch.Tensor]:
@@ -51,16 +49,13 @@ def expand(names: Sequence[str], width: int = WIDTH) -> tuple[torch.Tensor, torc
     prefixes: (n, width) int64 codes, the last `width` characters before the target, padded in front.
     targets: (n,) int64 codes. n is the number of characters plus one per name. Raises ValueError for other characters.
     """
+    if odd := [name for name in names if not set(name) <= set(LETTERS)]:
+        raise ValueError(f"{odd[0]!r} has characters other than {LETTERS!r}: clean() it first.")
     code_of = {letter: code for code, letter in enumerate(CHARACTERS)}
-    prefixes, targets = [], []
-    for name in names:
-        if not set(name) <= set(LETTERS):
-            raise ValueError(f"{name!r} has characters other than {LETTERS!r}: clean() it first.")
-        codes = [PADDING] * width + [code_of[letter] for letter in name] + [STOP]
-        for end in range(width, len(codes)):
-            prefixes.append(codes[end - width : end])
-            targets.append(codes[end])
-    return torch.tensor(prefixes, dtype=torch.int64).reshape(-1, width), torch.tensor(targets, dtype=torch.int64)
+    rows = [[PADDING] * width + [code_of[letter] for letter in name] + [STOP] for name in names]
+    windows = [row[end - width : end + 1] for row in rows for end in range(width, len(row))]
+    pairs = torch.tensor(windows, dtype=torch.int64).reshape(-1, width + 1)
+    return pairs[:, :-1].clone(), pairs[:, -1].clone()
 
 
 class NameLSTM(nn.Module):
@@ -78,42 +73,35 @@ class NameLSTM(nn.Module):
 
 
 @torch.inference_mode()
-def generate(model: nn.Module, n: int, *, temperature: float = 1.0, seed: int = 0,
-             max_length: int = MAX_LENGTH, width: int = WIDTH) -> list[str]:  # fmt: skip
-    """Return `n` names of 1 to `max_length` characters, made up by `model`, all drawn together.
+def generate(model: nn.Module, n: int, *, temperature: float = 1.0, seed: int = 0) -> list[str]:
+    """Return `n` names of 1 to 24 characters, made up by `model`, all drawn together.
 
     temperature: below 1 the likely becomes likelier; 0 always takes the likeliest. Raises ValueError if negative.
     """
-    if not 0 <= temperature < math.inf:
+    if not 0 <= temperature < torch.inf:
         raise ValueError(f"temperature is {temperature}: give a number of at least 0; 1 draws as the model says.")
     device, generator = next(model.parameters()).device, torch.Generator().manual_seed(seed)
-    codes = torch.full((n, width), PADDING)
-    for length in range(max_length):
-        logits = model(codes[:, -width:].to(device)).double().cpu()  # (n, 32)
-        logits[:, [PADDING] if length else [PADDING, STOP]] = -math.inf
-        if temperature:
-            likely = ((logits - logits.amax(1, keepdim=True)) / temperature).softmax(1)
-            drawn = likely.multinomial(1, generator=generator)
-        else:
-            drawn = logits.argmax(1, keepdim=True)
-        codes = torch.cat([codes, drawn], dim=1)
-    texts = ("".join(CHARACTERS[code] for code in row) for row in codes[:, width:].tolist())
+    codes = torch.full((n, WIDTH), PADDING)
+    for length in range(MAX_LENGTH):
+        logits = model(codes[:, -WIDTH:].to(device)).double().cpu()  # (n, 32)
+        logits[:, [PADDING] if length else [PADDING, STOP]] = -torch.inf
+        likely = ((logits - logits.amax(1, keepdim=True)) / max(temperature, 1e-9)).softmax(1)
+        codes = torch.cat([codes, likely.multinomial(1, generator=generator)], dim=1)
+    texts = ("".join(CHARACTERS[code] for code in row) for row in codes[:, WIDTH:].tolist())
     return [" ".join(text.split("\n")[0].split()) for text in texts]
 
 
 CITY = "https://data.seattle.gov/api/views/jguv-t9rb/rows.csv?accessType=DOWNLOAD"  # Seattle Pet Licenses, open data
 COLUMN = "Animal's Name"
 MIN_NAMES = 100  # fewer teach nothing
-MAX_BYTES = 50_000_000  # the city's file has about 4 MB
-ANSWER_S = 60  # for the whole file
+ANSWER_S = 60  # for the whole file; the city's has about 4 MB
 
 
 class NamesError(RuntimeError):
     """A list of names cannot be had; the message says why and what to do."""
 
 
-@dataclass(frozen=True)
-class PetNames:
+class PetNames(NamedTuple):
     """names: distinct str in lower case. kind: "custom" (WORKSHOP_NAMES), "city" or "project". origin: the address."""
 
     names: list[str]
@@ -126,13 +114,13 @@ def find_names() -> PetNames:
 
     WORKSHOP_NAMES: any fsspec address of a JSON list of names. What `clean` refuses is left out. Raises NamesError.
     """
+    city, own = cache_folder() / "names.json", Path(__file__).with_name("names.txt")
     if url := os.environ.get("WORKSHOP_NAMES"):
         cure = "Point WORKSHOP_NAMES to a JSON list of names, or unset it to use the project's own."
-        return PetNames(_names_at(url, _from_json, cure), "custom", url)
-    if (city := cache_folder() / "names.json").exists():
+        return PetNames(_names_at(url, json.loads, cure), "custom", url)
+    if city.exists():
         cure = f"Run `workshop data names` again, or delete {city} to use the project's own."
-        return PetNames(_names_at(str(city), _from_json, cure), "city", str(city))
-    own = Path(__file__).with_name("names.txt")
+        return PetNames(_names_at(str(city), json.loads, cure), "city", str(city))
     return PetNames(own.read_text(encoding="ascii").splitlines(), "project", str(own))
 
 
@@ -141,51 +129,30 @@ def fetch_names(source: str = CITY) -> Path:
 
     source: any fsspec address of a CSV with the column "Animal's Name". Raises NamesError.
     """
-    cure = "Check the address and the network. The project's own list of names needs neither."
-    names = _names_at(source, _from_csv, cure)
+    names = _names_at(source, _from_csv, "Check the address and the network. The project's own list needs neither.")
     with whole_file(path := cache_folder() / "names.json") as part:
         part.write_text(json.dumps(names), encoding="ascii")
     return path
 
 
 def _names_at(url, parse, cure):
+    limit = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=ANSWER_S)}} if url.startswith("http") else None
     try:
-        names = [name for name in dict.fromkeys(map(clean, parse(_read(url)))) if name]
-        if len(names) < MIN_NAMES:
+        fs, path = open_address(url, limit)
+        listed = parse(fs.cat_file(path).decode("utf-8-sig"))
+        if not (isinstance(listed, list) and all(isinstance(name, str) for name in listed)):
+            raise ValueError("it is no list of strings")
+        if len(names := [name for name in dict.fromkeys(map(clean, listed)) if name]) < MIN_NAMES:
             raise ValueError(f"it holds {len(names)} usable names, and {MIN_NAMES} are needed")
         return names
     except Exception as error:  # each filesystem has its own
-        raise NamesError(f"No names from {url}: {error or type(error).__name__}. {cure}") from error
+        raise NamesError(f"No names from {url}: {str(error) or f'not all came within {ANSWER_S} s'}. {cure}") from error
 
 
-def _from_json(content):
-    names = json.loads(content)
-    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise ValueError("it is no list of strings")
-    return names
-
-
-def _from_csv(content):
-    header, *rows = list(csv.reader(io.StringIO(content.decode("utf-8-sig")), strict=True)) or [[]]
-    if COLUMN not in header:
-        raise ValueError(f"it has no column {COLUMN!r}; it begins with {','.join(header)[:60]!r}")
-    if cut := [number for number, row in enumerate(rows, start=2) if len(row) != len(header)]:
-        raise ValueError(f"it is cut off in row {cut[0]:,}")
-    counts = Counter(clean(row[header.index(COLUMN)]) for row in rows)
-    return [name for name, _ in counts.most_common() if name]
-
-
-def _read(url):
-    options, content = default_storage_options(url), b""
-    if url.startswith("http"):
-        options = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=ANSWER_S)}}
-    fs, path = open_address(url, options)
-    try:
-        with fs.open(path, "rb") as file:
-            while len(content) <= MAX_BYTES and (chunk := file.read(2**20)):
-                content += chunk
-    except TimeoutError as error:
-        raise TimeoutError(f"{len(content):,} bytes came within {ANSWER_S} s") from error
-    if len(content) > MAX_BYTES:
-        raise ValueError(f"it is longer than {MAX_BYTES:,} bytes")
-    return content
+def _from_csv(text):
+    rows = list(csv.DictReader(io.StringIO(text), strict=True))
+    if not rows or COLUMN not in rows[0]:
+        raise ValueError(f"it has no column {COLUMN!r}; it begins with {text[:60]!r}")
+    if None in rows[-1].values():
+        raise ValueError(f"it is cut off in row {len(rows) + 1:,}")
+    return [name for name, _ in Counter(clean(row[COLUMN]) for row in rows).most_common() if name]
