@@ -88,18 +88,11 @@ def learning_curve(metrics: pd.DataFrame, alt: str) -> IPython.display.Image:
     long = metrics.melt(["rank", "step"], [name for name in panels if name in metrics], "panel").dropna()
     long = long.drop_duplicates(["rank", "step", "panel"], keep="last").replace({"panel": panels})
     long = long.astype({"rank": str, "step": float, "value": float})
-    whole_scale = pd.DataFrame({"step": 0, "value": [0, 1], "panel": panels["val_accuracy"]})
-    plot = (
-        p9.ggplot(long, p9.aes("step", "value"))
-        + p9.geom_blank(data=whole_scale)
-        + p9.geom_line(p9.aes(color="rank"))
-        + p9.geom_point(p9.aes(color="rank"), size=1.2)
-        + p9.facet_wrap("panel", scales="free_y")
-        + p9.scale_color_brewer(type="qual", palette="Dark2")
-        + p9.labs(x="step", y="")
-        + p9.theme_minimal()
-    )
-    return show(plot, alt, width=8, height=2.8)
+    axis_ends = pd.DataFrame({"step": 0, "value": [0, 1], "panel": panels["val_accuracy"], "rank": long["rank"].min()})
+    lines = p9.ggplot(long, p9.aes("step", "value", color="rank")) + p9.geom_line() + p9.geom_point(size=1.2)
+    panes = p9.geom_blank(data=axis_ends), p9.facet_wrap("panel", scales="free_y")
+    look = p9.scale_color_brewer(type="qual", palette="Dark2"), p9.labs(x="step", y=""), p9.theme_minimal()
+    return show(lines + [*panes, *look], alt, width=8, height=2.8)
 
 
 def small_multiples(rows: pd.DataFrame, x: str, alt: str) -> IPython.display.Image:
@@ -112,14 +105,8 @@ def small_multiples(rows: pd.DataFrame, x: str, alt: str) -> IPython.display.Ima
     names = {"loss": "training", "val_loss": "validation"}
     long = rows.rename(columns=names).melt(["model", x], list(names.values()), var_name="of", value_name="loss")
     last, n_models = math.ceil(rows[x].max()), rows.model.nunique()
-    plot = (
-        p9.ggplot(long, p9.aes(x, "loss", color="of"))
-        + p9.geom_line()
-        + p9.geom_point(size=1.2)
-        + p9.facet_wrap("model", ncol=3)
-        + p9.scale_x_continuous(limits=(0, last), breaks=range(0, last + 1, max(1, round(last / 4))))
-        + p9.scale_color_brewer(type="qual", palette="Dark2")
-        + p9.labs(color="")
-        + p9.theme_minimal()
-    )
+    lines = p9.ggplot(long, p9.aes(x, "loss", color="of")) + p9.geom_line() + p9.geom_point(size=1.2)
+    scale = p9.scale_x_continuous(limits=(0, last), breaks=range(0, last + 1, max(1, round(last / 4))))
+    look = p9.scale_color_brewer(type="qual", palette="Dark2"), p9.labs(color=""), p9.theme_minimal()
+    plot = lines + [p9.facet_wrap("model", ncol=3), scale, *look]
     return show(plot, alt, width=8, height=0.9 + 1.5 * math.ceil(n_models / 3))
