@@ -783,7 +783,7 @@ def test_the_backend_suits_the_gpus_of_all_ranks(monkeypatch, gpus, backend, exp
     known = dist.HashStore()
     known.set("gpu-1", gpus[1])
     monkeypatch.setattr(ddp, "_gpu", lambda: gpus[0])
-    place = Place("job", 0, 2, 0, 0, "here")
+    place = Place("job", 0, 2, 0, 0, "here", LOOPBACK, 1)
     if " " in expected:
         with pytest.raises(JobError, match=expected):
             ddp._backend(backend, known, place)

@@ -42,7 +42,7 @@ class Attempt:
 
     def start(self, n_workers: int | None, patience: float) -> None:
         """Return once each rank is with its worker. n_workers: None for all. patience: seconds to wait until idle."""
-        give_up = time.monotonic() + patience
+        give_up = min(time.monotonic() + patience, self.job.deadline)
         while not self.members:
             self._raise_for_cancelled()
             with alone(self.client):
@@ -85,36 +85,32 @@ class Attempt:
         self._store = None
         grace_ends = time.monotonic() + (0 if self.job.cancelled else GRACE_S)
         while any(task.status == "pending" for task in self._tasks) and time.monotonic() < grace_ends:
-            self._pause(grace_ends - time.monotonic())
-        dead, pending = self._dead(), [task for task in self._tasks if not task.done()]
-        status = dict(zip(self.members, [task.status for task in self._tasks], strict=False))
-        self.client.cancel(pending)
-        busy = {a for a in status if status[a] not in ("finished", "error")}  # a cancelled task's thread may still run
-        # Where one rank died while they connected, gloo in the others is broken: their next launches hung or failed.
-        stuck = [address for address in (self.members if dead else busy) if address not in dead]
-        if immortal := [address for address in stuck if not self.members[address]["nanny"] and address in busy]:
+            self.job.await_news(grace_ends - time.monotonic())
+        tasks, dead = dict(zip(self.members, self._tasks, strict=False)), self._dead()
+        busy = {address for address, task in tasks.items() if task.status not in ("finished", "error")} - set(dead)
+        self.client.cancel([task for task in self._tasks if not task.done()])  # whose threads may still run
+        if immortal := [address for address in busy if not self.members[address]["nanny"]]:
             warnings.warn(f"Worker {listed(immortal)} has no nanny to restart it, and stays busy until its rank "
                           "returns: end that process, and start workers with nannies.", stacklevel=2)  # fmt: skip
-        stuck = [address for address in stuck if self.members[address]["nanny"]]
-        kill(self.client, stuck)  # a thread cannot be stopped, a process can
-        await_successors(self.client, [self.members[address] for address in {*dead, *stuck}])
+        # Where one rank died while they connected, gloo in the others is broken: their next launches hung or failed.
+        restart = {a for a in (self.members if dead else busy) if self.members[a]["nanny"] and a not in dead}
+        kill(self.client, list(restart))  # a thread cannot be stopped, a process can
+        await_successors(self.client, [self.members[address] for address in {*dead, *restart}])
 
     def _submit(self) -> None:
         for address in self.members:  # under this topic the scheduler tells of the worker's end
             self.job.listen(address, self.job.notice)
         self.job.notice()  # there are workers now
-        workers, world_size = list(self.members), len(self.members)
-        submit = partial(self.client.submit, pure=False, allow_other_workers=False)
-        host = get_address_host(workers[0])
-        self._store = submit(serve_store, host, workers=workers[:1], key=f"store-{uuid.uuid4().hex}")
-        port = submit(getattr, self._store, "port", workers=workers[:1])  # the store itself stays where it is
+        job, first, submit = self.job, next(iter(self.members)), partial(self.client.submit, pure=False)
+        host = get_address_host(first)
+        self._store = submit(serve_store, host, workers=[first], key=f"store-{uuid.uuid4().hex}")
+        port = submit(getattr, self._store, "port", workers=[first])  # the store itself stays where it is
         self._tasks = [port]
         self._watch(self._tasks)
-        address_of_store = host, port.result()
         for rank, (address, worker) in enumerate(self.members.items()):
-            place = Place(self.job.name, rank, world_size, self.number, self.job.max_restarts, process_of(worker))
-            key = self.job.name, self.number, rank
-            self.ranks.append(submit(run_rank, *self.job.call, place, *address_of_store, workers=[address], key=key))
+            key, size, process = (job.name, self.number, rank), len(self.members), process_of(worker)
+            place = Place(job.name, rank, size, self.number, job.max_restarts, process, host, port.result())
+            self.ranks.append(submit(run_rank, *job.call, place, workers=[address], key=key))
         self._tasks = self.ranks
         self.job.notice()
         while not self._are_assigned():
@@ -141,11 +137,9 @@ class Attempt:
         rank, error, heard = self._failed or (None, None, float("inf"))
         workers, dead = list(self.members), self._dead()
         if others := [address for address in dead if workers.index(address) != rank]:  # its error is a consequence
-            raise WorkerDied(
-                f"Rank {listed(sorted(map(workers.index, others)))} died: worker {listed(others)} was killed, ran out "
-                "of memory, or was lost with its machine. To go on after that, give launch max_restarts, and let the "
-                "function resume from a checkpoint."
-            )
+            raise WorkerDied(f"Rank {listed(map(workers.index, others))} died: worker {listed(others)} was killed, ran "
+                             "out of memory, or was lost with its machine. To go on after that, give launch "
+                             "max_restarts, and let the function resume from a checkpoint.")  # fmt: skip
         over = all(task.done() for task in self._tasks)
         if error and (over or dead or time.monotonic() > heard + SETTLE_S):
             raise error
@@ -171,8 +165,8 @@ class Attempt:
             raise SchedulerLost("The connection to the scheduler is lost, and with it the job: its process has ended, "
                                 "or the network to it. Start or join a cluster, and launch again.")  # fmt: skip
         if any(task.status == "cancelled" for task in self._tasks):
-            name, calls = self.job.name, "client.cancel(), client.restart() or client.close()"
-            raise CancelledError(f"{name} lost its tasks to {calls}.")
+            by = "client.cancel(), client.restart() or client.close()"
+            raise CancelledError(f"{self.job.name} lost its tasks to {by}.")
 
     def _dead(self) -> list[str]:
         alive = {process_of(worker) for worker in workers_of(self.client).values()}

@@ -51,7 +51,6 @@ class Job:
         self._ended = False
         self.listen(self.name, self._receive)
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
-        _jobs.append(self)
         try:
             self._thread.start()  # all that has to be undone is done in there, where no interrupt comes
             self._wait(lambda: self.workers or self._ended)
@@ -169,6 +168,7 @@ class Job:
             self._changed.notify_all()
 
     def _run(self) -> None:
+        _jobs.append(self)
         try:
             for job in [job for job in _jobs if job is not self and job._is_ending()]:
                 job._thread.join()  # it is freeing its workers

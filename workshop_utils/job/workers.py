@@ -66,7 +66,7 @@ def choose(client: Client, n_workers: int | None) -> dict[str, dict[str, Any]]:
         raise WorkersBusy(f"The job needs {needed} idle workers, but {listed(busy)} is busy: wait for that to end, end "
                           "it with job.cancel(), client.cancel(futures) or client.restart(), or give launch "
                           "wait_for_workers.")  # fmt: skip
-    order = sorted(idle, key=lambda address: (workers[address]["host"], _natural(workers[address]["name"])))[:needed]
+    order = sorted(idle, key=lambda address: _natural(workers[address]))[:needed]
     if len({at_work[address][0] for address in order}) < needed:  # torch.distributed has one default group a process
         raise JobError(f"{listed(order)} share a process, where each rank needs one of its own: start the cluster "
                        "with processes=True.")  # fmt: skip
@@ -85,8 +85,8 @@ def await_successors(client: Client, gone: list[dict[str, Any]]) -> None:
     awaited, give_up = {worker["nanny"] for worker in gone} - {None}, time.monotonic() + REACH_S
     processes = set(map(process_of, gone))
     while awaited and time.monotonic() < give_up:
+        time.sleep(0.1)
         awaited -= {worker["nanny"] for worker in workers_of(client).values() if process_of(worker) not in processes}
-        time.sleep(0.1 if awaited else 0)
 
 
 def stacks_of(client: Client, workers: list[str], job: tuple) -> dict[str, tuple[str, str]]:
@@ -104,8 +104,8 @@ def listed(values: Iterable[object]) -> str:
     return ", ".join(map(str, values))
 
 
-def _natural(name: object) -> tuple[int, int, str]:
-    return (0, int(str(name)), "") if str(name).isdigit() else (1, 0, str(name))
+def _natural(worker: dict[str, Any]) -> tuple[str, int, str]:
+    return worker["host"], len(str(worker["name"])), str(worker["name"])  # 9 before 10
 
 
 def _name(key: Any) -> str:
