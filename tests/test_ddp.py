@@ -905,6 +905,37 @@ def test_lightning_trains_on_all_ranks_to_the_loss_of_the_plain_loop(client, tmp
         assert answer[3] == pytest.approx(data[1].mean().item(), abs=1e-6)  # torchmetrics' over all ranks
 
 
+def test_transformers_trains_on_all_ranks_to_the_loss_of_the_plain_loop(client, tmp_path):
+    pytest.importorskip("transformers")
+    data = made_data()
+
+    def train(x, y, folder):
+        from transformers import Trainer, TrainingArguments
+
+        class Line(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                torch.manual_seed(0)
+                self.layer = torch.nn.Linear(3, 1)
+
+            def forward(self, x, labels):
+                logits = self.layer(x)
+                return {"loss": ((logits - labels) ** 2).mean(), "logits": logits}
+
+        settings = TrainingArguments(
+            folder, max_steps=5, per_device_train_batch_size=8, learning_rate=0.1, lr_scheduler_type="constant",
+            optim="sgd", max_grad_norm=0, report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True,
+        )  # fmt: skip
+        model = Line()
+        samples = [{"x": one, "labels": its} for one, its in zip(x, y, strict=True)]
+        Trainer(model, settings, train_dataset=samples).train()
+        return settings.world_size, settings.process_index, ((model.layer(x) - y) ** 2).mean().item()
+
+    expected = loss_of_the_plain_loop()
+    for rank, answer in enumerate(ddp.run(client, train, *data, str(tmp_path), timeout=180)):
+        assert answer == (2, rank, pytest.approx(expected, rel=1e-5))
+
+
 # Restarts
 
 

@@ -84,8 +84,8 @@ def run_rank(bootstrap: Callable, call: bytes, place: Place) -> bytes:
     if get_worker().local_directory != place.process:
         raise Stopped(f"Rank {place.rank} was started a second time by Dask, on a successor of its worker: a job's "
                       "ranks start together or not at all.")  # fmt: skip
-    reach = {"is_master": False, "wait_for_workers": False, "timeout": timedelta(seconds=REACH_S)}
-    store = dist.TCPStore(place.host, place.port, **reach)
+    soon = timedelta(seconds=REACH_S)
+    store = dist.TCPStore(place.host, place.port, is_master=False, wait_for_workers=False, timeout=soon)
     store.set_timeout(timedelta(seconds=JOIN_S))
 
     reported: list[Exception] = []
