@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -25,25 +26,27 @@ class ObjectStoreError(RuntimeError):
 
 
 @contextmanager
-def local_object_store(folder):
+def local_object_store(folder: str | os.PathLike) -> Iterator[dict]:
     """Serve `folder`'s files as `s3://workshop/<folder's name>/…`; yield the storage_options that reach them.
 
     A real S3 server (SeaweedFS) listens on free ports of loopback. Anyone may read, nobody may write. Leaving the
     block, or the death of this process, ends the server and deletes what it stored. Raises ObjectStoreError.
     """
-    folder = Path(folder).expanduser().resolve()
-    if not folder.is_dir():
-        raise ObjectStoreError(f"{str(folder)!r} is no folder: give the folder whose files are to be served.")
+    source = Path(folder).expanduser().resolve()
+    if not source.is_dir():
+        raise ObjectStoreError(f"{str(source)!r} is no folder: give the folder whose files are to be served.")
     weed, ports, secret = _find_weed(), _free_ports(), secrets.token_urlsafe()
     command = [sys.executable, "-I", "-S", __file__]
     # A session of its own, because Ctrl-C and a notebook's interrupt signal the whole process group.
-    pipes = {"stdin": subprocess.PIPE, "bufsize": 0, "start_new_session": True}
-    with tempfile.TemporaryFile() as log, subprocess.Popen(command, stdout=log, stderr=log, **pipes) as supervisor:
+    with tempfile.TemporaryFile() as log, subprocess.Popen(
+        command, bufsize=0, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+    ) as supervisor:  # fmt: skip
+        assert supervisor.stdin
         supervisor.stdin.write(json.dumps([weed, ports, secret]).encode() + b"\n")  # leaving closes it: the end
         # Listings are not cached: a later store on the same port would otherwise be answered from this one's.
         endpoint = f"http://{LOOPBACK}:{ports['s3.port']}"
         options = {"client_kwargs": {"endpoint_url": endpoint}, "use_listings_cache": False}
-        _upload(folder, {"key": ADMIN, "secret": secret, **options}, supervisor, log)
+        _upload(source, {"key": ADMIN, "secret": secret, **options}, supervisor, log)
         yield {"anon": True, **options}
 
 
