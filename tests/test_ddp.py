@@ -201,6 +201,14 @@ def test_workers_on_two_addresses_meet_and_stay_on_them(tmp_path):
     assert first == {LOOPBACK} and second <= {LOOPBACK, "127.0.0.2"}
 
 
+def test_metrics_may_have_any_name(client):
+    def log():
+        log_metrics(failed=True, exception="none", attempts=1)
+
+    job = ddp.launch(client, log, n_workers=1)
+    assert job.result() == [None] and job.metrics().failed.tolist() == [True]
+
+
 def test_rows_are_seen_while_the_job_runs_and_after_its_end(client, tmp_path):
     def step(path):
         log_metrics(step=1)

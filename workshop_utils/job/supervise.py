@@ -160,7 +160,7 @@ class Job:
 
     def _receive(self, event: tuple[float, dict[str, Any]]) -> None:
         row = event[1]
-        if "failed" in row:
+        if isinstance(row.get("exception"), bytes):  # which no metric is
             self._attempt.hear(row)
             return
         with self._changed:
