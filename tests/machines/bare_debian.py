@@ -64,7 +64,8 @@ class BareDebian:
 
     def copy(self, folder):
         """Copy the files of `folder` that git tracks, as they are now, into the checkout."""
-        tracked = subprocess.run(["git", "-c", "safe.directory=*", "ls-files", "-z"], cwd=folder, capture_output=True, check=True).stdout
+        command = ["git", "-c", "safe.directory=*", "ls-files", "-z"]
+        tracked = subprocess.run(command, cwd=folder, capture_output=True, check=True).stdout
         target = Path(f"{self.root}{CHECKOUT}")
         for name in os.fsdecode(tracked).split("\0")[:-1]:
             if (folder / name).is_file():
