@@ -105,7 +105,7 @@ def test_clusters_close_workers_die_and_ranks_meet(ready):
 
 def test_notebooks_print_what_is_stored(ready):
     said = ready.run("make test-notebooks ONLY='01 04 06'")
-    assert re.search(r"= \d{2,} passed in .* =$", said, flags=re.MULTILINE), said
+    assert re.search(r"=+ \d{2,} passed in .* =+$", said, flags=re.MULTILINE), said
 
 
 @pytest.mark.skipif(sys.version_info[:2] == PYTHON, reason="this machine has the same Python as the Debian")
