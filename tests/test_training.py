@@ -63,8 +63,8 @@ def alone():
 
 
 @pytest.fixture(scope="module")
-def on_two_ranks(client):
-    return ddp.run(client, trained, n_workers=2, **FIVE_STEPS)
+def on_two_ranks(shared_cluster):
+    return ddp.run(shared_cluster.client, trained, n_workers=2, **FIVE_STEPS)
 
 
 def test_two_ranks_end_with_the_weights_of_one_process(alone, on_two_ranks):
