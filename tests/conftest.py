@@ -1,6 +1,7 @@
 """What many tests share: one cluster, one S3 server, a few sketches, small random weights, the real photos if there."""
 
 import os
+import signal
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,8 @@ S3_SECRET = "known-to-the-tests"
 
 
 def pytest_configure(config):
+    # Where a shell started the suite with &, it and all its children would ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # The suite is about the CPU, whatever the machine; `pytest -m gpu` is about the GPU.
     if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -431,12 +431,8 @@ def interrupt_after(condition):
         until(condition)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which is off where the suite runs behind a &
     threading.Thread(target=interrupt).start()
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    yield
 
 
 def test_an_interrupt_while_waiting_frees_the_workers(client, sleeper):
@@ -501,10 +497,7 @@ def kernel(client, folder, seconds, name):
     script = folder / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
     command = [sys.executable, script, client.scheduler.address, folder, str(seconds), name]
-    listens = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731  a shell's & makes children ignore it
-    process = subprocess.Popen(
-        command, cwd=Path(__file__).parents[1], stderr=subprocess.PIPE, text=True, preexec_fn=listens
-    )
+    process = subprocess.Popen(command, cwd=Path(__file__).parents[1], stderr=subprocess.PIPE, text=True)
     until((folder / name).exists)
     return process
 
