@@ -97,7 +97,7 @@ def test_the_command_fails_with_the_cure_and_no_traceback(machine, tmp_path):
 def test_an_old_python(well, monkeypatch):
     only(monkeypatch, "python")
     monkeypatch.setattr(sys, "version_info", (3, 10, 9))
-    assert "is not one of 3.11 to 3.13 | To mend it: make setup PYTHON=python3.12" in failure(well / "requirements.txt")
+    assert "is not one of 3.11 to 3.14 | To mend it: make setup PYTHON=python3.12" in failure(well / "requirements.txt")
 
 
 def test_other_versions_than_the_pins(well, monkeypatch, tmp_path):

@@ -10,7 +10,7 @@ import warnings
 
 import workshop_utils
 
-PYTHONS = ((3, 11), (3, 13))  # oldest and newest
+PYTHONS = ((3, 11), (3, 14))  # oldest and newest
 MIN_MEMORY_GIB = 4
 
 
