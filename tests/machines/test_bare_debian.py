@@ -29,7 +29,7 @@ tests/test_ddp.py::test_arguments_arrive_and_results_are_in_rank_order
 tests/test_ddp.py::test_a_killed_rank_is_named
 tests/test_training.py::test_two_ranks_end_with_the_weights_of_one_process
 tests/test_launchers_benchmark.py::test_processes_that_a_tool_leaves_are_found_and_ended
-tests/dogs/test_sketches.py
+tests/dogs/test_sketches.py::test_the_shipped_resnet_names_twenty_breeds
 """
 COMPUTES = """
 from workshop_utils.cluster import start_cluster
@@ -100,12 +100,12 @@ def test_the_command_finds_nothing_to_mend(ready):
 
 def test_clusters_close_workers_die_and_ranks_meet(ready):
     said = ready.run(f".venv/bin/pytest -q {' '.join(UNIT_TESTS.split())}")
-    assert re.search(r"^\d{2,} passed in", said, flags=re.MULTILINE), said
+    assert re.search(r"^\d{2,} passed(, \d+ warnings?)? in", said, flags=re.MULTILINE), said
 
 
 def test_notebooks_print_what_is_stored(ready):
     said = ready.run("make test-notebooks ONLY='01 04 06'")
-    assert re.search(r"=+ \d{2,} passed in .* =+$", said, flags=re.MULTILINE), said
+    assert re.search(r"=+ \d{2,} passed(, \d+ warnings?)? in .* =+$", said, flags=re.MULTILINE), said
 
 
 @pytest.mark.skipif(sys.version_info[:2] == PYTHON, reason="this machine has the same Python as the Debian")
