@@ -104,10 +104,10 @@ class Attempt:
             self._failed = failure["failed"], error.with_traceback(remote), time.monotonic()
             self.call.notice()
 
-    def standing(self) -> dict[int, tuple[str, str]]:
-        """Return (place, stack) of each rank that is at work, by rank: see `workers.stacks_of`."""
+    def standing(self) -> list[tuple[int, str, str]]:
+        """Return (rank, place, stack) of each rank that is at work: see `workers.stacks_of`."""
         found = stacks_of(self.client, list(self.members), (self.call.name, self.number))
-        return {rank: found[address] for rank, address in enumerate(self.members) if address in found}
+        return [(rank, *found[address]) for rank, address in enumerate(self.members) if address in found]
 
     def free(self) -> None:
         """Return when no rank is at work any more, and restarted workers are back."""
@@ -180,11 +180,11 @@ class Attempt:
 
     def _timed_out(self) -> TimeoutError:
         late = [rank for rank, task in enumerate(self._tasks) if not task.done()]
-        standing = self.standing().items()
-        where = "; ".join(f"rank {rank}: {place}" for rank, (place, _) in standing) or "no rank is at work"
+        standing = self.standing()
+        where = "; ".join(f"rank {rank}: {place}" for rank, place, _ in standing) or "no rank is at work"
         error = TimeoutError(f"Rank {listed(late)} had not returned after {self.call.timeout} s ({where}): give the "
                              "job a longer timeout, or see there who waits for whom.")  # fmt: skip
-        error.add_note("\n".join(f"Rank {rank}:\n{stack}" for rank, (_, stack) in standing))
+        error.add_note("\n".join(f"Rank {rank}:\n{stack}" for rank, _, stack in standing))
         return error
 
     def _raise_for_cancelled(self) -> None:

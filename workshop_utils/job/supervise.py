@@ -51,12 +51,8 @@ class Job:
         except BaseException:
             self.cancel()
             raise
-        error, self._error = (None, self._error) if self.workers else (self._error, None)
-        try:
-            if error:
-                raise error
-        finally:  # what an error refers to, such as the caller's own futures, would outlive it in a circle
-            del error
+        if not self.workers:  # kept here, the error and the frames of the caller that it passes would be a circle
+            raise vars(self).pop("_error")
 
     def __repr__(self) -> str:
         state = "running" if not self._ended else f"failed: {self._error!r}" if self._error else "finished"
@@ -117,8 +113,7 @@ class Job:
 
     def stacks(self) -> str:
         """Return where each rank at work stands, as text: its Python stack, from the function's first line on."""
-        standing = self._attempt.standing().items()
-        return "\n".join(f"Rank {rank}, at {place}:\n{stack}" for rank, (place, stack) in standing)
+        return "\n".join(f"Rank {rank}, at {at}:\n{stack}" for rank, at, stack in self._attempt.standing())
 
     def cancel(self) -> None:
         """End the job, if it runs, and free its workers; those that do not stop by themselves are restarted."""

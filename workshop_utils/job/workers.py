@@ -75,9 +75,10 @@ def choose(client: Client, n_workers: int | None) -> dict[str, dict[str, Any]]:
 
 def kill(client: Client, workers: list[str]) -> None:
     """End the processes of these workers at once, through their nannies, which start others."""
-    for address in workers:  # Client.restart_workers would wait four seconds for a thread that cannot be stopped
-        with suppress(Exception):  # the worker, or its nanny, is ending by itself
-            client.sync(client._run, _kill, address, workers=[address], nanny=True, callback_timeout=ANSWER_S)
+    # Client.restart_workers would wait four seconds for a thread that cannot be stopped.
+    with suppress(Exception):  # a worker, or its nanny, is ending by itself
+        client.sync(client._run, _kill, workers, workers=workers, nanny=True, on_error="ignore",
+                    callback_timeout=ANSWER_S)  # fmt: skip
 
 
 def await_successors(client: Client, gone: list[dict[str, Any]]) -> None:
@@ -118,12 +119,11 @@ def _at_work(dask_worker: Any) -> tuple[tuple[int, int], list[Any]]:
     return process, [task.key for task in (*state.executing, *state.long_running, *state.ready)]
 
 
-def _kill(address: str, dask_worker: Any) -> None:
+def _kill(workers: list[str], dask_worker: Any) -> None:
     import psutil
 
-    nanny = dask_worker  # nannies of a LocalCluster live in the client's own process
-    if nanny.pid and nanny.worker_address == address:
-        psutil.Process(nanny.pid).kill()
+    if dask_worker.pid and dask_worker.worker_address in workers:  # it is a nanny, of a LocalCluster in this process
+        psutil.Process(dask_worker.pid).kill()
 
 
 def _stack(job: tuple, dask_worker: Any) -> tuple[str, str] | None:
