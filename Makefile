@@ -9,7 +9,7 @@ NBVAL := --nbval --nbval-current-env --nbval-sanitize-with tests/notebooks/sanit
 # The stored outputs were made with the sketches and their weights, whatever this machine's user has set or downloaded.
 OFFLINE := WORKSHOP_DATA= WORKSHOP_WEIGHTS= WORKSHOP_NAMES= DASK_SCHEDULER_ADDRESS= WORKSHOP_CACHE=$(CURDIR)/$(VENV)/cache
 
-.PHONY: lab run test setup horovod pins clean
+.PHONY: lab run test test-notebooks test-long setup horovod pins clean
 
 lab: setup
 	$(BIN)/workshop lab
@@ -20,16 +20,23 @@ run: setup
 test: setup
 	@$(MAKE) --no-print-directory horovod || echo "The tests of Horovod are skipped; notebook 09 shows stored outputs."
 	$(BIN)/ruff check .
+	$(BIN)/mypy
 	$(BIN)/pytest
 	@! command -v nvidia-smi >/dev/null || $(BIN)/pytest -m gpu
+	@$(MAKE) --no-print-directory test-notebooks
+
+test-notebooks: setup  # all of them, or ONLY="01 06"
 	$(BIN)/python tests/notebooks/with_stubs.py
-	$(OFFLINE) $(BIN)/pytest $(NBVAL) .nbval/*.ipynb
+	$(OFFLINE) $(BIN)/pytest $(NBVAL) $(or $(ONLY:%=.nbval/%-*.ipynb),.nbval/*.ipynb)
+
+test-long: setup  # what takes long or needs root
+	$(BIN)/pytest -m long
 
 setup: $(READY)
 
 $(READY): requirements.txt pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
-	  { echo "Python 3.11, 3.12 or 3.13 is needed: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' || \
+	  { echo "Python 3.11 to 3.14 is needed: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || \
 	  { rm -rf $(VENV); echo "Python cannot make a virtual environment. On Debian: apt install python3-venv"; exit 1; }
 	$(BIN)/pip install --quiet --disable-pip-version-check uv

@@ -1,11 +1,15 @@
 """What many tests share: one cluster, one S3 server, a few sketches, small random weights, the real photos if there."""
 
 import os
+import signal
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 import torchvision
+from distributed.core import Status
 
 from workshop_utils import object_store
 from workshop_utils.cluster import start_cluster
@@ -14,10 +18,13 @@ from workshop_utils.dogs.sketches import write_sketches
 from workshop_utils.models import save_checkpoint
 
 ODD_NAMES = ["a b.jpg", "dög.jpg", "50%.jpg", "a%20b.jpg", "a#1.jpg", "a?.jpg", "a[1].jpg", "a*.jpg", "a{b}.jpg"]
+FAILED = pytest.StashKey[bool]()
 S3_SECRET = "known-to-the-tests"
 
 
 def pytest_configure(config):
+    # Where a shell started the suite with &, it and all its children would ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # The suite is about the CPU, whatever the machine; `pytest -m gpu` is about the GPU.
     if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -37,12 +44,62 @@ def no_settings_of_the_users(monkeypatch, tmp_path):
     monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path / "cache"))
 
 
+class SharedCluster:
+    """One cluster for the session; what a test breaks in it is mended before the next."""
+
+    def __init__(self):
+        self.n_workers = 1 if torch.cuda.is_available() else 2
+        self.client = start_cluster(self.n_workers)
+
+    def is_open(self):
+        return self.client.status == "running" and self.client.cluster.status == Status.running
+
+    def is_idle(self):
+        return len(self.client.nthreads()) == self.n_workers and not any(self.client.processing().values())
+
+    def is_idle_soon(self, timeout_s=10):
+        """Wait for it: a worker that a test killed is back in seconds, a cancelled task ends when it does."""
+        give_up = time.monotonic() + timeout_s
+        while self.is_open() and time.monotonic() < give_up:
+            if self.is_idle():
+                return True
+            time.sleep(0.1)
+        return False
+
+    def mend(self):
+        """Restart the workers; where that does not help, start another cluster."""
+        with suppress(Exception):  # whatever a test did to the client or to the cluster
+            self.client.restart(timeout=30)
+        if not self.is_idle_soon():
+            self.close()
+            self.client = start_cluster(self.n_workers)
+
+    def close(self):
+        for part in (self.client, self.client.cluster):
+            with suppress(Exception):
+                part.close(timeout=30)
+
+
 @pytest.fixture(scope="session")
-def client():
-    client = start_cluster(1 if torch.cuda.is_available() else 2)
-    yield client
-    client.close()
-    client.cluster.close()
+def shared_cluster():
+    cluster = SharedCluster()
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def client(shared_cluster, request):
+    yield shared_cluster.client
+    if request.node.stash.get(FAILED, False) or not shared_cluster.is_idle_soon():
+        shared_cluster.mend()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if report.failed:
+        item.stash[FAILED] = True
+    return report
 
 
 @pytest.fixture(scope="session")

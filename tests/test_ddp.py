@@ -201,6 +201,14 @@ def test_workers_on_two_addresses_meet_and_stay_on_them(tmp_path):
     assert first == {LOOPBACK} and second <= {LOOPBACK, "127.0.0.2"}
 
 
+def test_metrics_may_have_any_name(client):
+    def log():
+        log_metrics(failed=True, exception="none", attempts=1)
+
+    job = ddp.launch(client, log, n_workers=1)
+    assert job.result() == [None] and job.metrics().failed.tolist() == [True]
+
+
 def test_rows_are_seen_while_the_job_runs_and_after_its_end(client, tmp_path):
     def step(path):
         log_metrics(step=1)
@@ -423,12 +431,8 @@ def interrupt_after(condition):
         until(condition)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which is off where the suite runs behind a &
     threading.Thread(target=interrupt).start()
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    yield
 
 
 def test_an_interrupt_while_waiting_frees_the_workers(client, sleeper):
@@ -493,10 +497,7 @@ def kernel(client, folder, seconds, name):
     script = folder / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
     command = [sys.executable, script, client.scheduler.address, folder, str(seconds), name]
-    listens = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731  a shell's & makes children ignore it
-    process = subprocess.Popen(
-        command, cwd=Path(__file__).parents[1], stderr=subprocess.PIPE, text=True, preexec_fn=listens
-    )
+    process = subprocess.Popen(command, cwd=Path(__file__).parents[1], stderr=subprocess.PIPE, text=True)
     until((folder / name).exists)
     return process
 
@@ -783,7 +784,7 @@ def test_the_backend_suits_the_gpus_of_all_ranks(monkeypatch, gpus, backend, exp
     known = dist.HashStore()
     known.set("gpu-1", gpus[1])
     monkeypatch.setattr(ddp, "_gpu", lambda: gpus[0])
-    place = Place("job", 0, 2, 0, 0, "here")
+    place = Place("job", 0, 2, 0, 0, "here", LOOPBACK, 1)
     if " " in expected:
         with pytest.raises(JobError, match=expected):
             ddp._backend(backend, known, place)
@@ -903,6 +904,37 @@ def test_lightning_trains_on_all_ranks_to_the_loss_of_the_plain_loop(client, tmp
         assert answer[:2] == (2, rank)
         assert answer[2] == pytest.approx(expected, rel=1e-5)
         assert answer[3] == pytest.approx(data[1].mean().item(), abs=1e-6)  # torchmetrics' over all ranks
+
+
+def test_transformers_trains_on_all_ranks_to_the_loss_of_the_plain_loop(client, tmp_path):
+    pytest.importorskip("transformers")
+    data = made_data()
+
+    def train(x, y, folder):
+        from transformers import Trainer, TrainingArguments
+
+        class Line(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                torch.manual_seed(0)
+                self.layer = torch.nn.Linear(3, 1)
+
+            def forward(self, x, labels):
+                logits = self.layer(x)
+                return {"loss": ((logits - labels) ** 2).mean(), "logits": logits}
+
+        settings = TrainingArguments(
+            folder, max_steps=5, per_device_train_batch_size=8, learning_rate=0.1, lr_scheduler_type="constant",
+            optim="sgd", max_grad_norm=0, report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True,
+        )  # fmt: skip
+        model = Line()
+        samples = [{"x": one, "labels": its} for one, its in zip(x, y, strict=True)]
+        Trainer(model, settings, train_dataset=samples).train()
+        return settings.world_size, settings.process_index, ((model.layer(x) - y) ** 2).mean().item()
+
+    expected = loss_of_the_plain_loop()
+    for rank, answer in enumerate(ddp.run(client, train, *data, str(tmp_path), timeout=180)):
+        assert answer == (2, rank, pytest.approx(expected, rel=1e-5))
 
 
 # Restarts

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import make_weights
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, as_completed
 from PIL import Image
 
 from workshop_utils import inference
@@ -177,6 +177,21 @@ def test_a_worker_that_comes_late_finds_its_work(paths, weights):
     ):
         threading.Timer(1, cluster.scale, [1]).start()
         assert classify(client, paths, weights=weights).path.tolist() == paths
+
+
+def test_results_are_awaited_in_the_given_clients_event_loop_though_another_client_is_newer(
+    client, paths, weights, monkeypatch
+):
+    loops = []
+
+    def noting(futures, loop=None, **more):
+        loops.append(loop)
+        return as_completed(futures, loop=loop, **more)
+
+    monkeypatch.setattr(inference, "as_completed", noting)
+    with Client(processes=False, dashboard_address="127.0.0.1:0") as newer:
+        assert classify(client, paths, weights=weights).path.tolist() == paths
+        assert loops == [client.loop] and newer.loop is not client.loop
 
 
 def times_loaded():

@@ -63,8 +63,8 @@ def alone():
 
 
 @pytest.fixture(scope="module")
-def on_two_ranks(client):
-    return ddp.run(client, trained, n_workers=2, **FIVE_STEPS)
+def on_two_ranks(shared_cluster):
+    return ddp.run(shared_cluster.client, trained, n_workers=2, **FIVE_STEPS)
 
 
 def test_two_ranks_end_with_the_weights_of_one_process(alone, on_two_ranks):
@@ -426,7 +426,8 @@ def test_two_ranks_that_share_a_gpu_end_with_the_weights_of_one_process():
         numbers, weights = trained(val_set=noise(7), epochs=2, **FIVE_STEPS)
         return numbers, {name: weight.cpu() for name, weight in weights.items()}
 
-    with LocalCluster(2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster, Client(cluster) as client:
+    settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
+    with LocalCluster(**settings) as cluster, Client(cluster) as client:
         job = ddp.launch(client, on_gpu, n_workers=2, backend="gloo")
         (numbers, weights), _ = job.result()
     assert difference(weights, on_gpu()[1]) < 1e-3 and math.isfinite(numbers["loss"])

@@ -1,6 +1,7 @@
 """Run a PyTorch function on Dask workers as the ranks of one `torch.distributed` process group."""
 
 import os
+import socket
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -109,16 +110,12 @@ def _backend(backend: str, store: "TCPStore", place: Place) -> str:
 
 
 def _gpu() -> str:
-    import socket
-
     import torch
 
-    if not torch.cuda.is_available():
-        return ""
     # Not the UUID: slices of one GPU (MIG) may share it or not, and NCCL refuses two ranks by the place on the bus.
-    about = torch.cuda.get_device_properties(0)
-    bus = [getattr(about, f"pci_{part}_id", about.uuid) for part in ("domain", "bus", "device")]
-    return f"{socket.gethostname()} {bus}"
+    about = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
+    bus = [getattr(about, f"pci_{part}_id", about.uuid) for part in ("domain", "bus", "device")] if about else None
+    return f"{socket.gethostname()} {bus}" if bus else ""
 
 
 def _settings(place: Place) -> dict[str, str]:

@@ -83,11 +83,14 @@ def _run_or_show(lines):
 
 def _in_horovod(run: Callable[[], bytes], store: "TCPStore", place: Place) -> bytes:
     import horovod.torch as hvd
+    from distributed import get_worker
+    from distributed.comm import get_address_host
+    from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
 
-    rank, world_size = place.rank, place.world_size
-    store.set(f"host-{rank}", _host())
-    hosts = [store.get(f"host-{other}").decode() for other in range(world_size)]  # once all ranks have imported it
-    slots = _slots(hosts)
+    rank, ranks = place.rank, range(place.world_size)
+    store.set(f"host-{rank}", get_address_host(get_worker().address))
+    hosts = [store.get(f"host-{other}").decode() for other in ranks]  # once all ranks have imported it
+    slots = get_host_assignments([HostInfo(host, len(list(same))) for host, same in groupby(hosts)], len(hosts))
     server = _rendezvous(hosts[0], slots) if rank == 0 else None
     try:
         if server:
@@ -102,20 +105,10 @@ def _in_horovod(run: Callable[[], bytes], store: "TCPStore", place: Place) -> by
                 store.set(f"left-{rank}", "")
     finally:
         if server:
-            _close(server, store, world_size)
-
-
-def _host():
-    from distributed import get_worker
-    from distributed.comm import get_address_host
-
-    return get_address_host(get_worker().address)
-
-
-def _slots(hosts):
-    from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
-
-    return get_host_assignments([HostInfo(host, len(list(ranks))) for host, ranks in groupby(hosts)], len(hosts))
+            with suppress(Exception):  # a rank is gone, and the job about to end
+                store.wait([f"left-{other}" for other in ranks], timedelta(seconds=LEAVE_S))
+            server.shutdown()
+            server.server_close()
 
 
 def _rendezvous(host, slots):
@@ -140,9 +133,3 @@ def _settings(slot, address, port):
     }  # fmt: skip
     return {f"HOROVOD_{name}": str(value) for name, value in values.items() if value is not None}
 
-
-def _close(server, store, world_size):
-    with suppress(Exception):  # a rank is gone, and the job about to end
-        store.wait([f"left-{rank}" for rank in range(world_size)], timedelta(seconds=LEAVE_S))
-    server.shutdown()
-    server.server_close()

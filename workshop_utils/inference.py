@@ -59,7 +59,9 @@ def classify(client: Client, paths: Iterable[str | os.PathLike], *, batch_size: 
                          weights=resolve_weights(weights), precision=precision,
                          storage_options=storage_options)  # fmt: skip
     try:
-        rows = {future.key: rows for future, rows in as_completed(futures, with_results=True)}
+        # By default it would wait in the event loop of the client that was made last: another thread, maybe for ever.
+        done = as_completed(futures, loop=client.loop, with_results=True)
+        rows = {future.key: rows for future, rows in done}
         return _frame(row for future in futures for row in rows[future.key])
     finally:
         client.cancel(futures)  # does nothing to finished ones; frees the workers after an error or Ctrl-C

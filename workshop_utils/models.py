@@ -13,7 +13,7 @@ from torchvision.models import ResNet
 
 from workshop_utils.storage import open_address, whole_file
 
-SKETCH_WEIGHTS = Path(__file__).parent / "weights" / "resnet18_sketches.pt"
+SKETCH_WEIGHTS = Path(__file__).parent / "weights" / "resnet18_sketches.pt"  # by tools/train_sketch_weights.py
 IMAGENET_WEIGHTS = torchvision.models.ResNet50_Weights.IMAGENET1K_V2
 WEIGHTS_HOST = ("download.pytorch.org", 443)
 

@@ -28,15 +28,15 @@ class ObjectStoreError(RuntimeError):
 
 
 @contextmanager
-def local_object_store(folder: str | Path) -> Iterator[dict]:
+def local_object_store(folder: str | os.PathLike) -> Iterator[dict]:
     """Serve `folder`'s files as `s3://workshop/<folder's name>/…`; yield the storage_options that reach them.
 
     A real S3 server (SeaweedFS) listens on free ports of loopback. Anyone may read, nobody may write. Leaving the
     block, or the death of this process, ends the server and deletes what it stored. Raises ObjectStoreError.
     """
-    folder = Path(folder).expanduser().resolve()
-    if not folder.is_dir():
-        raise ObjectStoreError(f"{str(folder)!r} is no folder: give the folder whose files are to be served.")
+    source = Path(folder).expanduser().resolve()
+    if not source.is_dir():
+        raise ObjectStoreError(f"{str(source)!r} is no folder: give the folder whose files are to be served.")
     weed, ports, secret = _find_weed(), _free_ports(), secrets.token_urlsafe()
     # Listings are not cached: a later store on the same port would otherwise be answered from this one's.
     options = {"client_kwargs": {"endpoint_url": f"http://{LOOPBACK}:{ports['s3.port']}"}, "use_listings_cache": False}
@@ -45,7 +45,7 @@ def local_object_store(folder: str | Path) -> Iterator[dict]:
             stdout=log, stderr=log, bufsize=0, start_new_session=True) as supervisor:  # fmt: skip
         assert supervisor.stdin
         supervisor.stdin.write(json.dumps([weed, ports, secret]).encode() + b"\n")  # leaving closes it: the end
-        _upload(folder, {"key": ADMIN, "secret": secret, **options}, supervisor, log)
+        _upload(source, {"key": ADMIN, "secret": secret, **options}, supervisor, log)
         yield {"anon": True, **options}
 
 

@@ -98,7 +98,7 @@ def test_an_old_python(well, monkeypatch):
     only(monkeypatch, "python")
     monkeypatch.setattr(check.platform, "python_version", lambda: "3.10.9")
     said = failure(well / "requirements.txt")
-    assert said == "Python: 3.10.9 is not one of <3.14,>=3.11 | To mend it: make setup PYTHON=python3.12"
+    assert said == "Python: 3.10.9 is not one of <3.15,>=3.11 | To mend it: make setup PYTHON=python3.12"
 
 
 def test_other_versions_than_the_pins(well, monkeypatch, tmp_path):

@@ -2,14 +2,16 @@
 
 import asyncio
 import pickle
+import threading
 import time
 import uuid
 import warnings
 import weakref
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from distributed import CancelledError, Future
+from distributed import CancelledError, Client, Future
 from distributed.comm import get_address_host
 from distributed.core import clean_exception
 
@@ -17,12 +19,40 @@ from workshop_utils.job.errors import JobError, SchedulerLost, Stopped, WorkerDi
 from workshop_utils.job.rank import SETTLE_S, Place, run_rank, serve_store
 from workshop_utils.job.workers import alone, await_successors, choose, kill, listed, process_of, stacks_of, workers_of
 
-if TYPE_CHECKING:
-    from workshop_utils.job.supervise import Job
-
 HEARTBEAT_S = 2.0  # between two looks at the workers where nothing is heard; of a death, the scheduler tells at once
 GRACE_S = 2.0  # for the other ranks to end by themselves, before their workers are restarted
+INFINITE = float("inf")
 AGAIN_S = 0.1  # between two questions to the scheduler where it has no event to tell of
+
+
+class Call:
+    """What a job is to run, until when, and the news of it, which wake its thread and all who wait for it.
+
+    bootstrap, function: as in `Job`, the latter pickled with its arguments. timeout: seconds, None for no limit.
+    """
+
+    def __init__(self, client: Client, name: str, bootstrap: Callable, function: bytes, max_restarts: int,
+                 timeout: float | None) -> None:  # fmt: skip
+        self.client, self.name, self.bootstrap, self.function = client, name, bootstrap, function
+        self.max_restarts, self.timeout, self.deadline = max_restarts, timeout, time.monotonic() + (timeout or INFINITE)
+        self.changed, self.cancelled, self._news = threading.Condition(), False, False
+
+    def listen(self, topic: str, method: Callable[[Any], object]) -> None:
+        """Have a method called at each event of a topic, as long as its object is there."""
+        weak: Any = weakref.WeakMethod(method)  # a client never forgets a handler, but must let the job go
+        self.client.subscribe_topic(topic, lambda event: (known := weak()) and known(event))
+
+    def notice(self, *_: object) -> None:
+        """Say that there is news."""
+        with self.changed:
+            self._news = True
+            self.changed.notify_all()
+
+    def await_news(self, seconds: float) -> None:
+        """Return at the next news, at the latest after so many seconds; for the job's own thread."""
+        with self.changed:
+            self.changed.wait_for(lambda: self._news, max(0.0, seconds))
+            self._news = False
 
 
 class Attempt:
@@ -31,9 +61,8 @@ class Attempt:
     members: what the scheduler knew of each worker, by address, in rank order. ranks: their futures.
     """
 
-    def __init__(self, job: "Job", number: int) -> None:
-        self.job: Job = weakref.proxy(job)  # which has this attempt, and is freed with its futures at once
-        self.client, self.number = job.client, number
+    def __init__(self, call: Call, number: int) -> None:
+        self.call, self.client, self.number = call, call.client, number
         self.members: dict[str, dict[str, Any]] = {}
         self.ranks: list[Future] = []
         self._tasks: list[Future] = []
@@ -42,7 +71,7 @@ class Attempt:
 
     def start(self, n_workers: int | None, patience: float) -> None:
         """Return once each rank is with its worker. n_workers: None for all. patience: seconds to wait until idle."""
-        give_up = time.monotonic() + patience
+        give_up = min(time.monotonic() + patience, self.call.deadline)
         while not self.members:
             self._raise_for_cancelled()
             with alone(self.client):
@@ -73,50 +102,46 @@ class Attempt:
             _, error, remote = clean_exception(failure["exception"], failure["traceback"])
             assert error is not None
             self._failed = failure["failed"], error.with_traceback(remote), time.monotonic()
-            self.job.notice()
+            self.call.notice()
 
-    def standing(self) -> dict[int, tuple[str, str]]:
-        """Return (place, stack) of each rank that is at work, by rank: see `workers.stacks_of`."""
-        found = stacks_of(self.client, list(self.members), (self.job.name, self.number))
-        return {rank: found[address] for rank, address in enumerate(self.members) if address in found}
+    def standing(self) -> list[tuple[int, str, str]]:
+        """Return (rank, place, stack) of each rank that is at work: see `workers.stacks_of`."""
+        found = stacks_of(self.client, list(self.members), (self.call.name, self.number))
+        return [(rank, *found[address]) for rank, address in enumerate(self.members) if address in found]
 
     def free(self) -> None:
         """Return when no rank is at work any more, and restarted workers are back."""
         self._store = None
-        grace_ends = time.monotonic() + (0 if self.job.cancelled else GRACE_S)
+        grace_ends = time.monotonic() + (0 if self.call.cancelled else GRACE_S)
         while any(task.status == "pending" for task in self._tasks) and time.monotonic() < grace_ends:
-            self._pause(grace_ends - time.monotonic())
-        dead, pending = self._dead(), [task for task in self._tasks if not task.done()]
-        status = dict(zip(self.members, [task.status for task in self._tasks], strict=False))
-        self.client.cancel(pending)
-        busy = {a for a in status if status[a] not in ("finished", "error")}  # a cancelled task's thread may still run
-        # Where one rank died while they connected, gloo in the others is broken: their next launches hung or failed.
-        stuck = [address for address in (self.members if dead else busy) if address not in dead]
-        if immortal := [address for address in stuck if not self.members[address]["nanny"] and address in busy]:
+            self.call.await_news(grace_ends - time.monotonic())
+        tasks, dead = dict(zip(self.members, self._tasks, strict=False)), self._dead()
+        busy = {address for address, task in tasks.items() if task.status not in ("finished", "error")} - set(dead)
+        self.client.cancel([task for task in self._tasks if not task.done()])  # whose threads may still run
+        if immortal := [address for address in busy if not self.members[address]["nanny"]]:
             warnings.warn(f"Worker {listed(immortal)} has no nanny to restart it, and stays busy until its rank "
                           "returns: end that process, and start workers with nannies.", stacklevel=2)  # fmt: skip
-        stuck = [address for address in stuck if self.members[address]["nanny"]]
-        kill(self.client, stuck)  # a thread cannot be stopped, a process can
-        await_successors(self.client, [self.members[address] for address in {*dead, *stuck}])
+        # Where one rank died while they connected, gloo in the others is broken: their next launches hung or failed.
+        restart = {a for a in (self.members if dead else busy) if self.members[a]["nanny"] and a not in dead}
+        kill(self.client, list(restart))  # a thread cannot be stopped, a process can
+        await_successors(self.client, [self.members[address] for address in {*dead, *restart}])
 
     def _submit(self) -> None:
         for address in self.members:  # under this topic the scheduler tells of the worker's end
-            self.job.listen(address, self.job.notice)
-        self.job.notice()  # there are workers now
-        workers, world_size = list(self.members), len(self.members)
-        submit = partial(self.client.submit, pure=False, allow_other_workers=False)
-        host = get_address_host(workers[0])
-        self._store = submit(serve_store, host, workers=workers[:1], key=f"store-{uuid.uuid4().hex}")
-        port = submit(getattr, self._store, "port", workers=workers[:1])  # the store itself stays where it is
+            self.call.listen(address, self.call.notice)
+        self.call.notice()  # there are workers now
+        call, first, submit = self.call, next(iter(self.members)), partial(self.client.submit, pure=False)
+        host = get_address_host(first)
+        self._store = submit(serve_store, host, workers=[first], key=f"store-{uuid.uuid4().hex}")
+        port = submit(getattr, self._store, "port", workers=[first])  # the store itself stays where it is
         self._tasks = [port]
         self._watch(self._tasks)
-        address_of_store = host, port.result()
         for rank, (address, worker) in enumerate(self.members.items()):
-            place = Place(self.job.name, rank, world_size, self.number, self.job.max_restarts, process_of(worker))
-            key = self.job.name, self.number, rank
-            self.ranks.append(submit(run_rank, *self.job.call, place, *address_of_store, workers=[address], key=key))
+            key, size, process = (call.name, self.number, rank), len(self.members), process_of(worker)
+            place = Place(call.name, rank, size, self.number, call.max_restarts, process, host, port.result())
+            self.ranks.append(submit(run_rank, call.bootstrap, call.function, place, workers=[address], key=key))
         self._tasks = self.ranks
-        self.job.notice()
+        self.call.notice()
         while not self._are_assigned():
             self._pause(AGAIN_S / 10)
             self._look()
@@ -128,7 +153,7 @@ class Attempt:
     def _watch(self, awaited: list[Any]) -> None:
         """Return when all of these futures are done, and no task failed; raise the reason why they will not be."""
         for future in awaited:
-            future.add_done_callback(self.job.notice)
+            future.add_done_callback(self.call.notice)
         while not all(future.done() for future in awaited):
             self._pause(HEARTBEAT_S)
             self._look()
@@ -138,41 +163,39 @@ class Attempt:
     def _look(self) -> None:
         """Raise the reason why the ranks will not all finish, if there is one by now."""
         self._raise_for_cancelled()
-        rank, error, heard = self._failed or (None, None, float("inf"))
+        rank, error, heard = self._failed or (None, None, INFINITE)
         workers, dead = list(self.members), self._dead()
         if others := [address for address in dead if workers.index(address) != rank]:  # its error is a consequence
-            raise WorkerDied(
-                f"Rank {listed(sorted(map(workers.index, others)))} died: worker {listed(others)} was killed, ran out "
-                "of memory, or was lost with its machine. To go on after that, give launch max_restarts, and let the "
-                "function resume from a checkpoint."
-            )
+            raise WorkerDied(f"Rank {listed(map(workers.index, others))} died: worker {listed(others)} was killed, ran "
+                             "out of memory, or was lost with its machine. To go on after that, give launch "
+                             "max_restarts, and let the function resume from a checkpoint.")  # fmt: skip
         over = all(task.done() for task in self._tasks)
         if error and (over or dead or time.monotonic() > heard + SETTLE_S):
             raise error
         if over and (failed := [task for task in self._tasks if task.status == "error"]):  # before it was a rank
             task = min(failed, key=lambda task: isinstance(task.exception(), Stopped))
             raise task.exception().with_traceback(task.traceback())
-        if time.monotonic() > self.job.deadline:
+        if time.monotonic() > self.call.deadline:
             raise self._timed_out()
 
     def _timed_out(self) -> TimeoutError:
         late = [rank for rank, task in enumerate(self._tasks) if not task.done()]
-        standing = self.standing().items()
-        where = "; ".join(f"rank {rank}: {place}" for rank, (place, _) in standing) or "no rank is at work"
-        error = TimeoutError(f"Rank {listed(late)} had not returned after {self.job.timeout} s ({where}): give the job "
-                             "a longer timeout, or see there who waits for whom.")  # fmt: skip
-        error.add_note("\n".join(f"Rank {rank}:\n{stack}" for rank, (_, stack) in standing))
+        standing = self.standing()
+        where = "; ".join(f"rank {rank}: {place}" for rank, place, _ in standing) or "no rank is at work"
+        error = TimeoutError(f"Rank {listed(late)} had not returned after {self.call.timeout} s ({where}): give the "
+                             "job a longer timeout, or see there who waits for whom.")  # fmt: skip
+        error.add_note("\n".join(f"Rank {rank}:\n{stack}" for rank, _, stack in standing))
         return error
 
     def _raise_for_cancelled(self) -> None:
-        if self.job.cancelled:
-            raise CancelledError(f"{self.job.name} was cancelled.")
+        if self.call.cancelled:
+            raise CancelledError(f"{self.call.name} was cancelled.")
         if self.client.status == "connecting":  # it will look for one at the same address for a while
             raise SchedulerLost("The connection to the scheduler is lost, and with it the job: its process has ended, "
                                 "or the network to it. Start or join a cluster, and launch again.")  # fmt: skip
         if any(task.status == "cancelled" for task in self._tasks):
-            name, calls = self.job.name, "client.cancel(), client.restart() or client.close()"
-            raise CancelledError(f"{name} lost its tasks to {calls}.")
+            by = "client.cancel(), client.restart() or client.close()"
+            raise CancelledError(f"{self.call.name} lost its tasks to {by}.")
 
     def _dead(self) -> list[str]:
         alive = {process_of(worker) for worker in workers_of(self.client).values()}
@@ -180,6 +203,6 @@ class Attempt:
 
     def _pause(self, seconds: float) -> None:
         """Return at the next news, at the latest after so many seconds."""
-        settled = self._failed[2] + SETTLE_S if self._failed else float("inf")
-        until = min(time.monotonic() + seconds, self.job.deadline, settled)
-        self.job.await_news(until - time.monotonic())
+        settled = self._failed[2] + SETTLE_S if self._failed else INFINITE
+        until = min(time.monotonic() + seconds, self.call.deadline, settled)
+        self.call.await_news(until - time.monotonic())

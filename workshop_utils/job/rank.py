@@ -28,7 +28,10 @@ SETTLE_S = 1.0  # after a rank failed: another one may have died first; give its
 
 @dataclass(frozen=True)
 class Place:
-    """Which rank of which attempt of a job a worker process is. process: see `workers.process_of`."""
+    """Which rank of which attempt of a job a worker process is.
+
+    process: see `workers.process_of`. host, port: where the store is through which the ranks meet.
+    """
 
     job: str
     rank: int
@@ -36,6 +39,8 @@ class Place:
     attempt: int
     max_restarts: int
     process: str
+    host: str
+    port: int
 
 
 def network_interface() -> str | None:
@@ -69,17 +74,18 @@ def serve_store(host: str) -> "TCPStore":
     return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
 
 
-def run_rank(bootstrap: Callable, call: bytes, place: Place, host: str, port: int) -> bytes:
+def run_rank(bootstrap: Callable, call: bytes, place: Place) -> bytes:
     """Return what the function returned, pickled. The first rank of a job to fail tells the client at once.
 
-    bootstrap: as in `Job`. call: (function, args, kwargs), pickled. host, port: of the job's store.
+    bootstrap: as in `Job`. call: (function, args, kwargs), pickled.
     """
     import torch.distributed as dist
 
     if get_worker().local_directory != place.process:
         raise Stopped(f"Rank {place.rank} was started a second time by Dask, on a successor of its worker: a job's "
                       "ranks start together or not at all.")  # fmt: skip
-    store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=REACH_S))
+    soon = timedelta(seconds=REACH_S)
+    store = dist.TCPStore(place.host, place.port, is_master=False, wait_for_workers=False, timeout=soon)
     store.set_timeout(timedelta(seconds=JOIN_S))
 
     reported: list[Exception] = []

@@ -1,9 +1,7 @@
 """A job on the client: start it, show what is heard of it, restart it after a death, and end it however it is left."""
 
 import threading
-import time
 import uuid
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -12,7 +10,7 @@ import cloudpickle
 import pandas as pd
 from distributed import Client, Future
 
-from workshop_utils.job.attempt import Attempt
+from workshop_utils.job.attempt import Attempt, Call
 from workshop_utils.job.errors import JobError, SchedulerLost, WorkerDied
 from workshop_utils.job.workers import REACH_S
 
@@ -36,34 +34,25 @@ class Job:
         `rank.Place`. All else, and what is raised, is as in `ddp.launch`.
         """
         _refuse_wrong(n_workers, timeout, max_restarts, wait_for_workers)
-        self.client, self.timeout, self.max_restarts = client, timeout, max_restarts
         self.name = f"{getattr(fn, '__name__', 'function')}-{uuid.uuid4().hex}"
-        self.call = bootstrap, _pickled(fn, args, kwargs)
-        self.deadline = time.monotonic() + (timeout or float("inf"))
         self.failures: list[WorkerDied] = []
-        self.cancelled = False
-        self._wanted = n_workers, wait_for_workers
-        self._changed, self._news = threading.Condition(), False
-        self._attempt = Attempt(self, 0)
+        self._call = Call(client, self.name, bootstrap, _pickled(fn, args, kwargs), max_restarts, timeout)
+        self._changed, self._wanted = self._call.changed, (n_workers, wait_for_workers)
+        self._attempt = Attempt(self._call, 0)
         self._rows: list[dict[str, Any]] = []
         self._outcome: list[Any] = []
         self._error: BaseException | None = None
         self._ended = False
-        self.listen(self.name, self._receive)
+        self._call.listen(self.name, self._receive)
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
-        _jobs.append(self)
         try:
             self._thread.start()  # all that has to be undone is done in there, where no interrupt comes
             self._wait(lambda: self.workers or self._ended)
         except BaseException:
             self.cancel()
             raise
-        error, self._error = (None, self._error) if self.workers else (self._error, None)
-        try:
-            if error:
-                raise error
-        finally:  # what an error refers to, such as the caller's own futures, would outlive it in a circle
-            del error
+        if not self.workers:  # kept here, the error and the frames of the caller that it passes would be a circle
+            raise vars(self).pop("_error")
 
     def __repr__(self) -> str:
         state = "running" if not self._ended else f"failed: {self._error!r}" if self._error else "finished"
@@ -124,32 +113,14 @@ class Job:
 
     def stacks(self) -> str:
         """Return where each rank at work stands, as text: its Python stack, from the function's first line on."""
-        standing = self._attempt.standing().items()
-        return "\n".join(f"Rank {rank}, at {place}:\n{stack}" for rank, (place, stack) in standing)
+        return "\n".join(f"Rank {rank}, at {at}:\n{stack}" for rank, at, stack in self._attempt.standing())
 
     def cancel(self) -> None:
         """End the job, if it runs, and free its workers; those that do not stop by themselves are restarted."""
-        self.cancelled = True
-        self.notice()
+        self._call.cancelled = True
+        self._call.notice()
         if self._thread.ident:
             self._thread.join()
-
-    def listen(self, topic: str, method: Callable[[Any], object]) -> None:
-        """Have a method of this job called at each event of a topic."""
-        weak: Any = weakref.WeakMethod(method)  # a client never forgets a handler, but must let the job go
-        self.client.subscribe_topic(topic, lambda event: (known := weak()) and known(event))
-
-    def notice(self, *_: object) -> None:
-        """Wake who waits for news of the job."""
-        with self._changed:
-            self._news = True
-            self._changed.notify_all()
-
-    def await_news(self, seconds: float) -> None:
-        """Return at the next news, at the latest after so many seconds; for the job's own thread."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._news, max(0.0, seconds))
-            self._news = False
 
     def _wait(self, condition: Callable[[], object]) -> None:
         try:
@@ -161,7 +132,7 @@ class Job:
 
     def _receive(self, event: tuple[float, dict[str, Any]]) -> None:
         row = event[1]
-        if "failed" in row:
+        if isinstance(row.get("exception"), bytes):  # which no metric is
             self._attempt.hear(row)
             return
         with self._changed:
@@ -169,6 +140,7 @@ class Job:
             self._changed.notify_all()
 
     def _run(self) -> None:
+        _jobs.append(self)
         try:
             for job in [job for job in _jobs if job is not self and job._is_ending()]:
                 job._thread.join()  # it is freeing its workers
@@ -182,7 +154,7 @@ class Job:
             if self._error and not isinstance(self._error, SchedulerLost):
                 self._attempt.free()
             for topic in (self.name, *self.workers):
-                self.client.unsubscribe_topic(topic)
+                self._call.client.unsubscribe_topic(topic)
         _jobs.remove(self)
 
     def _with_restarts(self) -> list[Any]:
@@ -191,12 +163,12 @@ class Job:
                 self._attempt.start(*self._wanted)
                 return self._attempt.results()
             except WorkerDied as death:
-                if len(self.failures) == self.max_restarts:
+                if len(self.failures) == self._call.max_restarts:
                     raise
                 self._attempt.free()
                 self.failures.append(death)
                 self._wanted = len(self.workers), REACH_S
-                self._attempt = Attempt(self, len(self.failures))
+                self._attempt = Attempt(self._call, len(self.failures))
             except JobError as error:
                 if self.workers or not self.failures or isinstance(error, SchedulerLost):
                     raise
@@ -205,7 +177,7 @@ class Job:
 
     def _is_ending(self) -> bool:
         failed = any(task.status == "error" for task in self._attempt.ranks)
-        return self._ended or (failed and not self.max_restarts)
+        return self._ended or (failed and not self._call.max_restarts)
 
 
 def _refuse_wrong(n_workers: Any, timeout: Any, max_restarts: Any, wait_for_workers: Any) -> None:

@@ -66,7 +66,7 @@ def choose(client: Client, n_workers: int | None) -> dict[str, dict[str, Any]]:
         raise WorkersBusy(f"The job needs {needed} idle workers, but {listed(busy)} is busy: wait for that to end, end "
                           "it with job.cancel(), client.cancel(futures) or client.restart(), or give launch "
                           "wait_for_workers.")  # fmt: skip
-    order = sorted(idle, key=lambda address: (workers[address]["host"], _natural(workers[address]["name"])))[:needed]
+    order = sorted(idle, key=lambda address: _natural(workers[address]))[:needed]
     if len({at_work[address][0] for address in order}) < needed:  # torch.distributed has one default group a process
         raise JobError(f"{listed(order)} share a process, where each rank needs one of its own: start the cluster "
                        "with processes=True.")  # fmt: skip
@@ -75,9 +75,10 @@ def choose(client: Client, n_workers: int | None) -> dict[str, dict[str, Any]]:
 
 def kill(client: Client, workers: list[str]) -> None:
     """End the processes of these workers at once, through their nannies, which start others."""
-    for address in workers:  # Client.restart_workers would wait four seconds for a thread that cannot be stopped
-        with suppress(Exception):  # the worker, or its nanny, is ending by itself
-            client.sync(client._run, _kill, address, workers=[address], nanny=True, callback_timeout=ANSWER_S)
+    # Client.restart_workers would wait four seconds for a thread that cannot be stopped.
+    with suppress(Exception):  # a worker, or its nanny, is ending by itself
+        client.sync(client._run, _kill, workers, workers=workers, nanny=True, on_error="ignore",
+                    callback_timeout=ANSWER_S)  # fmt: skip
 
 
 def await_successors(client: Client, gone: list[dict[str, Any]]) -> None:
@@ -85,8 +86,8 @@ def await_successors(client: Client, gone: list[dict[str, Any]]) -> None:
     awaited, give_up = {worker["nanny"] for worker in gone} - {None}, time.monotonic() + REACH_S
     processes = set(map(process_of, gone))
     while awaited and time.monotonic() < give_up:
+        time.sleep(0.1)
         awaited -= {worker["nanny"] for worker in workers_of(client).values() if process_of(worker) not in processes}
-        time.sleep(0.1 if awaited else 0)
 
 
 def stacks_of(client: Client, workers: list[str], job: tuple) -> dict[str, tuple[str, str]]:
@@ -104,8 +105,8 @@ def listed(values: Iterable[object]) -> str:
     return ", ".join(map(str, values))
 
 
-def _natural(name: object) -> tuple[int, int, str]:
-    return (0, int(str(name)), "") if str(name).isdigit() else (1, 0, str(name))
+def _natural(worker: dict[str, Any]) -> tuple[str, int, str]:
+    return worker["host"], len(str(worker["name"])), str(worker["name"])  # 9 before 10
 
 
 def _name(key: Any) -> str:
@@ -118,12 +119,11 @@ def _at_work(dask_worker: Any) -> tuple[tuple[int, int], list[Any]]:
     return process, [task.key for task in (*state.executing, *state.long_running, *state.ready)]
 
 
-def _kill(address: str, dask_worker: Any) -> None:
+def _kill(workers: list[str], dask_worker: Any) -> None:
     import psutil
 
-    nanny = dask_worker  # nannies of a LocalCluster live in the client's own process
-    if nanny.pid and nanny.worker_address == address:
-        psutil.Process(nanny.pid).kill()
+    if dask_worker.pid and dask_worker.worker_address in workers:  # it is a nanny, of a LocalCluster in this process
+        psutil.Process(dask_worker.pid).kill()
 
 
 def _stack(job: tuple, dask_worker: Any) -> tuple[str, str] | None:

@@ -1,6 +1,6 @@
 """Train the ResNet-18 that the workshop ships, on sketches of the 108 breeds that are not held out.
 
-    python workshop_utils/weights/train.py --cache ~/.cache/workshop-sketches
+    python tools/train_sketch_weights.py --cache ~/.cache/workshop-sketches
 
 Under half an hour on 2 cores with AVX512-BF16. Started again after an interruption, it goes on from the last whole
 stage. Early stages see small pictures, which are cheap; the last ones come nearer the 224 pixels of later use.
@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from workshop_utils.dogs.breeds import BREEDS, HELD_OUT, Breed
 from workshop_utils.dogs.sketches import draw_dog, write_sketches
-from workshop_utils.models import load_checkpoint, save_checkpoint
+from workshop_utils.models import SKETCH_WEIGHTS, load_checkpoint, save_checkpoint
 
 SEEN = [breed for breed in BREEDS if not breed.held_out]
 STAGES = ((96, 405),) * 4 + ((160, 50),) * 3  # (pixels a side, steps); 405 steps are all the sketches once
@@ -101,7 +101,7 @@ def write_breed(folder: Path, breed: Breed) -> int:
 
 @click.command()
 @click.option("--cache", type=click.Path(path_type=Path), required=True, help="Folder for sketches and the checkpoint.")
-@click.option("--output", type=click.Path(path_type=Path), default=Path(__file__).with_name("resnet18_sketches.pt"))
+@click.option("--output", type=click.Path(path_type=Path), default=SKETCH_WEIGHTS)
 def main(cache: Path, output: Path) -> None:
     """Draw, train, measure and write the weights."""
     (cache / "train").mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,152 @@
+"""The workshop works on a bare Debian 13 with its Python 3.13, for a user who is not root, and offline once set up."""
+
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from bare_debian import bare_debian
+from distributed.core import rpc
+
+from workshop_utils.cluster import ClusterError, start_cluster
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+SUITE, PYTHON = "trixie", (3, 13)
+UNIT_TESTS = """
+tests/test_cluster.py::test_leaving_a_joined_cluster_leaves_it_running
+tests/test_cluster.py::test_a_busy_dashboard_port_is_replaced_by_a_working_one_that_the_warning_names
+tests/test_cluster.py::test_a_dataloader_may_have_children_in_a_worker_also_in_a_restarted_one
+tests/test_inference.py::test_a_killed_worker_costs_no_rows
+tests/test_inference.py::test_photos_on_s3_give_the_same_rows
+tests/test_ddp.py::test_arguments_arrive_and_results_are_in_rank_order
+tests/test_ddp.py::test_a_killed_rank_is_named
+tests/test_training.py::test_two_ranks_end_with_the_weights_of_one_process
+tests/test_launchers_benchmark.py::test_processes_that_a_tool_leaves_are_found_and_ended
+tests/dogs/test_sketches.py::test_the_shipped_resnet_names_twenty_breeds
+"""
+COMPUTES = """
+from workshop_utils.cluster import start_cluster
+client = start_cluster(address="{address}")
+print(client.submit(sum, [40, 2]).result(), "from the workers")
+"""
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root on Linux can make a Debian"),
+    pytest.mark.skipif(
+        not (shutil.which("mmdebstrap") and shutil.which("ip")), reason="needs: apt install mmdebstrap iproute2"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def debian():
+    with bare_debian(SUITE, "make", "python3-venv") as machine:
+        machine.copy(ROOT)
+        yield machine
+    assert not Path(machine.root).exists()
+
+
+@pytest.fixture(scope="module")
+def ready(debian):
+    debian.run("make setup", online=True)
+    return debian
+
+
+@pytest.fixture
+def cluster(ready):
+    """The address of a scheduler and two workers that run in the Debian."""
+    start = "from dask.distributed import LocalCluster; import time; c = LocalCluster(n_workers=2, host='127.0.0.1', "
+    start += "dashboard_address=None); print(c.scheduler_address, flush=True); time.sleep(600)"
+    lines = f"if __name__ == '__main__':\n    {start}\n"
+    Path(f"{ready.root}/tmp/start.py").write_text(lines)
+    process = ready.start(".venv/bin/python /tmp/start.py", online=True)
+    while not (said := process.stdout.readline()).startswith("tcp://"):
+        assert said, "the cluster did not start"
+    yield said.strip()
+    process.kill()
+    process.communicate()
+
+
+def workers_of(address):
+    """Return the workers' addresses; one that was killed comes back with another."""
+
+    async def ask():
+        async with rpc(address) as scheduler:
+            return set((await scheduler.identity(n_workers=-1))["workers"])
+
+    return asyncio.run(ask())
+
+
+def test_setup_needs_python_and_make_alone(ready):
+    version = ready.run(".venv/bin/python --version; id --user")
+    assert version.startswith("Python {}.{}.".format(*PYTHON)) and not version.endswith("\n0\n")
+    assert "make: Nothing" in ready.run("make setup")
+
+
+def test_the_command_finds_nothing_to_mend(ready):
+    said = ready.run(".venv/bin/workshop check")
+    assert "[OK]   Python: {}.{}.".format(*PYTHON) in said
+    assert {line.split()[0] for line in said.splitlines()} == {"[OK]"}
+
+
+def test_clusters_close_workers_die_and_ranks_meet(ready):
+    said = ready.run(f".venv/bin/pytest -q {' '.join(UNIT_TESTS.split())}")
+    assert re.search(r"^\d{2,} passed(, \d+ warnings?)? in", said, flags=re.MULTILINE), said
+
+
+def test_notebooks_print_what_is_stored(ready):
+    said = ready.run("make test-notebooks ONLY='01 04 06'")
+    assert re.search(r"=+ \d{2,} passed(, \d+ warnings?)? in .* =+$", said, flags=re.MULTILINE), said
+
+
+@pytest.mark.skipif(sys.version_info[:2] == PYTHON, reason="this machine has the same Python as the Debian")
+def test_a_cluster_of_another_python_is_refused_and_goes_on_working(ready, cluster):
+    workers = workers_of(cluster)
+    assert len(workers) == 2
+    with pytest.raises(ClusterError, match=r"versions differ(.|\n)*python 3\.13, here 3\.\d+"):
+        start_cluster(address=cluster)
+    time.sleep(3)  # a worker that died of it would be replaced by now
+    assert workers_of(cluster) == workers
+    computes = COMPUTES.format(address=cluster)
+    assert "42 from the workers" in ready.run(f".venv/bin/python -W ignore -c '{computes}'", online=True)
+
+
+def test_a_command_that_is_killed_leaves_no_process_and_no_mount(debian):
+    mounts = Path("/proc/mounts").read_text()
+    sleep = ["sleep", "4321.5"]
+    process = debian.start(f"{' '.join(sleep)} & echo begun; wait")
+    assert process.stdout.readline() == "begun\n"
+    assert debian.root not in Path("/proc/mounts").read_text() == mounts
+    process.kill()
+    process.communicate()
+    assert not [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == sleep]
+
+
+def test_a_debian_goes_when_the_tests_are_killed_while_they_make_it(tmp_path):
+    (tmp_path / "mmdebstrap").write_text("#!/bin/bash\necho ${@: -1} > $NOTE\nsleep 100 > ${@: -1}/file\n")
+    (tmp_path / "mmdebstrap").chmod(0o755)
+    note = tmp_path / "root"
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(HERE), "NOTE": str(note)}
+    script = "from bare_debian import bare_debian\nwith bare_debian('none'): pass"
+    with subprocess.Popen([sys.executable, "-c", script], env=env) as made:
+        until(lambda: note.exists() and note.read_text().endswith("\n"))
+        root = Path(note.read_text()[:-1])
+        until((root / "file").exists)
+        made.kill()
+    until(lambda: not root.exists())
+
+
+def until(condition, timeout_s=30):
+    give_up = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.1)

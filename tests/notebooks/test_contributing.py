@@ -1,0 +1,94 @@
+"""A notebook written as CONTRIBUTING.md says passes the project's checks, and is refused without what it asks for."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import nbformat
+import pytest
+from lessons import ROOT
+from test_nbval import run_nbval
+
+COPIED = ("workshop_utils", "tests/notebooks", "pyproject.toml", "Makefile")
+TITLE = """# 12 · Small
+
+**After this notebook you can**
+
+- add.
+
+**Necessary:** numbers. **Helpful:** fingers. **Time:** one minute."""
+CHECKS = '''"""Checks of notebook 12 · Small."""
+
+from workshop_utils.exercises import exercise, expect, passed
+
+
+@exercise
+def check_sum(answer: int | None, right: int) -> None:
+    expect(answer is not None, "the answer is still None.")
+    expect(answer == right, f"{answer!r} is not the sum.")
+    passed("So it is.")
+'''
+
+
+def an_exercise(name, terms):
+    solution = {"tags": ["solution", "hide-input"], "jupyter": {"source_hidden": True}}
+    return [
+        nbformat.v4.new_markdown_cell(f"### Exercise\n\nAdd {terms}.\n\n<details><summary>Hint</summary>+</details>"),
+        nbformat.v4.new_code_cell(f"{name} = None  # your code here", metadata={"tags": ["exercise"]}),
+        nbformat.v4.new_code_cell(f"if {name} is None:\n    {name} = {terms}", metadata=solution),
+        nbformat.v4.new_code_cell(f"small.check_sum({name}, {terms})", metadata={"tags": ["check"]}),
+    ]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A copy of the project with one notebook, written and rendered as CONTRIBUTING.md says."""
+    project = tmp_path_factory.mktemp("project") / "workshop"
+    for name in COPIED:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        copy(ROOT / name, project / name)
+    cells = [
+        nbformat.v4.new_markdown_cell(TITLE),
+        nbformat.v4.new_code_cell("n = 3", metadata={"tags": ["parameters"]}),
+        nbformat.v4.new_code_cell("from workshop_utils.exercises import small\n\nprint(f'{n} numbers in 0.1 s')"),
+        *an_exercise("first", "1 + 2"),
+        *an_exercise("second", "3 + 4"),
+        nbformat.v4.new_markdown_cell("## Key points\n\n- A sum is a number."),
+    ]
+    (project / "workshop_utils/exercises/small.py").write_text(CHECKS)
+    (project / "notebooks").mkdir()
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), project / "notebooks/12-small.ipynb")
+    run(project, "-c", "from workshop_utils.tool.cli import main; main()", "run", "12")
+    return project
+
+
+def run(project, *arguments, code=0):
+    env = {**os.environ, "PYTHONPATH": str(project)}
+    result = subprocess.run([sys.executable, *arguments], cwd=project, env=env, capture_output=True, text=True)
+    assert result.returncode == code, result.stdout + result.stderr
+    return result.stdout
+
+
+def check(project, **expected):
+    return run(project, "-m", "pytest", "-p", "no:cacheprovider", "tests/notebooks/test_notebooks.py", **expected)
+
+
+def test_such_a_notebook_passes_every_check(project):
+    assert " passed" in check(project) and (project / "notebook_output/12-small.ipynb").exists()
+
+
+def test_nbval_compares_it_with_stubs_and_solutions(project, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(project))
+    run(project, "tests/notebooks/with_stubs.py")
+    found, said = run_nbval(project, project / ".nbval/12-small.ipynb")
+    assert found == {"12-small": {"PASSED"}} and "10 passed" in said, said
+
+
+def test_a_cell_that_is_not_compared_has_to_say_why(project):
+    path = project / "notebooks/12-small.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells[2].metadata["tags"] = ["nbval-ignore-output"]
+    nbformat.write(notebook, path)
+    assert "FAILED tests/notebooks/test_notebooks.py::test_every_cell_that_is_not_compared" in check(project, code=1)
