@@ -91,9 +91,9 @@ def list_photos(url: str | os.PathLike, *, storage_options: dict | None = None,
         raise NoPhotos(f"{url!r} holds 0 images in folders named like 'n02085620-Chihuahua'. {CURE}")
     if breeds is not None:
         wanted = {find_breed(breed).wnid for breed in breeds}
-        found = [file for file in found if breed_of(file)[0] in wanted]
         if missing := sorted(wanted - {breed_of(file)[0] for file in found}):
             raise NoPhotos(f"{url!r} holds no images of {', '.join(missing)}. {CURE}")
+        found = [file for file in found if breed_of(file)[0] in wanted]
     return found if isinstance(fs, LocalFileSystem) else [fs.unstrip_protocol(file) for file in found]
 
 
@@ -131,8 +131,8 @@ def decode_photo(content: bytes | Exception, path: str) -> Image.Image:
             raise ValueError(f"{image.width}x{image.height} pixels, more than {MAX_PIXELS:,}: make it smaller")
         if max(image.size) > MAX_ASPECT * min(image.size):
             raise ValueError(f"{image.width}x{image.height} pixels, too narrow: crop it")
-        if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":  # a phone's JPEG with a preview or depth map
-            raise ValueError(f"animated, {image.n_frames} frames: save one frame")
+        if (n_frames := getattr(image, "n_frames", 1)) > 1 and image.format != "MPO":  # a phone's JPEG with a preview
+            raise ValueError(f"animated, {n_frames} frames: save one frame")
         if depth := {"I": "16-bit", "F": "float"}.get(image.mode[0]):
             raise ValueError(f"{depth} pixels: save it with 8 bits a channel")
         return image.convert("RGB")
@@ -205,8 +205,7 @@ def train_val_split(dataset: ImageFolder, val_fraction: float, seed: int) -> tup
     """
     if not 0 < val_fraction < 1:
         raise ValueError(f"val_fraction is {val_fraction!r}: give a fraction between 0 and 1, such as 0.2.")
-    labels = np.array([label for _, label in dataset.samples])
-    shuffle = np.random.default_rng(seed)
+    labels, shuffle = np.array([label for _, label in dataset.samples]), np.random.default_rng(seed)
     val: list[int] = []
     for label in np.unique(labels):
         members = shuffle.permutation(np.flatnonzero(labels == label))

@@ -44,9 +44,8 @@ def load_resnet(weights: str | os.PathLike = "auto") -> tuple[ResNet, Callable, 
 
 def resolve_weights(weights: str | os.PathLike = "auto") -> str:
     """Return "imagenet", "sketches", or a checkpoint's address: what `load_resnet(weights)` will load."""
-    if weights != "auto":
-        return str(weights)
-    if named := os.environ.get("WORKSHOP_WEIGHTS"):
+    named = os.environ.get("WORKSHOP_WEIGHTS") or "auto" if weights == "auto" else str(weights)
+    if named != "auto":
         return named
     try:
         if not _cached().exists():

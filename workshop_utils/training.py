@@ -116,10 +116,10 @@ def evaluate(model: torch.nn.Module, dataset: Dataset, *, batch_size: int = 64, 
     batch_size: images per forward on one rank. The model is left in the modes (train, eval) it was in.
     Raises ValueError for a dataset without images.
     """
-    if not len(dataset):
+    n_images, device, (rank, world_size) = len(dataset), _device(), _world()  # type: ignore[arg-type]
+    if not n_images:
         raise ValueError("The dataset for evaluation has 0 images: give it some, or leave val_set out.")
-    (rank, world_size), device = _world(), _device()
-    part = Subset(dataset, range(rank, len(dataset), world_size))  # not DistributedSampler, which counts some twice
+    part = Subset(dataset, range(rank, n_images, world_size))  # not DistributedSampler, which counts some twice
     modes = [(module, module.training) for module in model.modules()]
     model.to(device).to(memory_format=torch.channels_last).eval()
     sums = torch.zeros(3, dtype=torch.float64, device=device)  # correct, loss, images
@@ -259,10 +259,9 @@ def _save(checkpoint, storage_options, settings, about, model, optimizer, step, 
         raise FloatingPointError(f"After step {step}, some weights are infinite or NaN, so {str(checkpoint)!r} is left "
                                  f"as it was: lower lr, {settings['lr']}.")
     n_classes = {"num_classes": model.fc.out_features} if hasattr(model, "fc") else {}
-    about = {**getattr(model, "about", {}), **n_classes, **(about or {})}
+    about = {**getattr(model, "about", {}), **n_classes, **(about or {}), "optimizer": optimizer.state_dict()}
     training = {"settings": settings, "step": step, "numbers": numbers}
-    save_checkpoint(checkpoint, storage_options, **about, training=training, state_dict=model.state_dict(),
-                    optimizer=optimizer.state_dict())
+    save_checkpoint(checkpoint, storage_options, **about, state_dict=model.state_dict(), training=training)
 
 
 def _resume(checkpoint, storage_options, settings, model, optimizer):
