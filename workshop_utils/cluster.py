@@ -3,14 +3,12 @@
 import asyncio
 import importlib.util
 import logging
-import math
 import os
+import platform
 import socket
 import sys
 import warnings
-import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from io import BytesIO
 from pathlib import Path
 
 import dask
@@ -37,7 +35,7 @@ class ClusterError(RuntimeError):
 
 
 def start_cluster(n_workers: int | None = None, *, threads_per_worker: int = 1, address: str | None = None,
-                  timeout_s: float = 15) -> Client:  # fmt: skip
+                  timeout_s: float = 15) -> Client:
     """Return a `Client` of the first cluster that applies.
 
     In order: `address`; Dask's own setting `scheduler-address` (`DASK_SCHEDULER_ADDRESS`); a vendor's cluster where its
@@ -53,8 +51,7 @@ def start_cluster(n_workers: int | None = None, *, threads_per_worker: int = 1, 
     for name, value in (("n_workers", n_workers), ("threads_per_worker", threads_per_worker)):
         if value is not None and (not isinstance(value, int) or value < 1):
             raise ClusterError(f"{name} is {value!r}: give a whole number of at least 1, or None for the default.")
-    address = address or dask.config.get("scheduler-address", None)
-    if address:
+    if address := address or dask.config.get("scheduler-address", None):
         client = _join(address, timeout_s)
     elif importlib.util.find_spec("dask_saturn") and "SATURN_BASE_URL" in os.environ:
         from dask_saturn import SaturnCluster
@@ -73,16 +70,11 @@ def describe_workers(client: Client) -> pd.DataFrame:
 
     device: "cpu", or the GPU's name. torch_threads: cores that one PyTorch operation may use.
     """
-    about = client.run(_describe_this_worker)
-    rows = [
-        about[address] | {
-            "worker": str(info["name"]),
-            "host": info["host"],
-            "threads": info["nthreads"],
-            "memory_gib": round((info["memory_limit"] or math.nan) / 2**30, 1),  # NaN: no limit
-        }
-        for address, info in client.scheduler_info(n_workers=-1)["workers"].items()
-    ]  # fmt: skip
+    about, rows = client.run(_describe_this_worker), []
+    for address, info in client.scheduler_info(n_workers=-1)["workers"].items():
+        memory_gib = round((info["memory_limit"] or float("nan")) / 2**30, 1)  # NaN: no limit
+        known = {"worker": str(info["name"]), "host": info["host"], "threads": info["nthreads"]}
+        rows.append(known | {"memory_gib": memory_gib} | about[address])
     columns = ["worker", "host", "pid", "threads", "torch_threads", "memory_gib", "device", "python", "torch"]
     return pd.DataFrame(rows, columns=columns).sort_values("worker", ignore_index=True)
 
@@ -100,29 +92,22 @@ def _start_local(n_workers, threads_per_worker):
     if gpus and n_workers > gpus:
         raise ClusterError(f"n_workers is {n_workers}, but this machine has {gpus} GPU(s) and each worker needs one of "
                            f"its own: call start_cluster({gpus}), or hide the GPUs with CUDA_VISIBLE_DEVICES='' to "
-                           "work on the CPU.")  # fmt: skip
+                           "work on the CPU.")
     _set_worker_environment(torch_threads=max(1, CPU_COUNT // n_workers))
-    settings = {
-        "n_workers": n_workers,
-        "threads_per_worker": threads_per_worker,
-        "host": LOOPBACK,
-        "dashboard_address": f"{LOOPBACK}:{DASHBOARD_PORT if port_is_free(DASHBOARD_PORT) else 0}",
-        "worker_dashboard_address": f"{LOOPBACK}:0",
-        "silence_logs": logging.CRITICAL,  # a failed task's error waits in its future; get_worker_logs() has the rest
-    }
     if gpus:
-        from dask_cuda import LocalCUDACluster
-
-        client = Client(LocalCUDACluster(**settings))
+        from dask_cuda import LocalCUDACluster as Cluster
     else:
-        client = Client(LocalCluster(processes=True, **settings))
-    if settings["dashboard_address"].endswith(":0"):
-        warnings.warn(
-            f"Port {DASHBOARD_PORT} is busy, probably with an earlier cluster of some notebook, so this one's "
-            f"dashboard is at {client.dashboard_link}. To free port and memory, call shutdown() on the earlier client "
-            "before you run this cell again, or shut the other notebook's kernel down.",
-            stacklevel=3,
-        )
+        Cluster = LocalCluster
+    port = DASHBOARD_PORT if port_is_free(DASHBOARD_PORT) else 0
+    # Logs are silenced: a failed task's error waits in its future; get_worker_logs() has the rest.
+    client = Client(Cluster(n_workers=n_workers, threads_per_worker=threads_per_worker, silence_logs=logging.CRITICAL,
+                            host=LOOPBACK, dashboard_address=f"{LOOPBACK}:{port}",
+                            worker_dashboard_address=f"{LOOPBACK}:0"))
+    if not port:
+        warnings.warn(f"Port {DASHBOARD_PORT} is busy, probably with an earlier cluster of some notebook, so this "
+                      f"one's dashboard is at {client.dashboard_link}. To free port and memory, call shutdown() on the "
+                      "earlier client before you run this cell again, or shut the other notebook's kernel down.",
+                      stacklevel=3)
     return client
 
 
@@ -135,15 +120,14 @@ def _set_worker_environment(torch_threads):
         if os.environ.get(name) == str(value):
             del os.environ[name]  # an earlier cluster's nannies left it here, and it would win over what follows
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), torch_threads)
-    # When a rank dies, the others' C++ parts would print a page of stack each; the error itself reaches the client.
-    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
     dask.config.set({
-        "distributed.nanny.pre-spawn-environ": threads | quiet,
+        # When a rank dies, the others' C++ parts would print a page of stack each; the error itself reaches the client.
+        "distributed.nanny.pre-spawn-environ": threads | {"TORCH_CPP_LOG_LEVEL": "ERROR"},
         "distributed.worker.daemon": False,  # daemonic processes may not have children, and DataLoader needs some
         # A nanny replaces its worker. After this time LocalCluster ends the nanny itself if there is no worker at that
         # moment, such as one that died for the second time.
         "distributed.deploy.lost-worker-timeout": "1 day",
-    })  # fmt: skip
+    })
 
 
 def port_is_free(port: int) -> bool:
@@ -161,14 +145,13 @@ def _join(address, timeout_s):
             identity = pool.submit(asyncio.run, _identity(address, timeout_s)).result()
     except (ValueError, TypeError) as error:
         raise ClusterError(f"{address!r} is not a scheduler's address ({error}): write tcp://HOST:PORT.") from error
-    except (OSError, TimeoutError) as error:
+    except OSError as error:  # TimeoutError is one
         raise ClusterError(f"No Dask scheduler answered at {address!r} within {timeout_s} s. Check that it runs and "
                            "that this is the scheduler's port, not the dashboard's; or unset DASK_SCHEDULER_ADDRESS to "
-                           "start a cluster on this machine.") from error  # fmt: skip
+                           "start a cluster on this machine.") from error
     if not identity["workers"]:
         raise ClusterError(f"The cluster at {address!r} has no workers. Start one with: dask worker {address}")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", VersionMismatchWarning)  # the next line says it with the cure
+    with warnings.catch_warnings(action="ignore", category=VersionMismatchWarning):  # said below with the cure
         client = Client(address, timeout=timeout_s)
     _refuse_other_versions(client)
     return client
@@ -176,11 +159,9 @@ def _join(address, timeout_s):
 
 async def _identity(address, timeout_s):
     # Client's own timeout does not end a connection to something that listens but is no scheduler.
-    async def ask():
-        async with rpc(address, connection_args=Security().get_connection_args("client")) as scheduler:
-            return await scheduler.identity()
-
-    return await asyncio.wait_for(ask(), timeout_s)
+    security = Security().get_connection_args("client")
+    async with asyncio.timeout(timeout_s), rpc(address, connection_args=security) as scheduler:
+        return await scheduler.identity()
 
 
 def _refuse_other_versions(client):
@@ -191,57 +172,43 @@ def _refuse_other_versions(client):
         theirs |= {(worker, name): _version(answer, name) for name in SAME_ON_WORKERS}
     mine = {name: _version(answers["client"], name) for name in SAME_ON_WORKERS}
     others = [f"  {who}: {name} {version}, here {mine[name]}" for (who, name), version in theirs.items()
-              if version != mine[name]]  # fmt: skip
+              if version != mine[name]]
     if others:
         client.close()
-        raise ClusterError("\n".join(["The cluster's versions differ from this process's:", *others,
-                                      "Install the same on both sides: pip install -r requirements.txt"]))  # fmt: skip
+        raise ClusterError("The cluster's versions differ from this process's:\n" + "\n".join(others) +
+                           "\nInstall the same on both sides: pip install -r requirements.txt")
 
 
 def _version(answer, name):
+    # Python 3.11.2 and 3.11.9 may meet, and so may torch 2.15.0+cpu and 2.15.0+cu130.
     version = answer["packages"].get(name) or "missing"
-    if name == "python":
-        return ".".join(version.split(".")[:2])  # 3.11.2 and 3.11.9 may meet
-    return version.split("+")[0]  # so may torch 2.15.0+cpu and 2.15.0+cu130
+    return ".".join(version.split(".")[:2]) if name == "python" else version.split("+")[0]
 
 
 def _ensure_importable(client):
-    if any(client.run(lambda: importlib.util.find_spec("workshop_utils") is None).values()):
-        client.register_plugin(_package_plugin())
-
-
-def _package_plugin():
-    # Not distributed's UploadDirectory: that unpacks into a folder which all clusters of a machine share, and leaves
-    # it there, where the next cluster imports it. A worker's own folder goes with the worker.
-    archive = BytesIO()
-    with zipfile.ZipFile(archive, "w") as package:
-        for file in PACKAGE.rglob("*"):
-            if file.is_file() and "__pycache__" not in file.parts:
-                package.write(file, file.relative_to(PACKAGE.parent))
-
-    content = archive.getvalue()
+    # Not with distributed's UploadDirectory: that unpacks into a folder which all clusters of a machine share, and
+    # leaves it there, where the next cluster imports it. A worker's own folder goes with the worker.
+    if not any(client.run(lambda: importlib.util.find_spec("workshop_utils") is None).values()):
+        return
+    files = {str(file.relative_to(PACKAGE.parent)): file.read_bytes() for file in PACKAGE.rglob("*")
+             if file.is_file() and "__pycache__" not in file.parts}
 
     class SendPackage(WorkerPlugin):  # defined here, so that it is pickled by value: workers cannot import it
         name = "workshop-utils"
 
         def setup(self, worker):
-            with zipfile.ZipFile(BytesIO(content)) as package:
-                package.extractall(worker.local_directory)
+            for path, content in files.items():
+                target = Path(worker.local_directory, path)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(content)
             if worker.local_directory not in sys.path:
                 sys.path.insert(0, worker.local_directory)
 
-    return SendPackage()
+    client.register_plugin(SendPackage())
 
 
 def _describe_this_worker():
-    import platform
-
     import torch
 
-    return {
-        "pid": os.getpid(),
-        "torch_threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name(0) if n_gpus() else "cpu",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
+    return {"pid": os.getpid(), "torch_threads": torch.get_num_threads(), "torch": torch.__version__,
+            "device": torch.cuda.get_device_name(0) if n_gpus() else "cpu", "python": platform.python_version()}
