@@ -65,7 +65,7 @@ def with_new_head(model: ResNet, n_classes: int) -> ResNet:
     return model
 
 
-def save_checkpoint(path: str | os.PathLike, storage_options: dict | None = None, **values) -> None:
+def save_checkpoint(path: str | os.PathLike, storage_options: dict | None = None, **values: object) -> None:
     """Write `values` (tensors, numbers, strings, dicts and lists of them) to `path`: whole or not at all.
 
     path: a local path, or any address that fsspec can write, such as "s3://…".

@@ -55,7 +55,7 @@ def gallery(images: Sequence[Image.Image], titles: Sequence[str], alt: str, *,
     return IPython.display.Image(buffer.getvalue(), alt=alt)
 
 
-def task_graph(collection, alt: str) -> IPython.display.HTML:
+def task_graph(collection: Any, alt: str) -> IPython.display.HTML:
     """Return the Dask graph of a delayed object or collection as an SVG; needs no installed `dot`."""
     from dask.dot import to_graphviz
 

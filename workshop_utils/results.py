@@ -7,14 +7,11 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from math import prod
 from pathlib import Path, PurePath, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import Any
 
 from distributed import Client, Future, default_client, get_worker
 
 from workshop_utils.storage import whole_file
-
-if TYPE_CHECKING:
-    from workshop_utils.job import Job
 
 MAX_RESULT_BYTES = 16 * 2**20  # a message passes the scheduler, which keeps it; a model belongs into a checkpoint
 # (worker, topic, values that each row begins with) while this process runs a rank, else None. A process runs one rank
@@ -26,7 +23,7 @@ class ResultError(ValueError):
     """A result cannot be sent or stored; the message says which, and what to do."""
 
 
-def log_metrics(**values) -> None:
+def log_metrics(**values: object) -> None:
     """Send one row of named numbers, strings or booleans from a rank to the client, and go on at once.
 
     `Job.rows()` shows rows as they come, `Job.metrics()` all of them; each begins with rank, attempt and time (Unix
@@ -41,7 +38,7 @@ def log_metrics(**values) -> None:
 
 
 @contextmanager
-def reporting(topic: str, **about) -> Iterator[None]:
+def reporting(topic: str, **about: object) -> Iterator[None]:
     """Send this process's metrics to `topic` within the block; each row begins with `about`."""
     global _job
     _job = (get_worker(), topic, about)
@@ -51,10 +48,10 @@ def reporting(topic: str, **about) -> Iterator[None]:
         _job = None
 
 
-def progress(job: "Job", total: int, *, unit: str = "step", description: str = "") -> list:
+def progress(job: Any, total: int, *, unit: str = "step", description: str = "") -> list:
     """Show a progress bar over all ranks while a job runs; return what the job returns.
 
-    total: rows that count, over all ranks: those that have a value named `unit`.
+    job: of `ddp.launch` or `horovod.launch`. total: rows that count, over all ranks: those with a value named `unit`.
     However this is left, by an error or the stop button, the job's workers are free afterwards.
     """
     from tqdm.auto import tqdm
