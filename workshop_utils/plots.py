@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from html import escape
 from io import BytesIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import IPython.display
 import pandas as pd
