@@ -63,38 +63,37 @@ def find_data(per_breed: int = SKETCHES_PER_BREED, breeds: Iterable[Breed | str]
     there as well. Raises NoPhotos where WORKSHOP_DATA holds none.
     """
     if url := os.environ.get("WORKSHOP_DATA"):
-        options = default_storage_options(url)
-        list_photos(url, storage_options=options, breeds=breeds)
-        return DataSource(url, "custom", options)
-    photos = cache_folder() / "photos"
-    if (photos / "complete").exists():
-        return DataSource(str(photos / "Images"), "photos")
+        list_photos(url, breeds=breeds)  # raises NoPhotos
+        return DataSource(url, "custom", default_storage_options(url))
+    if (cache_folder() / "photos" / "complete").exists():
+        return DataSource(str(cache_folder() / "photos" / "Images"), "photos")
     sketches = cache_folder() / f"sketches-{per_breed}"
     write_sketches(sketches, per_breed, breeds)
     return DataSource(str(sketches), "sketches")
 
 
 def list_photos(url: str | os.PathLike, *, storage_options: dict | None = None,
-                breeds: Iterable[Breed | str] | None = None) -> list[str]:  # fmt: skip
+                breeds: Iterable[Breed | str] | None = None) -> list[str]:
     """Return the sorted paths of all images in folders `<wnid>-<Breed_name>` directly below `url`.
 
     breeds: names, WordNet ids or `Breed`s to keep to; None for every folder.
     Paths carry their protocol (`s3://…`) except local ones. Raises NoPhotos where there are none.
     """
-    fs, root = _open(url, storage_options)
-    root = root.rstrip("/")
     try:
+        fs, root = open_address(url, storage_options)
         files = fs.find(root, maxdepth=2)
+    except (ValueError, ImportError) as error:
+        raise NoPhotos(f"{url!r} is no address that fsspec can open ({error}). {CURE}") from error
     except Exception as error:  # each protocol has its own, such as botocore's
         raise NoPhotos(f"{url!r} cannot be listed ({error}). {CURE}") from error
-    found = sorted(file for file in files if PHOTO.fullmatch(file[len(root) :].lstrip("/")))
+    found = sorted(file for file in files if PHOTO.fullmatch(file.removeprefix(root.rstrip("/")).lstrip("/")))
     if not found:
         raise NoPhotos(f"{url!r} holds 0 images in folders named like 'n02085620-Chihuahua'. {CURE}")
     if breeds is not None:
         wanted = {find_breed(breed).wnid for breed in breeds}
-        found = [file for file in found if breed_of(file)[0] in wanted]
         if missing := sorted(wanted - {breed_of(file)[0] for file in found}):
             raise NoPhotos(f"{url!r} holds no images of {', '.join(missing)}. {CURE}")
+        found = [file for file in found if breed_of(file)[0] in wanted]
     return found if isinstance(fs, LocalFileSystem) else [fs.unstrip_protocol(file) for file in found]
 
 
@@ -104,19 +103,18 @@ def breed_of(path: str) -> tuple[str, str]:
     >>> breed_of("dogs/n02085620-Chihuahua/n02085620_7.jpg")
     ('n02085620', 'Chihuahua')
     """
-    match = IN_BREED.fullmatch(path)
-    if not match:
-        raise ValueError(f"{path!r} does not lie in a folder named like 'n02085620-Chihuahua'.")
-    return match.group(1), match.group(2)
+    if match := IN_BREED.fullmatch(path):
+        return match.group(1), match.group(2)
+    raise ValueError(f"{path!r} does not lie in a folder named like 'n02085620-Chihuahua'.")
 
 
 def read_files(paths: Sequence[str], storage_options: dict | None = None) -> list[bytes | Exception]:
     """Return the bytes of each file, in order, all read at once; in place of an unreadable one, its exception."""
     if not paths:
         return []
-    fs, _ = _open(paths[0], storage_options)
-    keys = [fs._strip_protocol(path) for path in paths]
-    return fs.cat_ranges(keys, None, None, on_error="return")  # fs.cat would take the [1] of a name for a pattern
+    fs, _ = open_address(paths[0], storage_options)
+    # Not fs.cat, which would take the [1] of a name for a pattern.
+    return fs.cat_ranges([fs._strip_protocol(path) for path in paths], None, None, on_error="return")
 
 
 def decode_photo(content: bytes | Exception, path: str) -> Image.Image:
@@ -124,20 +122,25 @@ def decode_photo(content: bytes | Exception, path: str) -> Image.Image:
 
     content: bytes, or the exception that reading them raised.
     """
-    if isinstance(content, FileNotFoundError):
-        raise BadPhoto(f"{path}: there is no such file") from content
     if isinstance(content, Exception):
-        raise BadPhoto(f"{path}: cannot be read ({content})") from content
+        missing = isinstance(content, FileNotFoundError)
+        raise BadPhoto(f"{path}: {'there is no such file' if missing else f'cannot be read ({content})'}") from content
     try:
-        if not content:
-            raise OSError("the file is empty")
         image = Image.open(BytesIO(content), formats=FORMATS)
-        _refuse_unfit(image)
+        if image.width * image.height > MAX_PIXELS:
+            raise ValueError(f"{image.width}x{image.height} pixels, more than {MAX_PIXELS:,}: make it smaller")
+        if max(image.size) > MAX_ASPECT * min(image.size):
+            raise ValueError(f"{image.width}x{image.height} pixels, too narrow: crop it")
+        if (n_frames := getattr(image, "n_frames", 1)) > 1 and image.format != "MPO":  # a phone's JPEG with a preview
+            raise ValueError(f"animated, {n_frames} frames: save one frame")
+        if depth := {"I": "16-bit", "F": "float"}.get(image.mode[0]):
+            raise ValueError(f"{depth} pixels: save it with 8 bits a channel")
         return image.convert("RGB")
-    except UnidentifiedImageError as error:
-        raise BadPhoto(f"{path}: not an image that Pillow can read") from error
     except Exception as error:  # Pillow raises nearly anything for a damaged header
-        raise BadPhoto(f"{path}: {str(error) or type(error).__name__}") from error
+        reason = str(error) or type(error).__name__
+        if isinstance(error, UnidentifiedImageError):
+            reason = "not an image that Pillow can read" if content else "the file is empty"
+        raise BadPhoto(f"{path}: {reason}") from error
 
 
 class ImageFolder(Dataset):
@@ -152,7 +155,7 @@ class ImageFolder(Dataset):
     Raises NoPhotos where `url` holds none, or none of one of the `breeds`.
 
     >>> from tempfile import TemporaryDirectory
-    >>> from workshop_utils.dogs.sketches import draw_dog, write_sketches  # noqa: F401  one is for notebooks
+    >>> from workshop_utils.dogs.sketches import write_sketches
     >>> with TemporaryDirectory() as folder:
     ...     n_written = write_sketches(folder, per_breed=2, breeds=["boxer", "pug"])
     ...     dataset = ImageFolder(folder)
@@ -163,22 +166,20 @@ class ImageFolder(Dataset):
 
     def __init__(self, url: str | os.PathLike, transform: Callable | None = None, *,
                  storage_options: dict | None = None, breeds: Iterable[Breed | str] | None = None,
-                 on_error: str = "raise") -> None:  # fmt: skip
+                 on_error: str = "raise") -> None:
         if on_error not in ("raise", "skip"):
             raise ValueError(f"on_error is {on_error!r}: write 'raise' or 'skip'.")
         self.url, self.transform, self.storage_options, self.on_error = url, transform, storage_options, on_error
         paths = list_photos(url, storage_options=storage_options, breeds=breeds)
         folders = ["-".join(breed_of(path)) for path in paths]
         self.classes = sorted(set(folders))
-        self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
-        self.samples = [(path, self.class_to_idx[name]) for path, name in zip(paths, folders, strict=True)]
+        self.samples = [(path, self.classes.index(name)) for path, name in zip(paths, folders, strict=True)]
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple:
-        path, label = self.samples[index]
-        return self._load(read_files([path], self.storage_options)[0], path), label
+        return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple]:
         samples = [self.samples[index] for index in indices]
@@ -186,7 +187,8 @@ class ImageFolder(Dataset):
         batch = []
         for content, (path, label) in zip(contents, samples, strict=True):
             try:
-                batch.append((self._load(content, path), label))
+                image = decode_photo(content, path)
+                batch.append((self.transform(image) if self.transform else image, label))
             except BadPhoto as error:
                 if self.on_error == "raise":
                     raise
@@ -194,10 +196,6 @@ class ImageFolder(Dataset):
         if samples and not batch:
             raise BadPhoto(f"All {len(samples)} files of a batch are bad, {samples[0][0]} first.")
         return batch
-
-    def _load(self, content, path):
-        image = decode_photo(content, path)
-        return self.transform(image) if self.transform else image
 
 
 def train_val_split(dataset: ImageFolder, val_fraction: float, seed: int) -> tuple[Subset, Subset]:
@@ -207,32 +205,10 @@ def train_val_split(dataset: ImageFolder, val_fraction: float, seed: int) -> tup
     """
     if not 0 < val_fraction < 1:
         raise ValueError(f"val_fraction is {val_fraction!r}: give a fraction between 0 and 1, such as 0.2.")
-    labels = np.array([label for _, label in dataset.samples])
-    shuffle = np.random.default_rng(seed)
-    train: list[int] = []
+    labels, shuffle = np.array([label for _, label in dataset.samples]), np.random.default_rng(seed)
     val: list[int] = []
     for label in np.unique(labels):
         members = shuffle.permutation(np.flatnonzero(labels == label))
         n_val = min(max(1, round(len(members) * val_fraction)), len(members) - 1)
         val += members[:n_val].tolist()
-        train += members[n_val:].tolist()
-    return Subset(dataset, sorted(train)), Subset(dataset, sorted(val))
-
-
-def _open(url, storage_options):
-    try:
-        return open_address(url, storage_options)
-    except (ValueError, ImportError) as error:
-        raise NoPhotos(f"{url!r} is no address that fsspec can open ({error}). {CURE}") from error
-
-
-def _refuse_unfit(image):
-    n_pixels = image.width * image.height
-    if n_pixels > MAX_PIXELS:
-        raise ValueError(f"{image.width}x{image.height} pixels, more than {MAX_PIXELS:,}: make it smaller")
-    if max(image.size) > MAX_ASPECT * min(image.size):
-        raise ValueError(f"{image.width}x{image.height} pixels, too narrow: crop it")
-    if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":  # a phone's JPEG with a preview or depth map
-        raise ValueError(f"animated, {image.n_frames} frames: save one frame")
-    if image.mode.startswith(("I", "F")):
-        raise ValueError(f"{'16-bit' if image.mode.startswith('I') else 'float'} pixels: save it with 8 bits a channel")
+    return Subset(dataset, np.setdiff1d(np.arange(len(labels)), val).tolist()), Subset(dataset, sorted(val))

@@ -11,7 +11,7 @@ import torch
 from distributed import Client, as_completed
 from torch.fx.experimental.optimization import fuse
 
-from workshop_utils.data import BadPhoto, breed_of, decode_photo, read_files
+from workshop_utils.data import IN_BREED, BadPhoto, decode_photo, read_files
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.models import load_resnet, resolve_weights
 
@@ -25,7 +25,7 @@ _loading = threading.Lock()
 
 def classify(client: Client, paths: Iterable[str | os.PathLike], *, batch_size: int = 32,
              storage_options: dict | None = None, weights: str | os.PathLike = "auto",
-             precision: str = "auto") -> pd.DataFrame:  # fmt: skip
+             precision: str = "auto") -> pd.DataFrame:
     """Return a DataFrame with one row per path, in the order given: what a pretrained ResNet sees in each photo.
 
     Columns: path; breed, from the folder's name; prediction, the likeliest category; probability, in [0, 1]; correct,
@@ -47,39 +47,36 @@ def classify(client: Client, paths: Iterable[str | os.PathLike], *, batch_size: 
     >>> frame.prediction.tolist(), frame.correct.tolist()
     (['boxer', 'pug'], [True, True])
     """
-    photos = _as_strings(paths)
+    if isinstance(paths, (str, bytes, os.PathLike)):
+        raise ValueError(f"paths is the single path {str(paths)!r}: give a list of paths.")
     if not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size is {batch_size!r}: give a whole number of at least 1.")
     precision_of(precision)  # raises ValueError for one that is none
-    if not photos:
-        return _frame([])
+    photos = [str(path) for path in paths]
     batches = [photos[start : start + batch_size] for start in range(0, len(photos), batch_size)]
-    n_threads = sum(client.nthreads().values()) or 1  # the only worker may be restarting
-    futures = client.map(classify_batches, split_guided(batches, n_threads), pure=False,
-                         weights=resolve_weights(weights), precision=precision,
-                         storage_options=storage_options)  # fmt: skip
+    tasks = split_guided(batches, sum(client.nthreads().values()) or 1)  # the only worker may be restarting
+    futures = client.map(classify_batches, tasks, pure=False, weights=resolve_weights(weights), precision=precision,
+                         storage_options=storage_options)
     try:
         # By default it would wait in the event loop of the client that was made last: another thread, maybe for ever.
-        done = as_completed(futures, loop=client.loop, with_results=True)
-        rows = {future.key: rows for future, rows in done}
-        return _frame(row for future in futures for row in rows[future.key])
+        rows = {future.key: rows for future, rows in as_completed(futures, loop=client.loop, with_results=True)}
     finally:
         client.cancel(futures)  # does nothing to finished ones; frees the workers after an error or Ctrl-C
+    frame = pd.DataFrame([row for future in futures for row in rows[future.key]], columns=COLUMNS)
+    return frame.astype({"probability": float, "correct": "boolean"})
 
 
 def classify_batches(batches: list[list[str]], *, weights: str = "auto", precision: str = "auto",
-                     storage_options: dict | None = None) -> list[tuple]:  # fmt: skip
+                     storage_options: dict | None = None) -> list[tuple]:
     """Return `classify`'s rows for lists of paths, in this process; the next list is decoded during a forward pass."""
     model, transform, categories = loaded_model(weights, precision)
     rows = []
     with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(torch.get_num_threads()) as decoders:
         ahead = reader.submit(_load_batch, batches[0], transform, storage_options, decoders)
-        for position, paths in enumerate(batches):
+        for paths, following in zip(batches, [*batches[1:], []], strict=True):
             images, errors = ahead.result()  # images: (photos that could be read, 3, 224, 224) float32
-            if position + 1 < len(batches):
-                ahead = reader.submit(_load_batch, batches[position + 1], transform, storage_options, decoders)
-            probabilities, indices = _forward(model, images)
-            rows += _rows(paths, probabilities, indices, errors, categories)
+            ahead = reader.submit(_load_batch, following, transform, storage_options, decoders)
+            rows += _rows(paths, errors, _forward(model, images) if len(images) else [], categories)
     return rows
 
 
@@ -113,17 +110,10 @@ def split_guided(batches: list, n_threads: int) -> list[list]:
     """
     tasks, start = [], 0
     while start < len(batches):
-        size = (len(batches) - start) // (2 * n_threads)
-        size = min(max(size, 1), MAX_BATCHES_PER_TASK)
+        size = min(max((len(batches) - start) // (2 * n_threads), 1), MAX_BATCHES_PER_TASK)
         tasks.append(batches[start : start + size])
         start += size
     return tasks
-
-
-def _as_strings(paths):
-    if isinstance(paths, (str, bytes, os.PathLike)):
-        raise ValueError(f"paths is the single path {str(paths)!r}: give a list of paths.")
-    return [str(path) for path in paths]
 
 
 @lru_cache(maxsize=2)
@@ -135,10 +125,9 @@ def _load_model(weights, precision, saved):
 
 
 def _load_batch(paths, transform, storage_options, decoders):
-    contents = read_files(paths, storage_options)
-    loaded = list(decoders.map(partial(_load_photo, transform), contents, paths))
+    loaded = list(decoders.map(partial(_load_photo, transform), read_files(paths, storage_options), paths))
     images = [image for image, _ in loaded if image is not None]
-    return torch.stack(images) if images else None, [error for _, error in loaded]
+    return torch.stack(images) if images else [], [error for _, error in loaded]
 
 
 def _load_photo(transform, content, path):
@@ -150,21 +139,20 @@ def _load_photo(transform, content, path):
 
 @torch.inference_mode()
 def _forward(model, images):
-    if images is None:
-        return [], []
     like = next(model.parameters())
     images = images.to(like.device, like.dtype, memory_format=torch.channels_last)
     parts = [images] if images.is_cuda else images.split(CPU_FORWARD)
     logits = torch.cat([model(part) for part in parts]).float()  # (batch, n_categories)
     probabilities, indices = logits.softmax(1).max(1)
-    return probabilities.tolist(), indices.tolist()
+    return zip(probabilities.tolist(), indices.tolist(), strict=True)
 
 
-def _rows(paths, probabilities, indices, errors, categories):
-    results = iter(zip(probabilities, indices, strict=True))
-    rows = []
+def _rows(paths, errors, results, categories):
+    """Return `classify`'s rows; results: an iterable of (probability, index), one for each path without an error."""
+    rows, results = [], iter(results)
     for path, error in zip(paths, errors, strict=True):
-        wnid, breed = _breed_or_none(path)
+        folder = IN_BREED.fullmatch(path)
+        wnid, breed = folder.groups() if folder else (None, None)
         truth = _INDEX.get(wnid)
         if truth is not None and truth < len(categories):
             breed = categories[truth]  # spelt as predictions are
@@ -174,14 +162,3 @@ def _rows(paths, probabilities, indices, errors, categories):
             probability, index = next(results)
             rows.append((path, breed, categories[index], probability, None if truth is None else index == truth, None))
     return rows
-
-
-def _frame(rows):
-    return pd.DataFrame(rows, columns=COLUMNS).astype({"probability": float, "correct": "boolean"})
-
-
-def _breed_or_none(path):
-    try:
-        return breed_of(path)
-    except ValueError:
-        return None, None

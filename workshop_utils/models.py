@@ -7,14 +7,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-import torchvision
 from fsspec.implementations.local import LocalFileSystem
-from torchvision.models import ResNet
+from torchvision.models import ResNet, ResNet50_Weights, get_model
 
 from workshop_utils.storage import open_address, whole_file
 
 SKETCH_WEIGHTS = Path(__file__).parent / "weights" / "resnet18_sketches.pt"  # by tools/train_sketch_weights.py
-IMAGENET_WEIGHTS = torchvision.models.ResNet50_Weights.IMAGENET1K_V2
+IMAGENET_WEIGHTS = ResNet50_Weights.IMAGENET1K_V2
 WEIGHTS_HOST = ("download.pytorch.org", 443)
 
 
@@ -35,30 +34,31 @@ def load_resnet(weights: str | os.PathLike = "auto") -> tuple[ResNet, Callable, 
     has to say in `model.about`: a dict with `arch`, and `stride_in_1x1` and `size` where they apply.
     Raises WeightsError.
     """
-    weights = resolve_weights(weights)
-    if weights == "imagenet":
-        checkpoint = _imagenet()
-    else:
-        checkpoint = load_checkpoint(SKETCH_WEIGHTS if weights == "sketches" else weights)
-    model = _build(checkpoint, weights)
+    name = resolve_weights(weights)
+    checkpoint = _imagenet() if name == "imagenet" else load_checkpoint(SKETCH_WEIGHTS if name == "sketches" else name)
+    model, categories = _build(checkpoint, name)
     model.about = {name: checkpoint[name] for name in ("arch", "stride_in_1x1", "size") if name in checkpoint}
     transform = IMAGENET_WEIGHTS.transforms(resize_size=checkpoint.get("size", 256))
-    return model.eval(), transform, _categories(checkpoint, weights)
+    return model.eval(), transform, categories
 
 
 def resolve_weights(weights: str | os.PathLike = "auto") -> str:
     """Return "imagenet", "sketches", or a checkpoint's address: what `load_resnet(weights)` will load."""
-    if weights != "auto":
-        return str(weights)
-    if named := os.environ.get("WORKSHOP_WEIGHTS"):
+    named = os.environ.get("WORKSHOP_WEIGHTS") or "auto" if weights == "auto" else str(weights)
+    if named != "auto":
         return named
-    return "imagenet" if _cached().exists() or _network_gives_them() else "sketches"
+    try:
+        if not _cached().exists():
+            socket.create_connection(WEIGHTS_HOST, timeout=2).close()  # is there a network that gives them?
+        return "imagenet"
+    except OSError:
+        return "sketches"
 
 
 def with_new_head(model: ResNet, n_classes: int) -> ResNet:
     """Replace the classifier `fc` of a ResNet by a fresh one for `n_classes`, drawn from torch's seed; return `model`.
 
-    >>> with_new_head(torchvision.models.resnet18(), 12).fc
+    >>> with_new_head(get_model("resnet18"), 12).fc
     Linear(in_features=512, out_features=12, bias=True)
     """
     model.fc = torch.nn.Linear(model.fc.in_features, n_classes).to(model.fc.weight.device)
@@ -72,15 +72,12 @@ def save_checkpoint(path: str | os.PathLike, storage_options: dict | None = None
     storage_options: what fsspec needs there.
     """
     fs, key = open_address(path, storage_options)
-    if isinstance(fs, LocalFileSystem):
-        with whole_file(Path(key)) as part:
-            torch.save(values, part)
-            load_checkpoint(part)  # what could not be read again later is refused now
-    else:
-        with TemporaryDirectory() as folder:
-            local = Path(folder, "checkpoint.pt")
-            save_checkpoint(local, **values)
-            fs.put_file(str(local), key)  # an object store shows it when all of it is there
+    local = isinstance(fs, LocalFileSystem)
+    with TemporaryDirectory() as folder, whole_file(Path(key) if local else Path(folder, "checkpoint.pt")) as part:
+        torch.save(values, part)
+        load_checkpoint(part)  # what could not be read again later is refused now
+        if not local:
+            fs.put_file(str(part), key)  # an object store shows it when all of it is there
 
 
 def load_checkpoint(path: str | os.PathLike, storage_options: dict | None = None) -> dict:
@@ -115,11 +112,10 @@ def _imagenet():
     try:
         state_dict = IMAGENET_WEIGHTS.get_state_dict(check_hash=True)
     except Exception as error:  # the download's and torch.load's are many
-        raise WeightsError(
-            f"torchvision's ImageNet weights could not be had ({str(error)[:200]}). Check the network, delete "
-            f"{str(_cached())!r} if it is there, or unset WORKSHOP_WEIGHTS and ask for weights='sketches'."
-        ) from error
-    size = IMAGENET_WEIGHTS.transforms().resize_size[0]
+        raise WeightsError(f"torchvision's ImageNet weights could not be had ({str(error)[:200]}). Check the network, "
+                           f"delete {str(_cached())!r} if it is there, or unset WORKSHOP_WEIGHTS and ask for "
+                           "weights='sketches'.") from error
+    (size,) = IMAGENET_WEIGHTS.transforms().resize_size
     return {"arch": "resnet50", "num_classes": 1000, "state_dict": state_dict, "size": size}
 
 
@@ -128,37 +124,23 @@ def _cached():
 
 
 def _build(checkpoint, name):
-    missing = {"arch", "num_classes", "state_dict"} - checkpoint.keys()
-    if missing:
+    """Return (model, categories) of a checkpoint."""
+    if missing := {"arch", "num_classes", "state_dict"} - checkpoint.keys():
         raise WeightsError(f"{name!r} lacks {sorted(missing)}: a checkpoint needs arch, num_classes and state_dict.")
-    arch = checkpoint["arch"]
+    arch, n_classes = checkpoint["arch"], checkpoint["num_classes"]
     if not (isinstance(arch, str) and arch.startswith(("resnet", "wide_resnet", "resnext"))):
         raise WeightsError(f"{name!r} has arch {arch!r}: this workshop loads ResNets, such as 'resnet18'.")
     try:
-        model = torchvision.models.get_model(arch, weights=None, num_classes=checkpoint["num_classes"])
-        model.load_state_dict({key: tensor.float() if tensor.is_floating_point() else tensor
-                               for key, tensor in checkpoint["state_dict"].items()})  # fmt: skip
+        model = get_model(arch, weights=None, num_classes=n_classes)
+        model.load_state_dict(checkpoint["state_dict"])  # in float32, whatever they were saved in
     except (RuntimeError, ValueError, AttributeError, TypeError) as error:
         raise WeightsError(f"{name!r} does not fit {arch!r}: {str(error)[:300]}") from error
     if checkpoint.get("stride_in_1x1"):
         # ResNet v1 halves the resolution in the first 1x1 convolution of a stage; torchvision's v1.5 in the 3x3 one.
         for stage in (model.layer2, model.layer3, model.layer4):
             stage[0].conv1.stride, stage[0].conv2.stride = (2, 2), (1, 1)
-    return model
-
-
-def _categories(checkpoint, name):
-    n_classes = checkpoint["num_classes"]
     unnamed = IMAGENET_WEIGHTS.meta["categories"] if n_classes == 1000 else map("category {}".format, range(n_classes))
     categories = list(checkpoint.get("categories") or unnamed)
     if len(categories) != n_classes:
         raise WeightsError(f"{name!r} names {len(categories)} categories, but num_classes is {n_classes}.")
-    return categories
-
-
-def _network_gives_them():
-    try:
-        socket.create_connection(WEIGHTS_HOST, timeout=2).close()
-        return True
-    except OSError:
-        return False
+    return model, categories
