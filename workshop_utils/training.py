@@ -4,7 +4,6 @@ import math
 import os
 import time
 from contextlib import contextmanager, nullcontext
-from functools import partial
 
 import numpy as np
 import torch
@@ -37,11 +36,10 @@ def _ieee_float32():
 
 @_ieee_float32()
 def train(model: torch.nn.Module, train_set: Dataset, val_set: Dataset | None = None, *, epochs: int = 1,
-          batch_size: int = 32, accumulate: int = 1, lr: float = 0.01, body_lr: float = 1.0, warmup_steps: int = 0,
-          freeze_epochs: int = 0, freeze_batchnorm: bool = True, precision: str = "fp32",
-          compression: str | None = None, augment: bool = False, num_workers: int = 0, seed: int = 0,
-          checkpoint: str | os.PathLike | None = None, checkpoint_every: int = 50, storage_options: dict | None = None,
-          about: dict | None = None) -> dict:  # fmt: skip
+          batch_size: int = 32, accumulate: int = 1, lr: float = 0.01, body_lr: float = 1.0, freeze_epochs: int = 0,
+          warmup_steps: int = 0, freeze_batchnorm: bool = True, precision: str = "fp32", compression: str | None = None,
+          augment: bool = False, num_workers: int = 0, seed: int = 0, checkpoint: str | os.PathLike | None = None,
+          checkpoint_every: int = 50, storage_options: dict | None = None, about: dict | None = None) -> dict:
     """Train `model` in place with SGD; return a dict of numbers. On every rank alike, or in one process alone.
 
     model: a ResNet, the same on all ranks; it ends in eval mode. train_set, val_set: of (image (3, h, w), label).
@@ -75,15 +73,12 @@ def train(model: torch.nn.Module, train_set: Dataset, val_set: Dataset | None = 
     optimizer = _sgd(model, body_lr)
     trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
     step, numbers = _resume(checkpoint, storage_options, settings, model, optimizer)
-    save = partial(_save, checkpoint, storage_options, settings, about, model, optimizer)
     resumed_at, seconds = step, 0.0
 
     for epoch in range(step // steps_per_epoch, epochs):
         _set_modes(model, trained, epoch < freeze_epochs, freeze_batchnorm)
         parallel, sent = _in_parallel(model, compression, freeze_batchnorm)
-        for images, labels, load_s in _batches(train_set, epoch, step, steps_per_epoch, batch_size, num_workers, seed):
-            if augment:
-                images = _mirrored(images, batch_size, seed, step)
+        for images, labels, load_s in _batches(train_set, epoch, step, batch_size, num_workers, seed, augment):
             rate = learning_rate(step, epochs * steps_per_epoch, lr, batch_size, warmup_steps)
             for group in optimizer.param_groups:
                 group["lr"] = rate * group["share"]
@@ -91,16 +86,21 @@ def train(model: torch.nn.Module, train_set: Dataset, val_set: Dataset | None = 
             step += 1
             if not math.isfinite(row["loss"]):
                 raise FloatingPointError(f"The loss of step {step} is {row['loss']}: lower lr, {lr}, or raise "
-                                         f"warmup_steps, {warmup_steps}.")  # fmt: skip
+                                         f"warmup_steps, {warmup_steps}.")
             log_metrics(step=step, epoch=epoch, **row, lr=rate, images=len(images), load_s=load_s)
             seconds += load_s + row["compute_s"] + row["comm_s"]
             if step % checkpoint_every == 0 and step % steps_per_epoch:
-                save(step, {})
-        _share_statistics(model, freeze_batchnorm)
-        images_per_s = (step - resumed_at) * batch_size / seconds
-        numbers = {"steps": step, "images_per_s": images_per_s, "train_loss": row["loss"]}
-        numbers |= _scores(model, val_set, step, epoch, precision, num_workers)
-        save(step, numbers)  # after the evaluation, so that a finished run's checkpoint has its numbers
+                _save(checkpoint, storage_options, settings, about, model, optimizer, step, {})
+        numbers = {"steps": step, "images_per_s": (step - resumed_at) * batch_size / seconds, "train_loss": row["loss"]}
+        for buffer in model.buffers() if _world()[1] > 1 else ():  # each rank's last batch left statistics of its own
+            dist.broadcast(buffer, 0)
+        if val_set is not None:
+            scores = evaluate(model, val_set, precision=precision, num_workers=num_workers)
+            numbers |= {"accuracy": scores["accuracy"], "loss": scores["loss"]}
+            if _world()[0] == 0:
+                log_metrics(step=step, epoch=epoch, val_accuracy=scores["accuracy"], val_loss=scores["loss"])
+        # After the evaluation, so that a finished run's checkpoint has its numbers.
+        _save(checkpoint, storage_options, settings, about, model, optimizer, step, numbers)
 
     _set_modes(model, trained, head_alone=False, freeze_batchnorm=False)
     model.eval()
@@ -110,20 +110,21 @@ def train(model: torch.nn.Module, train_set: Dataset, val_set: Dataset | None = 
 @_ieee_float32()
 @torch.no_grad()
 def evaluate(model: torch.nn.Module, dataset: Dataset, *, batch_size: int = 64, precision: str = "fp32",
-             num_workers: int = 0) -> dict[str, float]:  # fmt: skip
+             num_workers: int = 0) -> dict[str, float]:
     """Return accuracy, mean cross-entropy loss and n_images, over each image of `dataset` once, the same on all ranks.
 
     batch_size: images per forward on one rank. The model is left in the modes (train, eval) it was in.
     Raises ValueError for a dataset without images.
     """
-    part, device = _share_of_this_rank(dataset), _device()
+    n_images, device, (rank, world_size) = len(dataset), _device(), _world()  # type: ignore[arg-type]
+    if not n_images:
+        raise ValueError("The dataset for evaluation has 0 images: give it some, or leave val_set out.")
+    part = Subset(dataset, range(rank, n_images, world_size))  # not DistributedSampler, which counts some twice
     modes = [(module, module.training) for module in model.modules()]
     model.to(device).to(memory_format=torch.channels_last).eval()
     sums = torch.zeros(3, dtype=torch.float64, device=device)  # correct, loss, images
     for images, labels in DataLoader(part, batch_size, num_workers=num_workers):
-        images, labels = _to(device, images, labels)
-        with _autocast(device, precision):
-            logits = model(images).float()  # (images, n_classes)
+        labels, logits = labels.to(device), _logits(model, images, precision)
         correct, loss = (logits.argmax(1) == labels).sum(), cross_entropy(logits, labels, reduction="sum")
         sums += torch.stack([correct, loss, torch.tensor(len(images), device=device)]).double()
     if dist.is_initialized():
@@ -149,36 +150,25 @@ def learning_rate(step: int, n_steps: int, lr: float, batch_size: int, warmup_st
 # --- data: all chance follows from (seed, step) and nothing from what came before, so a resumed run draws the same
 
 
-def _batches(train_set, epoch, first, steps_per_epoch, batch_size, num_workers, seed):
+def _batches(train_set, epoch, first, batch_size, num_workers, seed, augment):
     """Yield this rank's (images, labels, seconds waited) for each step of `epoch` from the run's step `first` on."""
     rank, world_size = _world()
     sampler = DistributedSampler(train_set, world_size, rank, seed=seed, drop_last=True)
     sampler.set_epoch(epoch)
-    per_rank, end = batch_size // world_size, (epoch + 1) * steps_per_epoch
-    done = (first % steps_per_epoch) * per_rank  # images, which are not read again
+    per_rank, steps_per_epoch = batch_size // world_size, len(train_set) // batch_size
+    unread = list(sampler)[first % steps_per_epoch * per_rank :]
     generator = torch.Generator().manual_seed(_mixed(seed, first, rank))  # seeds the loader's workers
-    batches = iter(DataLoader(train_set, per_rank, sampler=list(sampler)[done:], drop_last=True, generator=generator,
-                              num_workers=num_workers, pin_memory=_device().type == "cuda"))  # fmt: skip
-    for step in range(first, end):
+    batches = iter(DataLoader(train_set, per_rank, sampler=unread, drop_last=True, generator=generator,
+                              num_workers=num_workers, pin_memory=_device().type == "cuda"))
+    for step in range(first, (epoch + 1) * steps_per_epoch):
         torch.manual_seed(_mixed(seed, step, rank))  # for what the dataset or a layer draws
         start = time.perf_counter()
         images, labels = next(batches)  # (batch_size / world_size, 3, h, w), (batch_size / world_size,)
-        yield images, labels, time.perf_counter() - start
-
-
-def _mirrored(images, batch_size, seed, step):
-    rank, world_size = _world()
-    generator = torch.Generator().manual_seed(_mixed(seed, step))
-    chosen = torch.rand(batch_size, generator=generator) < 0.5  # of all ranks' images, as one process
-    chosen = chosen[rank::world_size]
-    return torch.where(chosen[:, None, None, None], images.flip(3), images)
-
-
-def _share_of_this_rank(dataset):
-    if not len(dataset):
-        raise ValueError("The dataset for evaluation has 0 images: give it some, or leave val_set out.")
-    rank, world_size = _world()
-    return Subset(dataset, range(rank, len(dataset), world_size))  # not DistributedSampler, which counts some twice
+        load_s = time.perf_counter() - start
+        if augment:  # mirrors half of all ranks' images, the same as one process
+            draws = torch.rand(batch_size, generator=torch.Generator().manual_seed(_mixed(seed, step)))
+            images = torch.where(draws[rank::world_size, None, None, None] < 0.5, images.flip(3), images)
+        yield images, labels, load_s
 
 
 def _mixed(*numbers):
@@ -198,10 +188,8 @@ def _sgd(model, body_lr):
 def _set_modes(model, trained, head_alone, freeze_batchnorm):
     for name, weight in trained:
         weight.requires_grad_(not head_alone or name.startswith("fc."))
-    model.train()
     for module in model.modules():
-        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and freeze_batchnorm:
-            module.eval()
+        module.training = not (freeze_batchnorm and isinstance(module, torch.nn.modules.batchnorm._BatchNorm))
 
 
 def _in_parallel(model, compression, freeze_batchnorm):
@@ -213,36 +201,25 @@ def _in_parallel(model, compression, freeze_batchnorm):
             sent["at"] = _now()
         return COMPRESSIONS[compression](group, bucket)
 
-    if _world()[1] == 1:
-        return model, sent
-    parallel = DistributedDataParallel(model)  # anew each epoch: it looks only now at what is trained
-    parallel.broadcast_buffers = not freeze_batchnorm  # as an argument it warns, from torch 2.15 on
-    parallel.register_comm_hook(None, send)
-    return parallel, sent
-
-
-def _share_statistics(model, freeze_batchnorm):
-    if _world()[1] > 1 and not freeze_batchnorm:
-        for buffer in model.buffers():  # each rank's last batch left statistics of its own
-            dist.broadcast(buffer, 0)
+    if _world()[1] > 1:
+        model = DistributedDataParallel(model)  # anew each epoch: it looks only now at what is trained
+        model.broadcast_buffers = not freeze_batchnorm  # as an argument it warns, from torch 2.15 on
+        model.register_comm_hook(None, send)
+    return model, sent
 
 
 # --- step
 
 
 def _take_step(parallel, optimizer, images, labels, accumulate, precision, sent):
-    device, start = _device(), _now()
-    images, labels = _to(device, images, labels)
-    size = len(images) // accumulate  # images a forward
-    parts = list(zip(images.split(size), labels.split(size), strict=True))
-    loss = torch.zeros((), device=device)
+    start, loss = _now(), 0.0
+    parts = zip(images.chunk(accumulate), labels.chunk(accumulate), strict=True)
     for position, (part, part_labels) in enumerate(parts, start=1):
         # Gradients add up here, and travel with the last.
-        silent = position < len(parts) and isinstance(parallel, DistributedDataParallel)
+        silent = position < accumulate and isinstance(parallel, DistributedDataParallel)
         with parallel.no_sync() if silent else nullcontext():
-            with _autocast(device, precision):
-                logits = parallel(part).float()  # (images a forward, n_classes)
-            part_loss = cross_entropy(logits, part_labels, reduction="sum") / len(images)
+            logits = _logits(parallel, part, precision)  # (images a forward, n_classes)
+            part_loss = cross_entropy(logits, part_labels.to(logits.device), reduction="sum") / len(images)
             part_loss.backward()
         loss += part_loss.detach()
     arrived = _now()
@@ -250,6 +227,12 @@ def _take_step(parallel, optimizer, images, labels, accumulate, precision, sent)
     optimizer.zero_grad()
     total_s, comm_s = _now() - start, arrived - sent["at"] if sent else 0.0
     return {"loss": loss.item(), "compute_s": total_s - comm_s, "comm_s": comm_s}
+
+
+def _logits(model, images, precision):
+    images = images.to(_device(), memory_format=torch.channels_last, non_blocking=True)
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=precision_of(precision) == "bf16"):
+        return model(images).float()
 
 
 def _world():
@@ -260,107 +243,68 @@ def _device():
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")  # a rank sees its own GPU first
 
 
-def _to(device, images, labels):
-    images = images.to(device, memory_format=torch.channels_last, non_blocking=True)
-    return images, labels.to(device, non_blocking=True)
-
-
-def _autocast(device, precision):
-    return torch.autocast(device.type, torch.bfloat16, enabled=precision_of(precision) == "bf16")
-
-
 def _now():
     if torch.cuda.is_available():
         torch.cuda.current_stream().synchronize()  # the GPU works behind the clock; NCCL has a stream of its own
     return time.perf_counter()
 
 
-# --- log and save
-
-
-def _scores(model, val_set, step, epoch, precision, num_workers):
-    if val_set is None:
-        return {}
-    scores = evaluate(model, val_set, precision=precision, num_workers=num_workers)
-    if _world()[0] == 0:
-        log_metrics(step=step, epoch=epoch, val_accuracy=scores["accuracy"], val_loss=scores["loss"])
-    return {"accuracy": scores["accuracy"], "loss": scores["loss"]}
+# --- save
 
 
 def _save(checkpoint, storage_options, settings, about, model, optimizer, step, numbers):
     if not checkpoint or _world()[0] != 0:
         return
     if not all(weight.isfinite().all() for weight in model.parameters()):  # another rank's loss, or this step
-        raise FloatingPointError(f"After step {step}, some weights are infinite or NaN, so {str(checkpoint)!r} is "
-                                 f"left as it was: lower lr, {settings['lr']}.")  # fmt: skip
+        raise FloatingPointError(f"After step {step}, some weights are infinite or NaN, so {str(checkpoint)!r} is left "
+                                 f"as it was: lower lr, {settings['lr']}.")
     n_classes = {"num_classes": model.fc.out_features} if hasattr(model, "fc") else {}
-    about = {**getattr(model, "about", {}), **n_classes, **(about or {})}
-    states = {"state_dict": model.state_dict(), "optimizer": optimizer.state_dict()}
+    about = {**getattr(model, "about", {}), **n_classes, **(about or {}), "optimizer": optimizer.state_dict()}
     training = {"settings": settings, "step": step, "numbers": numbers}
-    save_checkpoint(checkpoint, storage_options, **about, **states, training=training)
+    save_checkpoint(checkpoint, storage_options, **about, state_dict=model.state_dict(), training=training)
 
 
 def _resume(checkpoint, storage_options, settings, model, optimizer):
     """Return (steps done, numbers so far), once all ranks agree on them; load the states of the checkpoint, if any."""
     step, numbers = 0, {}
     if checkpoint and checkpoint_exists(checkpoint, storage_options):
-        saved = load_checkpoint(checkpoint, storage_options)
-        _refuse_another_run(saved, settings, checkpoint)
+        saved, cure = load_checkpoint(checkpoint, storage_options), "Delete that file, or choose another checkpoint."
+        if "training" not in saved:
+            raise ValueError(f"{str(checkpoint)!r} was not written by train, so there is nothing to go on from. {cure}")
+        old, step, numbers = (saved["training"][name] for name in ("settings", "step", "numbers"))
+        others = [f"{name} {old.get(name)!r}, now {now!r}" for name, now in settings.items() if old.get(name) != now]
+        if others:
+            raise ValueError(f"{str(checkpoint)!r} is of a run with other settings: {', '.join(others)}. {cure}")
         model.load_state_dict(saved["state_dict"])
         optimizer.load_state_dict(saved["optimizer"])
-        step, numbers = saved["training"]["step"], saved["training"]["numbers"]
-    _refuse_disagreement({"checkpoint's step": step, **settings})
+    ranks = [{"checkpoint's step": step, **settings}] * _world()[1]
+    if len(ranks) > 1:
+        dist.all_gather_object(ranks, ranks[0])
+    for name, mine in ranks[0].items():
+        values = [theirs[name] for theirs in ranks]
+        if any(value != mine for value in values):
+            raise ValueError(f"The ranks differ in {name}: {values}. Give all the same settings and images, and a "
+                             "checkpoint that all can read, such as s3://…")
     return step, numbers
 
 
-# --- what cannot be
-
-
 def _settings(model, train_set, val_set, num_workers, checkpoint, checkpoint_every, storage_options, about, **settings):
-    """Return of `train`'s arguments, and of their sizes, what a run keeps that is gone on with."""
-    settings |= {"n_images": len(train_set), "n_val_images": len(val_set or ())}
-    settings["n_weights"] = sum(weight.numel() for weight in model.parameters())
-    _refuse_what_cannot_be(model, checkpoint_every, **settings)
-    return settings
-
-
-def _refuse_what_cannot_be(model, checkpoint_every, *, epochs, batch_size, accumulate, precision, compression,
-                           freeze_epochs, n_images, **_):  # fmt: skip
-    precision_of(precision)
-    if compression not in COMPRESSIONS:
+    """Refuse what cannot be; return of `train`'s arguments, and of their sizes, what a run keeps when it goes on."""
+    precision_of(settings["precision"])
+    if (compression := settings["compression"]) not in COMPRESSIONS:
         raise ValueError(f"compression is {compression!r}: write one of {', '.join(map(repr, COMPRESSIONS))}.")
-    counts = dict(epochs=epochs, batch_size=batch_size, accumulate=accumulate, checkpoint_every=checkpoint_every)
-    for name, count in counts.items():
+    counts = {name: settings[name] for name in ("epochs", "batch_size", "accumulate")}
+    for name, count in (counts | {"checkpoint_every": checkpoint_every}).items():
         if not isinstance(count, int) or count < 1:
             raise ValueError(f"{name} is {count!r}: give a whole number of at least 1.")
-    world_size = _world()[1]
-    parts = world_size * accumulate
+    _, batch_size, accumulate = counts.values()
+    n_images, parts = len(train_set), _world()[1] * accumulate
     if batch_size % parts:
-        cure = f"give a multiple of {parts}, such as {max(1, round(batch_size / parts)) * parts}."
-        raise ValueError(f"batch_size {batch_size} cannot be shared by {world_size} ranks with {accumulate=}: {cure}")
+        raise ValueError(f"batch_size {batch_size} cannot be shared by {_world()[1]} ranks with {accumulate=}: "
+                         f"give a multiple of {parts}, such as {max(1, round(batch_size / parts)) * parts}.")
     if n_images < batch_size:
-        raise ValueError(f"The training set has {n_images} images, fewer than one batch of {batch_size}: "
-                         f"lower batch_size to at most {n_images}, or bring more images.")  # fmt: skip
-    if freeze_epochs and not hasattr(model, "fc"):
-        raise ValueError(f"freeze_epochs is {freeze_epochs}, but {type(model).__name__} has no head named fc.")
-
-
-def _refuse_another_run(saved, settings, checkpoint):
-    cure = "Delete that file, or choose another checkpoint."
-    if "training" not in saved:
-        raise ValueError(f"{str(checkpoint)!r} was not written by train, so there is nothing to go on from. {cure}")
-    before = saved["training"]["settings"]
-    others = [f"{name} {before.get(name)!r}, now {now!r}" for name, now in settings.items() if before.get(name) != now]
-    if others:
-        raise ValueError(f"{str(checkpoint)!r} is of a run with other settings: {', '.join(others)}. {cure}")
-
-
-def _refuse_disagreement(mine):
-    ranks = [None] * _world()[1]
-    if len(ranks) > 1:
-        dist.all_gather_object(ranks, mine)
-        for name in mine:
-            values = [theirs[name] for theirs in ranks]
-            if any(value != values[0] for value in values):
-                raise ValueError(f"The ranks differ in {name}: {values}. Give all the same settings and images, and a "
-                                 "checkpoint that all can read, such as s3://…")  # fmt: skip
+        raise ValueError(f"The training set has {n_images} images, fewer than one batch of {batch_size}: lower "
+                         f"batch_size to at most {n_images}, or bring more images.")
+    if (frozen := settings["freeze_epochs"]) and not hasattr(model, "fc"):
+        raise ValueError(f"freeze_epochs is {frozen}, but {type(model).__name__} has no head named fc.")
+    return {**settings, "n_images": n_images, "n_val_images": len(val_set or ())}
