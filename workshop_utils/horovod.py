@@ -5,19 +5,15 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 from distributed import Client
 
 from workshop_utils.job import Job, JobError
-from workshop_utils.job.rank import Place, network_interface
-
-if TYPE_CHECKING:
-    from torch.distributed import TCPStore
+from workshop_utils.job.rank import network_interface
 
 LEAVE_S = 5  # for the other ranks to leave Horovod, before the server through which they met is closed
 NOT_BUILT = "Horovod is not built here. To build it, on Linux with a C++ compiler: make horovod"
@@ -25,7 +21,7 @@ RENDERED = Path(__file__).parents[1] / "notebook_output" / "09-horovod.ipynb"
 
 
 def launch(client: Client, fn: Callable, /, *args: Any, n_workers: int | None = None, timeout: float | None = None,
-           max_restarts: int = 0, wait_for_workers: float = 0, **kwargs: Any) -> Job:  # fmt: skip
+           max_restarts: int = 0, wait_for_workers: float = 0, **kwargs: Any) -> Job:
     """Start `fn(*args, **kwargs)` as one Horovod rank per worker process, and return the `Job` at once.
 
     `hvd.init()` has been called before the function runs, and `hvd.shutdown()` is after it. All else is as in
@@ -34,7 +30,7 @@ def launch(client: Client, fn: Callable, /, *args: Any, n_workers: int | None = 
     if not available():
         raise JobError(NOT_BUILT)
     return Job(client, _in_horovod, fn, args, kwargs, n_workers=n_workers, timeout=timeout, max_restarts=max_restarts,
-               wait_for_workers=wait_for_workers)  # fmt: skip
+               wait_for_workers=wait_for_workers)
 
 
 def run(client: Client, fn: Callable, /, *args: Any, **kwargs: Any) -> list[Any]:
@@ -63,10 +59,8 @@ def show_stored(source: str) -> None:
     from IPython.display import publish_display_data
 
     cells = nbformat.read(RENDERED, as_version=4).cells if RENDERED.exists() else []
-    stored = next((cell.outputs for cell in cells if cell.source == source), None)
-    if stored is None:
-        print("There is no stored output of this cell: it was changed.")
-    for output in stored or ():
+    unknown = nbformat.v4.new_output("stream", text="There is no stored output of this cell: it was changed.\n")
+    for output in next((cell.outputs for cell in cells if cell.source == source), [unknown]):
         if output.output_type == "stream":
             print(output.text, end="")
         else:
@@ -76,12 +70,12 @@ def show_stored(source: str) -> None:
 def _run_or_show(lines):
     if not lines or lines[0].rstrip() != "%%horovod":
         return lines
-    if available():
-        return lines[1:]
-    return ["from workshop_utils.horovod import show_stored\n", f"show_stored({''.join(lines).strip()!r})\n"]
+    show = ["from workshop_utils.horovod import show_stored\n", f"show_stored({''.join(lines).strip()!r})\n"]
+    return lines[1:] if available() else show
 
 
-def _in_horovod(run: Callable[[], bytes], store: "TCPStore", place: Place) -> bytes:
+def _in_horovod(run, store, place):
+    """Return `run()` of the rank at `place`, which finds the others through `store`, a TCPStore."""
     import horovod.torch as hvd
     from distributed import get_worker
     from distributed.comm import get_address_host
@@ -95,8 +89,8 @@ def _in_horovod(run: Callable[[], bytes], store: "TCPStore", place: Place) -> by
     try:
         if server:
             store.set("rendezvous", str(server.server_address[1]))
-        settings = _settings(slots[rank], hosts[0], store.get("rendezvous").decode())
-        with patch.dict(os.environ, settings):  # and no variable stays that is set within
+        # No variable stays that is set within.
+        with patch.dict(os.environ, _settings(slots[rank], hosts[0], store.get("rendezvous").decode())):
             hvd.init()
             try:
                 return run()
@@ -117,19 +111,14 @@ def _rendezvous(host, slots):
 
     server = RendezvousHTTPServer((host, 0), RendezvousHandler, verbose=0)
     server.init(slots)
-    serve = partial(server.serve_forever, poll_interval=0.02)  # seconds until it notices that it shall end
-    threading.Thread(target=serve, name="horovod-rendezvous", daemon=True).start()
+    # 0.02: seconds until it notices that it shall end.
+    threading.Thread(target=server.serve_forever, args=[0.02], name="horovod-rendezvous", daemon=True).start()
     return server
 
 
 def _settings(slot, address, port):
     interface = os.environ.get("HOROVOD_GLOO_IFACE") or network_interface()
-    values = {
-        "RANK": slot.rank, "SIZE": slot.size, "LOCAL_RANK": slot.local_rank, "LOCAL_SIZE": slot.local_size,
-        "CROSS_RANK": slot.cross_rank, "CROSS_SIZE": slot.cross_size, "HOSTNAME": slot.hostname,
-        "CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo", "GLOO_IFACE": interface,
-        "LOG_LEVEL": os.environ.get("HOROVOD_LOG_LEVEL", "fatal"),  # a death is reported by the job already
-        "GLOO_RENDEZVOUS_ADDR": address, "GLOO_RENDEZVOUS_PORT": port,
-    }  # fmt: skip
-    return {f"HOROVOD_{name}": str(value) for name, value in values.items() if value is not None}
-
+    log_level = os.environ.get("HOROVOD_LOG_LEVEL", "fatal")  # a death is reported by the job already
+    values = {"controller": "gloo", "cpu_operations": "gloo", "gloo_iface": interface, "log_level": log_level,
+              "gloo_rendezvous_addr": address, "gloo_rendezvous_port": port, **vars(slot)}  # hostname, rank, size, …
+    return {f"HOROVOD_{name.upper()}": str(value) for name, value in values.items() if value is not None}

@@ -4,6 +4,8 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
+from math import prod
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
     from workshop_utils.job import Job
 
 MAX_RESULT_BYTES = 16 * 2**20  # a message passes the scheduler, which keeps it; a model belongs into a checkpoint
-TICK_S = 0.05  # between two looks at futures
 # (worker, topic, values that each row begins with) while this process runs a rank, else None. A process runs one rank
 # at a time, and the rank's function may log from any of its threads, so this is the process's and not a context's.
 _job = None
@@ -36,8 +37,7 @@ def log_metrics(**values) -> None:
         worker, topic, about = _job
         if taken := sorted(values.keys() & {*about, "time", "worker"}):
             raise ResultError(f"log_metrics writes {taken} itself: choose other names.")
-        row = {**about, "time": time.time()} | {name: _plain(name, value) for name, value in values.items()}
-        worker.log_event(topic, row)
+        worker.log_event(topic, about | {"time": time.time()} | {name: _plain(name, values[name]) for name in values})
 
 
 @contextmanager
@@ -76,17 +76,14 @@ def write_tensorboard(rows: Iterable[dict], folder: str | Path, *, step: str = "
     """
     from torch.utils.tensorboard import SummaryWriter
 
-    writers: dict[int, SummaryWriter] = {}
     with ExitStack() as stack:
+        writer_of = cache(lambda rank: stack.enter_context(SummaryWriter(str(Path(folder, f"rank-{rank}")))))
         for row in rows:
-            if row.get(step) is None or row[step] != row[step]:  # NaN, where the row was taken from a DataFrame
-                continue
-            rank = row.get("rank", 0)
-            if rank not in writers:
-                writers[rank] = stack.enter_context(SummaryWriter(str(Path(folder, f"rank-{rank}"))))
-            for name, value in row.items():
-                if isinstance(value, (int, float)) and value == value and name not in ("rank", "attempt", "time", step):
-                    writers[rank].add_scalar(name, value, int(row[step]), walltime=row.get("time"))
+            numbers = {name: value for name, value in row.items() if isinstance(value, (int, float)) and value == value}
+            if step in numbers:  # not where it is NaN, as in a row from a DataFrame
+                writer = writer_of(row.get("rank", 0))
+                for name in numbers.keys() - {"rank", "attempt", "time", step}:
+                    writer.add_scalar(name, numbers[name], int(row[step]), walltime=row.get("time"))
 
 
 class ResultsHandler:
@@ -106,13 +103,12 @@ class ResultsHandler:
 
     def submit_result(self, path: str | PurePath, data: str | bytes) -> None:
         """Send a file from a worker. path: relative, with /. data: str or bytes, 16 MiB at most."""
-        name = _relative(path)
-        if not isinstance(data, (str, bytes)):
+        name, data = _relative(path), data.encode() if isinstance(data, str) else data
+        if not isinstance(data, bytes):
             raise ResultError(f"data for {name!r} is a {type(data).__name__}: give str or bytes.")
-        data = data.encode() if isinstance(data, str) else data
         if len(data) > MAX_RESULT_BYTES:
             raise ResultError(f"data for {name!r} has {len(data):,} bytes, more than {MAX_RESULT_BYTES:,}: "
-                              "write it to storage that the client can read, as a checkpoint.")  # fmt: skip
+                              "write it to storage that the client can read, as a checkpoint.")
         get_worker().log_event(self.pub_sub_key, {"path": name, "data": data})
 
     def process_results(self, prefix: str | Path, futures: Iterable[Future], raise_errors: bool = True) -> list[Path]:
@@ -127,33 +123,27 @@ class ResultsHandler:
             while self._arrived:
                 result = self._arrived.pop(0)
                 written.append(_write(prefix, result["path"], result["data"]))
-            for future in done:
-                pending.remove(future)
-                if raise_errors:
-                    future.result()
-            if pending:
-                time.sleep(TICK_S)
+            for future in done if raise_errors else ():
+                future.result()
+            pending = [future for future in pending if future not in done]
+            time.sleep(0.05)  # until the next look at the futures
         return written
 
 
 def _plain(name, value):
-    if hasattr(value, "item") and getattr(value, "size", None) is not None:
-        n_values = value.numel() if hasattr(value, "numel") else value.size
-        if n_values != 1:
-            raise ResultError(f"{name} has {n_values} values: log one number, such as its mean.")
-        value = value.item()
+    if (n_values := prod(getattr(value, "shape", ()))) != 1:  # of a tensor or an array
+        raise ResultError(f"{name} has {n_values} values: log one number, such as its mean.")
+    value = value.item() if hasattr(value, "item") else value
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         raise ResultError(f"{name} is {value}, which has more than 64 bits: log a float.")
-    if isinstance(value, str):
-        value = value.encode(errors="backslashreplace").decode()  # a lone surrogate would end the worker's connection
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise ResultError(f"{name} is a {type(value).__name__}: log a number, a string or a boolean.")
+    if not isinstance(value, (int, float, str, type(None))):
+        raise ResultError(f"{name} is a {type(value).__name__}: log a number, a string or a boolean.")
+    # A lone surrogate would end the worker's connection.
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
 
 
 def _relative(path):
-    name = str(path)
-    parts = PurePosixPath(name).parts
+    name, parts = str(path), PurePosixPath(path).parts
     leads_out = name.startswith("/") or ".." in parts or "\\" in name or name[1:2] == ":"
     if leads_out or not parts or not name.isprintable():
         raise ResultError(f"path {name!r} is none inside the results' folder: give one such as 'runs/loss.csv'.")
