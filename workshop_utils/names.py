@@ -51,11 +51,13 @@ def expand(names: Sequence[str], width: int = WIDTH) -> tuple[torch.Tensor, torc
     """
     if odd := [name for name in names if not set(name) <= set(LETTERS)]:
         raise ValueError(f"{odd[0]!r} has characters other than {LETTERS!r}: clean() it first.")
-    code_of = {letter: code for code, letter in enumerate(CHARACTERS)}
-    rows = [[PADDING] * width + [code_of[letter] for letter in name] + [STOP] for name in names]
-    windows = [row[end - width : end + 1] for row in rows for end in range(width, len(row))]
-    pairs = torch.tensor(windows, dtype=torch.int64).reshape(-1, width + 1)
-    return pairs[:, :-1].clone(), pairs[:, -1].clone()
+    code_of = np.zeros(128, dtype=np.int64)  # PADDING, for the padding's own character 0
+    code_of[[ord(letter) for letter in CHARACTERS[1:]]] = range(1, len(CHARACTERS))
+    text = chr(0) + "".join(f"{chr(0) * width}{name}\n" for name in names)  # no prefix reaches into the name before
+    codes = code_of[np.frombuffer(text.encode("ascii"), np.uint8)]  # one long array
+    windows = np.lib.stride_tricks.sliding_window_view(np.pad(codes, (width, 0)), width + 1)  # ends at each code
+    pairs = torch.from_numpy(windows[codes != PADDING])  # (n, width + 1)
+    return pairs[:, :-1].contiguous(), pairs[:, -1].contiguous()
 
 
 class NameLSTM(nn.Module):

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from plotnine import ggplot
 
 COLOURS = {None: "#333333", True: "#1b7837", False: "#b2182b"}  # of a gallery's marks
-TITLE_WIDTH = 21  # characters below a picture of a gallery
 
 
 def show(plot: "ggplot", alt: str, *, width: float = 7.0, height: float = 3.0, dpi: int = 100) -> IPython.display.Image:
@@ -47,7 +46,7 @@ def gallery(images: Sequence[Image.Image], titles: Sequence[str], alt: str, *,
     for axis, image, title, mark in zip(axes, images, titles, marks or [None] * len(images), strict=False):
         axis.imshow(image)
         axis.set(xticks=[], yticks=[])
-        title = "\n".join(textwrap.fill(line, TITLE_WIDTH) for line in title.splitlines())
+        title = "\n".join(textwrap.fill(line, 21) for line in title.splitlines())
         axis.set_xlabel({None: "", True: "✓ ", False: "✗ "}[mark] + title, fontsize=9, color=COLOURS[mark])
         axis.spines[:].set(color=COLOURS[mark], linewidth=0.5 if mark is None else 3)
     buffer = BytesIO()

@@ -92,17 +92,15 @@ def _archive(fs, path, url, n_bytes, images):
         part.unlink()
 
     part = images.with_name(f"{hashlib.sha256(url.encode()).hexdigest()[:8]}.tar.part")
-    bar = tqdm(total=n_bytes, desc="archive", unit="B", unit_scale=True)
-    with bar, fs.open(path, "rb", block_size=CHUNK_BYTES) as source, part.open("ab") as target:
+    with fs.open(path, "rb", block_size=CHUNK_BYTES) as source, part.open("ab") as target:
         try:
-            source.seek(target.tell())
-            bar.update(target.tell())
-        except ValueError:  # the server cannot send a part, or the part is of a longer archive
+            source.seek(part.stat().st_size)
+        except ValueError:  # the server cannot send a part
             target.truncate(0)
-        while bar.n != n_bytes and (chunk := source.read(CHUNK_BYTES)):
-            bar.update(target.write(chunk))
-    if n_bytes not in (None, bar.n):
-        raise PhotosError(f"{url} stopped after {bar.n:,} of {n_bytes:,} bytes. {AGAIN}")
+        with tqdm.wrapattr(target, "write", total=n_bytes, initial=part.stat().st_size, desc="archive") as counted:
+            shutil.copyfileobj(source, counted, CHUNK_BYTES)
+    if n_bytes not in (None, arrived := part.stat().st_size):
+        raise PhotosError(f"{url} stopped after {arrived:,} of {n_bytes:,} bytes. {AGAIN}")
     try:
         with part.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()

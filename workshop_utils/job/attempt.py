@@ -94,6 +94,7 @@ class Attempt:
             self._watch([fetched])  # likewise: a worker may die while it sends
         finally:
             fetched.cancel()  # does nothing once it is done
+            self._store = None
         return [pickle.loads(result) for result in fetched.result()]
 
     def hear(self, failure: dict[str, Any]) -> None:

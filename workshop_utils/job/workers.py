@@ -25,7 +25,7 @@ def workers_of(client: Client) -> dict[str, dict[str, Any]]:
     try:  # not scheduler_info(): a refresh in the background may cut its answer to five workers
         return client.sync(client.scheduler.identity, n_workers=-1, callback_timeout=ANSWER_S)["workers"]
     except (OSError, TimeoutError, AttributeError) as error:  # without a connection, there is no client.scheduler
-        raise SchedulerLost(f"The scheduler does not answer ({error or type(error).__name__}).") from error
+        raise SchedulerLost(f"The scheduler does not answer ({str(error) or type(error).__name__}).") from error
 
 
 def process_of(worker: dict[str, Any]) -> str:
