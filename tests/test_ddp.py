@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import distributed
 import psutil
 import pytest
 import torch
@@ -811,12 +812,15 @@ def test_a_store_listens_wider_only_where_its_address_is_not_this_hosts(monkeypa
 @pytest.mark.refused
 def test_the_interface_is_found_by_name_and_behind_translation(monkeypatch):
     class Worker:
-        class scheduler:
-            address = f"tcp://{LOOPBACK}:8786"
+        address = ""
+
+    def get_ip(host, to=distributed.utils.get_ip):
+        return LOOPBACK if host == "192.0.2.1" else to(host)
 
     monkeypatch.setattr(rank_module, "get_worker", lambda: Worker)
-    for address in (f"tcp://{LOOPBACK}:1", "tcp://127.0.0.7:1", "tcp://localhost:1", "tcp://192.0.2.1:1"):
-        Worker.address = address  # the last is nobody's: the way to the scheduler counts
+    monkeypatch.setattr(distributed.utils, "get_ip", get_ip)
+    for host in (LOOPBACK, "127.0.0.7", "localhost", "[::1]", "192.0.2.1"):  # the last as if a route led there
+        Worker.address = f"tcp://{host}:1"
         assert rank_module.network_interface() == "lo"
 
 

@@ -46,18 +46,16 @@ class Place:
 def network_interface() -> str | None:
     """Return the network interface by which other hosts reach this worker; None where no address of this host fits.
 
-    It is that of the worker's own address, else (behind address translation) of the way to the scheduler. gloo and
-    NCCL would go by what the host's name means, or by the first interface they find.
+    It is that of the worker's own address, which may be a name; behind address translation, that of the way to it.
+    gloo and NCCL would go by what the host's name means, or by the first interface they find.
     """
     import psutil
-    from distributed.utils import get_ip
+    from distributed.utils import get_ip, get_ipv6
 
-    worker = get_worker()
-    found = [_resolved(get_address_host(worker.address))]
-    with suppress(OSError, ValueError):
-        found.append(get_ip(get_address_host(worker.scheduler.address)))
+    host = get_address_host(get_worker().address)
+    mine = get_ipv6(host) if ":" in host else get_ip(host)
     interfaces = {a.address.partition("%")[0]: name for name, all in psutil.net_if_addrs().items() for a in all}
-    return next((interfaces[address] for address in found if address in interfaces), None)
+    return interfaces.get(mine)
 
 
 def serve_store(host: str) -> "TCPStore":
@@ -161,10 +159,3 @@ def _about(store: "TCPStore", place: Place) -> str:
         if returned := [other for other in range(place.world_size) if store.check([f"returned-{other}"])]:
             note += f" Rank {listed(returned)} had returned by then, and was in no collective any more."
     return note
-
-
-def _resolved(host: str) -> str:
-    host = "127.0.0.1" if host.startswith("127.") else host  # all of 127.0.0.0/8 is loopback, but not listed
-    with suppress(OSError):
-        return str(socket.getaddrinfo(host, None)[0][4][0])
-    return host
