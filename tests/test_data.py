@@ -220,6 +220,7 @@ def test_labels_are_positions_among_the_sorted_folders(dogs):
     dataset = ImageFolder(str(dogs))
     assert dataset.classes == [breed.folder for breed in BREEDS[:4]]
     assert all(dataset.classes[label] == Path(path).parent.name for path, label in dataset.samples)
+    assert dataset.class_to_idx == {name: label for label, name in enumerate(dataset.classes)}
     image, label = dataset[-1]
     assert image.mode == "RGB" and image.size == (224, 224) and label == 3
     with pytest.raises(IndexError):

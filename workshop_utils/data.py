@@ -146,8 +146,8 @@ def decode_photo(content: bytes | Exception, path: str) -> Image.Image:
 class ImageFolder(Dataset):
     """A dataset of (image, label) over folders `<wnid>-<Breed_name>`, at any address that fsspec can open.
 
-    Like torchvision's: `classes` are the sorted folder names, a label is a position among them, `samples` are
-    (path, label) pairs. A DataLoader's batch is read in one concurrent call. Safe with fork and spawn.
+    Like torchvision's: `classes` are the sorted folder names, a label is a position among them (`class_to_idx`),
+    `samples` are (path, label) pairs. A DataLoader's batch is read in one concurrent call. Safe with fork and spawn.
 
     transform: called on each RGB `PIL.Image`.
     breeds: names, WordNet ids or `Breed`s to keep to; None for every folder.
@@ -173,7 +173,8 @@ class ImageFolder(Dataset):
         paths = list_photos(url, storage_options=storage_options, breeds=breeds)
         folders = ["-".join(breed_of(path)) for path in paths]
         self.classes = sorted(set(folders))
-        self.samples = [(path, self.classes.index(name)) for path, name in zip(paths, folders, strict=True)]
+        self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
+        self.samples = [(path, self.class_to_idx[name]) for path, name in zip(paths, folders, strict=True)]
 
     def __len__(self) -> int:
         return len(self.samples)
