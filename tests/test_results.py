@@ -85,6 +85,14 @@ def test_tensorboard_reads_what_was_written(tmp_path):
     assert EventAccumulator(str(tmp_path / "rank-1")).Reload().Tags()["scalars"] == []  # NaN is not drawn
 
 
+def test_tensorboard_has_a_rows_numbers_in_the_rows_order(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    names = ["zeta", "alpha", "mu", "beta", "eta", "kappa", "loss"]  # seven: a set's order would hardly be this one
+    write_tensorboard([{"rank": 0, "step": 1, **dict.fromkeys(names, 0.5)}], tmp_path)
+    assert EventAccumulator(str(tmp_path / "rank-0")).Reload().Tags()["scalars"] == names
+
+
 def test_progress_counts_over_all_ranks_and_returns_the_result(client, capsys):
     def log():
         for step in range(3):

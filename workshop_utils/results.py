@@ -79,7 +79,7 @@ def write_tensorboard(rows: Iterable[dict], folder: str | Path, *, step: str = "
             numbers = {name: value for name, value in row.items() if isinstance(value, (int, float)) and value == value}
             if step in numbers:  # not where it is NaN, as in a row from a DataFrame
                 writer = writer_of(row.get("rank", 0))
-                for name in numbers.keys() - {"rank", "attempt", "time", step}:
+                for name in [name for name in numbers if name not in ("rank", "attempt", "time", step)]:
                     writer.add_scalar(name, numbers[name], int(row[step]), walltime=row.get("time"))
 
 
