@@ -284,6 +284,17 @@ def test_odd_exceptions_arrive_too(client):
         ddp.run(client, fail, Slow)
 
 
+def test_a_recursion_without_end_arrives_as_that(client, elapsed):
+    def dig():
+        return dig()
+
+    elapsed()
+    with pytest.raises(RecursionError) as caught:
+        ddp.run(client, dig)
+    assert elapsed() < 5
+    assert frames(caught.value)[-9:] == ["dig"] * 9 and "Raised by rank" in caught.value.__notes__[0]
+
+
 def test_the_end_of_a_process_is_refused_and_the_end_of_its_group_is_not(client):
     def leave(how):
         how()

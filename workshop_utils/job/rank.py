@@ -4,6 +4,7 @@ import errno
 import io
 import socket
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
 JOIN_S = 300  # for all ranks to be there: they import and unpickle, each at its own speed
+MAX_FRAMES = 30  # the innermost ones of a traceback that travels; Dask drops one of over 10 kB
 SETTLE_S = 1.0  # after a rank failed: another one may have died first; give its death time to be noticed
 
 
@@ -144,6 +146,10 @@ def _report(store: "TCPStore", place: Place, error: BaseException) -> Exception:
         ended = JobError(f"Rank {place.rank} called for the end of its process: {error!r}.")
         error = ended.with_traceback(error.__traceback__)
     error.add_note(_about(store, place))
+    at, depth = error.__traceback__, len(list(traceback.walk_tb(error.__traceback__)))
+    for _ in range(depth - MAX_FRAMES):  # an endless recursion's could not be unpickled: the client would wait for ever
+        at = at.tb_next if at else None
+    error = error.with_traceback(at)
     try:
         raise error  # for error_message takes the traceback of what is being handled
     except Exception:
