@@ -53,7 +53,7 @@ def choose(client: Client, n_workers: int | None) -> dict[str, dict[str, Any]]:
     workers = workers_of(client)
     needed = len(workers) if n_workers is None else n_workers
     if needed > len(workers) or not workers:
-        raise JobError(f"The job needs {needed or 'at least one'} workers, one for each rank, but the cluster has "
+        raise JobError(f"The job needs {needed or '1 or more'} workers, one for each rank, but the cluster has "
                        f"{len(workers)}: ask for fewer ranks, or start more workers.")  # fmt: skip
     # The scheduler knows a task before its worker does, the worker a cancelled one whose thread still runs.
     assigned = client.processing()
