@@ -4,6 +4,7 @@ import os
 import socket
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -64,16 +65,20 @@ def _in_process_group(run: Callable[[], bytes], store: "TCPStore", place: Place,
     from dask_pytorch_ddp.dispatch import dispatch_with_ddp
 
     outcome: list[bytes | BaseException] = []
-    make = dist.init_process_group
-    # A script for torchrun makes the group itself, and there is one already, until the script destroys it.
-    is_made = "init_process_group", lambda *args, **kwargs: None if dist.is_initialized() else make(*args, **kwargs)
+    make, remade = dist.init_process_group, count(1)
+
+    def init_process_group(backend: str | None = None, init_method: str | None = None, **kwargs: Any) -> None:
+        if not dist.is_initialized():  # a script for torchrun makes the group itself, and may destroy and make it again
+            fresh = dist.PrefixStore(f"remade-{next(remade)}", store)  # the last one's addresses are in the store, too
+            make(backend, **kwargs | {"store": fresh, "rank": place.rank, "world_size": place.world_size})
 
     def body() -> None:
         # One that leaves while another still connects would break that one's gloo for its process's life.
         store.set(f"joined-{place.rank}", "")
         store.wait([f"joined-{other}" for other in range(place.world_size)])
         try:
-            with patch.object(dist, *is_made), patch.object(dist.distributed_c10d, *is_made):
+            name, home = "init_process_group", dist.distributed_c10d
+            with patch.object(dist, name, init_process_group), patch.object(home, name, init_process_group):
                 outcome.append(run())
         except BaseException as error:
             outcome.append(error)
