@@ -14,6 +14,7 @@ import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -762,6 +763,17 @@ def test_a_script_for_torchrun_runs_as_it_is(client):
         return total.item()
 
     assert ddp.run(client, twice) == [2.0, 2.0]
+
+
+def test_a_group_that_could_not_be_made_does_not_break_the_next_job(client):
+    def alone():  # rank 1 never comes, and the failed group is counted on rank 0 only
+        dist.destroy_process_group()
+        if os.environ["RANK"] == "0":
+            dist.init_process_group("gloo", timeout=timedelta(seconds=2))
+
+    with pytest.raises(RuntimeError, match="wait timeout"):
+        ddp.run(client, alone, timeout=60)
+    assert ddp.run(client, dist.get_rank, timeout=20) == [0, 1]
 
 
 def test_interfaces_that_an_administrator_has_set_are_kept(client):

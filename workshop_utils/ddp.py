@@ -92,6 +92,8 @@ def _in_process_group(run: Callable[[], bytes], store: "TCPStore", place: Place,
         except Exception as error:  # of its `finally`, if the group could not be made, or the function destroyed it
             if not outcome:
                 raise error.__context__ or error from None
+        finally:  # a group that could not be made has been counted: the next one's name would differ from its peers'
+            dist.distributed_c10d._world.group_count = 0
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
     return outcome[0]
