@@ -56,19 +56,21 @@ class DataSource:
         return "sketches" if self.kind == "sketches" and not os.environ.get("WORKSHOP_WEIGHTS") else "auto"
 
 
-def find_data(per_breed: int = SKETCHES_PER_BREED, breeds: Iterable[Breed | str] | None = None) -> DataSource:
+def find_data(per_breed: int = SKETCHES_PER_BREED, breeds: Iterable[Breed | str] | None = None,
+              light: str = "day") -> DataSource:  # fmt: skip
     """Return the DataSource of the first that applies: WORKSHOP_DATA, downloaded photos, sketches made now.
 
     per_breed: sketches to have of each breed. breeds: those that are needed, None for all; photos of others may be
-    there as well. Raises NoPhotos where WORKSHOP_DATA holds none.
+    there as well. light: of sketches, "day" or "dusk"; photos are what they are.
+    Raises NoPhotos where WORKSHOP_DATA holds none.
     """
     if url := os.environ.get("WORKSHOP_DATA"):
         list_photos(url, breeds=breeds)  # raises NoPhotos
         return DataSource(url, "custom", default_storage_options(url))
     if (cache_folder() / "photos" / "complete").exists():
         return DataSource(str(cache_folder() / "photos" / "Images"), "photos")
-    sketches = cache_folder() / f"sketches-{per_breed}"
-    write_sketches(sketches, per_breed, breeds)
+    sketches = cache_folder() / f"sketches-{per_breed}{'' if light == 'day' else f'-{light}'}"
+    write_sketches(sketches, per_breed, breeds, light=light)
     return DataSource(str(sketches), "sketches")
 
 

@@ -28,8 +28,8 @@ def load_resnet(weights: str | os.PathLike = "auto") -> tuple[ResNet, Callable, 
     holds them or the network gives them, and the ResNet-18 trained on sketches that comes with the workshop;
     "imagenet" and "sketches" name one of the last two; else the path or address of a checkpoint file, a dict with
     `arch`, `num_classes`, `state_dict`; `stride_in_1x1` where it is a ResNet v1; `size`, pixels that the shorter side
-    is resized to before the crop to 224 (256 where absent).
-    transform: an RGB `PIL.Image` to a normalised (3, 224, 224) float32 tensor.
+    is resized to before the crop to 224 or, of fewer pixels, to all of them (256 where absent).
+    transform: an RGB `PIL.Image` to a normalised (3, 224, 224) float32 tensor, smaller where `size` is.
     categories: the model's category names; a logit's position is its index. The model carries what a checkpoint of it
     has to say in `model.about`: a dict with `arch`, and `stride_in_1x1` and `size` where they apply.
     Raises WeightsError.
@@ -38,7 +38,8 @@ def load_resnet(weights: str | os.PathLike = "auto") -> tuple[ResNet, Callable, 
     checkpoint = _imagenet() if name == "imagenet" else load_checkpoint(SKETCH_WEIGHTS if name == "sketches" else name)
     model, categories = _build(checkpoint, name)
     model.about = {name: checkpoint[name] for name in ("arch", "stride_in_1x1", "size") if name in checkpoint}
-    transform = IMAGENET_WEIGHTS.transforms(resize_size=checkpoint.get("size", 256))
+    size = checkpoint.get("size", 256)
+    transform = IMAGENET_WEIGHTS.transforms(resize_size=size, crop_size=min(size, 224))
     return model.eval(), transform, categories
 
 

@@ -12,14 +12,39 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as hooks
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
+from torchvision.models import ResNet
 
+from workshop_utils.data import HELD_OUT, DataSource, ImageFolder, train_val_split
 from workshop_utils.inference import precision_of
-from workshop_utils.models import checkpoint_exists, load_checkpoint, save_checkpoint
+from workshop_utils.models import (
+    IMAGENET_WEIGHTS,
+    checkpoint_exists,
+    load_checkpoint,
+    load_resnet,
+    save_checkpoint,
+    with_new_head,
+)
 from workshop_utils.results import log_metrics
 
 LR_BATCH = 32  # images a step that `lr` is meant for
 MOMENTUM, WEIGHT_DECAY = 0.9, 1e-4
 COMPRESSIONS = {None: hooks.allreduce_hook, "fp16": hooks.fp16_compress_hook, "bf16": hooks.bf16_compress_hook}
+
+
+def prepare(source: DataSource, *, pretrained: bool = True, image_size: int = 96) -> tuple[ResNet, Subset, Subset]:
+    """Return (model, train_set, val_set) of the workshop's training problem: to tell the twelve held-out breeds apart.
+
+    source: of `find_data`, the same on all ranks. pretrained: False draws all weights anew, not the head alone.
+    image_size: pixels a side, (3, image_size, image_size). Of each breed, a quarter of the images is for validation.
+    """
+    torch.manual_seed(0)  # for the weights that are drawn
+    model = load_resnet(source.weights)[0]
+    if not pretrained:
+        model.apply(lambda layer: layer.reset_parameters() if hasattr(layer, "reset_parameters") else None)
+    model.about["size"] = image_size  # of which a checkpoint tells `load_resnet`
+    transform = IMAGENET_WEIGHTS.transforms(resize_size=image_size, crop_size=image_size)
+    dataset = ImageFolder(source.url, transform, storage_options=source.storage_options, breeds=HELD_OUT)
+    return with_new_head(model, len(HELD_OUT)), *train_val_split(dataset, 0.25, seed=0)
 
 
 @contextmanager

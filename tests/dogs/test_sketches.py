@@ -31,11 +31,12 @@ PINNED = {  # (breed, seed, size) -> the first digits of the SHA-256 of its pixe
     ("standard_poodle", 3, 224): "3ddfbd1573229534",
     ("German_short-haired_pointer", 4, 128): "12ea5266f611c012",
     ("Siberian_husky", 5, 97): "3595569b7a081610",
+    ("Siberian_husky", 5, 97, "dusk"): "ee5ba8582a0fc7bf",
 }
 
 
-def digest(breed, seed, size):
-    return hashlib.sha256(draw_dog(breed, seed, size).tobytes()).hexdigest()[:16]
+def digest(*drawing):
+    return hashlib.sha256(draw_dog(*drawing).tobytes()).hexdigest()[:16]
 
 
 @pytest.mark.parametrize("drawing", PINNED)
@@ -49,6 +50,17 @@ def test_another_process_with_another_hash_seed_draws_the_same_pixels():
     environment = os.environ | {"PYTHONHASHSEED": "7"}
     pixels = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True).stdout
     assert hashlib.sha256(pixels).hexdigest()[:16] == PINNED[drawing]
+
+
+def test_dusk_leaves_a_third_of_the_light_and_the_same_dog():
+    day, dusk = (np.asarray(draw_dog("pug", 1, 64, light), dtype=float) for light in ("day", "dusk"))
+    assert 0.3 < dusk.mean() / day.mean() < 0.5
+    assert np.corrcoef(day.mean(2).ravel(), dusk.mean(2).ravel())[0, 1] > 0.7
+
+
+def test_there_is_no_other_light():
+    with pytest.raises(ValueError, match="light is 'noon': write 'day' or 'dusk'"):
+        draw_dog("pug", 1, light="noon")
 
 
 def test_every_seed_is_another_picture():

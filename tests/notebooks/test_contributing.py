@@ -18,6 +18,8 @@ TITLE = """# 12 · Small
 - add.
 
 **Necessary:** numbers. **Helpful:** fingers. **Time:** one minute."""
+IMPORTS = "from workshop_utils.exercises import ours, reconcile, small, unanswered"
+READ_ON = "**Read on:** [one](https://docs.dask.org), [two](https://docs.pytorch.org)."
 CHECKS = '''"""Checks of notebook 12 · Small."""
 
 from workshop_utils.exercises import exercise, expect, passed
@@ -36,8 +38,15 @@ def an_exercise(name, terms):
     return [
         nbformat.v4.new_markdown_cell(f"### Exercise\n\nAdd {terms}.\n\n<details><summary>Hint</summary>+</details>"),
         nbformat.v4.new_code_cell(f"{name} = None  # your code here", metadata={"tags": ["exercise"]}),
-        nbformat.v4.new_code_cell(f"if {name} is None:\n    {name} = {terms}", metadata=solution),
+        nbformat.v4.new_code_cell(f"if unanswered({name}):\n    {name} = ours({terms})", metadata=solution),
         nbformat.v4.new_code_cell(f"small.check_sum({name}, {terms})", metadata={"tags": ["check"]}),
+    ]
+
+
+def a_guess(name):
+    return [
+        nbformat.v4.new_code_cell(f"{name} = None  # your guess, in seconds", metadata={"tags": ["guess"]}),
+        nbformat.v4.new_code_cell(f"reconcile({name}, 2.0, 3.0, 's')"),
     ]
 
 
@@ -52,10 +61,13 @@ def project(tmp_path_factory):
     cells = [
         nbformat.v4.new_markdown_cell(TITLE),
         nbformat.v4.new_code_cell("n = 3", metadata={"tags": ["parameters"]}),
-        nbformat.v4.new_code_cell("from workshop_utils.exercises import small\n\nprint(f'{n} numbers in 0.1 s')"),
+        nbformat.v4.new_code_cell(f"{IMPORTS}\n\nprint(f'{{n}} numbers in 0.1 s')"),
+        *a_guess("one"),
+        *a_guess("two"),
+        *a_guess("three"),
         *an_exercise("first", "1 + 2"),
         *an_exercise("second", "3 + 4"),
-        nbformat.v4.new_markdown_cell("## Key points\n\n- A sum is a number."),
+        nbformat.v4.new_markdown_cell("## Key points\n\n- A sum is a number.\n\n" + READ_ON),
     ]
     (project / "workshop_utils/exercises/small.py").write_text(CHECKS)
     (project / "notebooks").mkdir()
@@ -83,7 +95,7 @@ def test_nbval_compares_it_with_stubs_and_solutions(project, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(project))
     run(project, "tests/notebooks/with_stubs.py")
     found, said = run_nbval(project, project / ".nbval/12-small.ipynb")
-    assert found == {"12-small": {"PASSED"}} and "10 passed" in said, said
+    assert found == {"12-small": {"PASSED"}} and "16 passed" in said, said
 
 
 def test_a_cell_that_is_not_compared_has_to_say_why(project):

@@ -51,6 +51,27 @@ def test_it_says_who_it_is_for_and_what_comes_after(path):
     assert "**Next:**" in text or path == SOURCES[-1]
 
 
+def test_it_ends_with_two_or_three_links_to_documentation(path):
+    end = prose(read(path)).split("## Key points")[1]
+    assert 2 <= len(re.findall(r"\]\(https://", end)) <= 3
+
+
+def test_the_attendee_commits_to_three_numbers_before_they_are_measured(path):
+    cells = code_cells(read(path))
+    guesses = [cell for cell in cells if "guess" in tags(cell)]
+    assert len(guesses) >= 3
+    assert all(re.search(r"^\w+ = None", cell.source, flags=re.MULTILINE) for cell in guesses), "so that all runs"
+    for guess in guesses:
+        name = re.search(r"^(\w+) = None", guess.source, flags=re.MULTILINE).group(1)
+        after = cells[cells.index(guess) + 1 :]
+        assert any(f"reconcile({name}" in cell.source for cell in after), f"{name} is set beside no measurement"
+
+
+def test_it_fits_into_a_lesson(path):
+    minutes, unit = re.search(r"\*\*Time:\*\* (\d+) (minutes in class)", prose(read(path))).groups()
+    assert int(minutes) <= 50, "move a section to '## Going further' at the end"
+
+
 def test_it_has_parameters_and_two_exercises_of_four_cells(path):
     cells = read(path).cells
     assert [cell for cell in cells if "parameters" in tags(cell)]
@@ -65,7 +86,7 @@ def test_it_has_parameters_and_two_exercises_of_four_cells(path):
 
 def test_its_solutions_passed_their_checks(path):  # one that fails raises, which nbval never ignores
     checks = [cell for cell in read(RENDERED / path.name).cells if "check" in tags(cell)]
-    assert checks and all(cell.outputs[-1].text.startswith("Correct. ") for cell in checks)
+    assert checks and all(cell.outputs[-1].text.startswith("That was our solution. ") for cell in checks)
 
 
 def test_its_cells_are_short_enough_to_hold_in_mind(path):

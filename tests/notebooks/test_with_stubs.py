@@ -28,4 +28,6 @@ def test_only_a_hint_makes_that_cell_print_what_is_expected(capsys):
         return capsys.readouterr().out
 
     assert run("from workshop_utils.exercises import expect\nexpect(False, 'look again')") == FAILED_AS_IT_SHOULD
+    raising = "from workshop_utils.exercises import exercise\nexercise(len)(None)"
+    assert "cannot read this answer" in run(raising), "which is no hint"
     assert run("from workshop_utils.exercises import passed\npassed('done')") != FAILED_AS_IT_SHOULD

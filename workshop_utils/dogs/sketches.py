@@ -5,41 +5,49 @@ from collections.abc import Iterable
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
+from random import Random
 
-from PIL import Image
+from PIL import Image, ImageChops
 
 from workshop_utils.dogs.breeds import BREEDS, Breed, find_breed
 from workshop_utils.dogs.drawing import PALETTE, TABLES, TOYS, shade
 from workshop_utils.dogs.poses import Dog
 from workshop_utils.storage import whole_file
 
+LIGHTS = ("day", "dusk")
+DUSK, GRAIN = (0.36, 0.37, 0.45), 30  # share of red, green and blue that is left; noise of the sensor, at most ± this
 
-def draw_dog(breed: Breed | str, seed: int, size: int = 224) -> Image.Image:
+
+def draw_dog(breed: Breed | str, seed: int, size: int = 224, light: str = "day") -> Image.Image:
     """Draw one dog.
 
     breed: a `Breed`, a folder ("n02085620-Chihuahua"), a WordNet id or a name; anything else raises ValueError.
     seed: picks pose, place, light and background; the same seed gives the same pixels everywhere.
-    Returns an RGB image of `size` × `size` pixels; `size` under 16 raises ValueError.
+    light: "day", or "dusk": the same dog as a camera sees it in a third of the light, dark, bluish and grainy.
+    Returns an RGB image of `size` × `size` pixels; `size` under 16 or another light raises ValueError.
 
     >>> draw_dog("pug", seed=1, size=64).size
     (64, 64)
     """
     if size < 16:
         raise ValueError(f"size is {size}: a sketch needs at least 16 pixels a side, for example size=224.")
+    if light not in LIGHTS:
+        raise ValueError(f"light is {light!r}: write 'day' or 'dusk'.")
     dog = Dog(find_breed(breed), seed, size)
     dog.ground = _scenery(dog)
     # Of the poses, those that fill the middle of the picture are the rarer.
     dog.pick((dog.stand, dog.stand, dog.sit, dog.lie, dog.lie, dog.portrait))()
     _foreground(dog)
-    return dog.finish()
+    image = dog.finish()
+    return image if light == "day" else _at_dusk(image, Random(f"{dog.breed.wnid}/{seed}/dusk"))
 
 
 def write_sketches(folder: str | Path, per_breed: int, breeds: Iterable[Breed | str] | None = None,
-                   size: int = 224, *, first_seed: int = 0) -> int:  # fmt: skip
+                   size: int = 224, *, first_seed: int = 0, light: str = "day") -> int:  # fmt: skip
     """Write sketches as `<folder>/<wnid>-<Breed_name>/<wnid>_<seed>.jpg` and return how many were written.
 
     per_breed: seeds `first_seed` to `first_seed + per_breed - 1` of each breed; files that exist are left alone.
-    breeds: what `draw_dog` takes, all 120 by default.
+    breeds, size, light: what `draw_dog` takes, by default all 120 breeds.
     A file appears whole or not at all, so that a run which was killed can be started again.
     """
     for part in Path(folder).glob("*/*.part"):
@@ -51,8 +59,15 @@ def write_sketches(folder: str | Path, per_breed: int, breeds: Iterable[Breed | 
     missing = [sketch for sketch in paths if not sketch[-1].exists()]
     for breed, seed, path in missing:
         with whole_file(path) as part:
-            draw_dog(breed, seed, size).save(part, "JPEG", quality=88)
+            draw_dog(breed, seed, size, light).save(part, "JPEG", quality=88)
     return len(missing)
+
+
+def _at_dusk(image, chance):
+    dark = image.point([round(value * share) for share in DUSK for value in range(256)])
+    noise = Image.frombytes("RGB", image.size, chance.randbytes(3 * image.width * image.height))
+    grain = noise.point([value * 2 * GRAIN // 255 for value in range(256)] * 3)
+    return ImageChops.add(dark, grain, offset=-GRAIN)
 
 
 def _scenery(canvas):

@@ -11,6 +11,7 @@ from nbclient import NotebookClient
 from tqdm import tqdm
 
 from workshop_utils.storage import whole_file
+from workshop_utils.tool.minutes import write_minutes
 
 CELL_TIMEOUT_S = 1800
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
@@ -30,7 +31,7 @@ def render(path: str | Path, output: str | Path) -> Rendered:
     """Execute the notebook at `path` in its own folder, with a bar, write it to the folder `output`, return a Rendered.
 
     The written file has outputs and execution counts, and no times, widget ids or paths of this machine. It appears
-    whole; where a cell fails, what an earlier run wrote stays.
+    whole; where a cell fails, what an earlier run wrote stays. Both files say how many minutes their sections take.
     """
     path, cells, error = Path(path), [], None
     seconds: list[float] = []
@@ -38,6 +39,7 @@ def render(path: str | Path, output: str | Path) -> Rendered:
         notebook = nbformat.read(path, as_version=4)
         cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
         _execute(notebook, path, seconds)
+        write_minutes(path, notebook, seconds)
         tidy(notebook, path.resolve().parents[1])
         with whole_file(Path(output, path.name)) as part:
             nbformat.write(notebook, part)

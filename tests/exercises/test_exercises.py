@@ -1,0 +1,102 @@
+"""What all checks share: a hint in one line, never a traceback, and whose answer it was."""
+
+import pytest
+
+from workshop_utils.exercises import NotYet, exercise, expect, ours, passed, reconcile, unanswered
+
+
+@exercise
+def check_two(answer):
+    expect(answer == 2, "add one and one.")
+    passed("Two.")
+
+
+def stub(x):
+    return None
+
+
+def with_a_docstring(x):
+    """Add one."""
+
+
+def half_done(x):
+    return x
+
+
+@pytest.mark.parametrize("answer", [None, stub, with_a_docstring, lambda x: None])
+def test_a_stub_is_unanswered(answer):
+    assert unanswered(answer)
+
+
+@pytest.mark.parametrize("answer", [0, False, "", [], half_done, lambda x: 1, lambda x: "x", lambda x: stub(x)])
+def test_anything_else_is_an_answer(answer):
+    assert not unanswered(answer)
+
+
+def test_a_given_function_is_unanswered_until_its_program_changes():
+    def under_another_name(x):
+        return x
+
+    assert unanswered(under_another_name, given=half_done)
+    assert not unanswered(lambda x: x + 1, given=half_done)
+
+
+def test_an_answer_that_raises_is_not_called_to_find_out():
+    def raises(x):
+        raise ValueError
+
+    assert not unanswered(raises)
+
+
+def test_a_check_says_whose_answer_it_was(capsys):
+    check_two(2)
+    solution = ours(2)
+    check_two(solution)
+    check_two(2)
+    correct, by_us, again = capsys.readouterr().out.splitlines()
+    assert correct == again == "Correct. Two." and by_us == "That was our solution. Two."
+    assert unanswered(solution) and not unanswered(2), "a solution's cell that runs twice answers twice"
+    assert repr(solution) == "2" and repr(ours("ab")) == "'ab'"
+
+
+def test_an_error_in_an_attendees_cell_names_its_line():
+    from IPython.core.interactiveshell import InteractiveShell
+
+    shell = InteractiveShell.instance()
+    shell.compile.get_code_name = lambda *of_a_cell: "/tmp/ipykernel_1/2.py"
+    shell.run_cell("def my_answer(x):\n    return 1 / x")
+    check = exercise(lambda answer: print(answer(0)))
+    with pytest.raises(NotYet, match="my_answer raised ZeroDivisionError: division by zero, in the line"):
+        check(shell.user_ns["my_answer"])
+
+
+def test_a_guess_stands_beside_arithmetic_and_measurement(capsys):
+    reconcile(None, 15.0, 19.04, "s")
+    reconcile(12, 15.0, 19.04, "s")
+    first, second = capsys.readouterr().out.split("your guess")[1:]
+    assert " ".join(first.split()) == "none s arithmetic 15.0 s measured 19.0 s 1.27 times the arithmetic"
+    assert second.split()[:2] == ["12.0", "s"]
+
+
+@pytest.mark.parametrize("guess", ["12 s", True, [3]])
+def test_a_guess_is_a_number(guess):
+    with pytest.raises(NotYet, match="write a number, without its unit, or None"):
+        reconcile(guess, 1.0, 2.0, "s")
+
+
+def test_a_check_that_fails_itself_gives_a_hint_with_the_reason():
+    @exercise
+    def check(answer):
+        answer.mean()
+
+    with pytest.raises(NotYet, match="the check cannot read this answer .AttributeError: 'int' object has no"):
+        check(3)
+
+
+def test_a_hint_is_one_line_in_a_notebook(capsys):
+    from IPython.core.interactiveshell import InteractiveShell
+
+    shell = InteractiveShell.instance()
+    result = shell.run_cell("from workshop_utils.exercises import expect\nexpect(False, 'look at the index.')")
+    assert isinstance(result.error_in_exec, NotYet)
+    assert capsys.readouterr().out == "Not yet: look at the index.\n"
