@@ -14,6 +14,7 @@ from io import BytesIO
 from pathlib import Path
 
 import fsspec
+import numpy as np
 import pytest
 import s3fs
 import torch
@@ -209,6 +210,13 @@ def test_some_breeds_can_be_chosen_and_a_missing_one_is_named(dogs):
     assert len(chosen) == 6
     with pytest.raises(NoPhotos, match=f"no images of {BREEDS[7].wnid}"):
         ImageFolder(dogs, breeds=[BREEDS[0], BREEDS[7]])
+
+
+def test_dusk_has_a_folder_of_its_own():
+    day, dusk = (find_data(1, ["pug"], light).url for light in ("day", "dusk"))
+    assert day != dusk
+    bright, dark = (np.asarray(Image.open(list_photos(url)[0])).mean() for url in (day, dusk))
+    assert dark < bright / 2
 
 
 def test_only_the_sketches_that_are_needed_are_drawn():

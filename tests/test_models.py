@@ -45,6 +45,11 @@ def test_the_transform_is_the_one_of_imagenets_weights(path):
     assert torch.equal(load_resnet(path)[1](PHOTO), torchvision.models.ResNet18_Weights.DEFAULT.transforms()(PHOTO))
 
 
+def test_of_a_model_of_smaller_images_nothing_is_cropped(path):
+    save_checkpoint(path, arch="resnet18", num_classes=5, state_dict=RESNET18, size=96)
+    assert load_resnet(path)[1](PHOTO.resize((192, 192))).shape == (3, 96, 96)
+
+
 def test_a_checkpoint_may_ask_for_another_resize(path):
     save_checkpoint(path, arch="resnet18", num_classes=5, state_dict=RESNET18, size=224)
     square = PHOTO.resize((224, 224))

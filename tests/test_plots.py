@@ -101,29 +101,6 @@ def test_right_and_wrong_answers_have_frames_of_their_own():
     assert all(count(picture, "#d2b48c") > 1000 for picture in pictures.values())  # tan: the image itself
 
 
-def test_a_learning_curve_begins_with_the_first_row(drawn):
-    panels = drawn(plots.learning_curve, pd.DataFrame([{"rank": 0, "attempt": 0, "step": 1, "loss": 2.0}]), "one step")
-    assert points(panels["training loss"]) == [(1, 2)]
-    assert points(panels["validation accuracy"]) == []  # there from the start, so that the picture does not jump
-
-
-def test_a_learning_curve_has_the_loss_of_each_rank_and_accuracy_on_its_whole_scale(drawn):
-    rows = [{"rank": rank, "attempt": 0, "step": step, "loss": 2.0 + rank} for rank in (0, 1) for step in (1, 2)]
-    rows.append({"rank": 0, "attempt": 0, "step": 2, "val_accuracy": 0.9})
-    panels = drawn(plots.learning_curve, pd.DataFrame(rows), "two ranks")
-    loss, accuracy = panels["training loss"], panels["validation accuracy"]
-    assert len(panels) == 2
-    assert points(loss) == [(1, 2), (1, 3), (2, 2), (2, 3)] and points(accuracy) == [(2, 0.9)]
-    assert accuracy.get_ylim()[0] <= 0 and accuracy.get_ylim()[1] >= 1
-
-
-def test_of_a_step_that_was_repeated_the_last_attempt_is_drawn(drawn):
-    rows = [{"rank": 0, "attempt": 0, "step": step, "loss": 9.0} for step in (1, 2)]
-    rows += [{"rank": 0, "attempt": 1, "step": step, "loss": 1.0} for step in (2, 3)]
-    panels = drawn(plots.learning_curve, pd.DataFrame(rows), "a restart")
-    assert points(panels["training loss"]) == [(1, 9), (2, 1), (3, 1)]
-
-
 def test_small_multiples_begin_with_the_first_row(drawn):
     first = {"model": "a", "epoch": 1, "seconds": 0.5, "loss": 3.0, "val_loss": 3.5}
     panels = drawn(plots.small_multiples, pd.DataFrame([first]), "epoch", "one model, one epoch")

@@ -11,14 +11,15 @@ import pytest
 import torch
 import torch.distributed as dist
 import torchvision
+from PIL import Image
 from torch.utils.data import Dataset, TensorDataset
 
 from workshop_utils import ddp, training
-from workshop_utils.data import ImageFolder, train_val_split
+from workshop_utils.data import ImageFolder, find_data, train_val_split
 from workshop_utils.dogs.breeds import HELD_OUT
 from workshop_utils.dogs.sketches import draw_dog, write_sketches
 from workshop_utils.models import load_checkpoint, load_resnet, save_checkpoint, with_new_head
-from workshop_utils.training import evaluate, learning_rate, train
+from workshop_utils.training import evaluate, learning_rate, prepare, train
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
 FIVE_STEPS = {"batch_size": 16, "lr": 0.01, "augment": True}  # of 80 images
@@ -46,7 +47,34 @@ def difference(weights, others):
 
 
 def changed(weights, others):
-    return {name for name in weights if not torch.equal(weights[name], others[name])}
+    return {name for name in weights if not torch.equal(torch.as_tensor(weights[name]), others[name])}
+
+
+def test_the_problem_is_the_same_wherever_it_is_prepared(monkeypatch, tmp_path):
+    for name in ("WORKSHOP_DATA", "WORKSHOP_WEIGHTS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path))
+    source = find_data(4, HELD_OUT, light="dusk")
+    (one, train_set, val_set), (other, _, _), (scratch, _, _) = (
+        prepare(source, image_size=64, pretrained=pretrained) for pretrained in (True, True, False)
+    )
+    assert (len(train_set), len(val_set)) == (36, 12) and not set(train_set.indices) & set(val_set.indices)
+    assert train_set[0][0].shape == (3, 64, 64) and one.fc.out_features == 12
+    assert not changed(one.state_dict(), other.state_dict())
+    shipped = load_resnet("sketches")[0].state_dict()
+    assert {"fc.weight", "fc.bias"} == changed({**one.state_dict(), "fc.weight": 0, "fc.bias": 0}, shipped)
+    assert "conv1.weight" in changed(scratch.state_dict(), shipped)
+    assert scratch.bn1.running_mean.abs().max() == 0, "BatchNorm's statistics are anew, too"
+
+
+def test_a_checkpoint_of_the_problem_is_loaded_for_its_image_size(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path))
+    source = find_data(4, HELD_OUT, light="dusk")
+    model, train_set, _ = prepare(source, image_size=64)
+    train(model, train_set, freeze_epochs=1, checkpoint=tmp_path / "breeds.pt")
+    learned, transform, _ = load_resnet(tmp_path / "breeds.pt")
+    path, _ = train_set.dataset.samples[train_set.indices[0]]
+    assert torch.equal(transform(Image.open(path)), train_set[0][0]) and learned.fc.out_features == 12
 
 
 @pytest.fixture(scope="module", autouse=True)

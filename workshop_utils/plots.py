@@ -75,25 +75,6 @@ def render_dot(source: str) -> str:
     return svg[svg.index("<svg") :]
 
 
-def learning_curve(metrics: pd.DataFrame, alt: str) -> IPython.display.Image:
-    """Return training loss per rank, and validation accuracy, against steps.
-
-    metrics: `Job.metrics()`: columns rank, step, loss, and val_accuracy where it was measured; of a step that a
-    restarted job repeated, the last attempt counts.
-    """
-    import plotnine as p9
-
-    panels = {"loss": "training loss", "val_accuracy": "validation accuracy"}
-    long = metrics.melt(["rank", "step"], [name for name in panels if name in metrics], "panel").dropna()
-    long = long.drop_duplicates(["rank", "step", "panel"], keep="last").replace({"panel": panels})
-    long = long.astype({"rank": str, "step": float, "value": float})
-    axis_ends = pd.DataFrame({"step": 0, "value": [0, 1], "panel": panels["val_accuracy"], "rank": long["rank"].min()})
-    lines = p9.ggplot(long, p9.aes("step", "value", color="rank")) + p9.geom_line() + p9.geom_point(size=1.2)
-    panes = p9.geom_blank(data=axis_ends), p9.facet_wrap("panel", scales="free_y")
-    look = p9.scale_color_brewer(type="qual", palette="Dark2"), p9.labs(x="step", y=""), p9.theme_minimal()
-    return show(lines + [*panes, *look], alt, width=8, height=2.8)
-
-
 def small_multiples(rows: pd.DataFrame, x: str, alt: str) -> IPython.display.Image:
     """Return a small panel per model, of training and validation loss against column `x`, all on the same axes.
 

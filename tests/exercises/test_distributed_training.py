@@ -4,69 +4,14 @@ import sys
 from contextlib import contextmanager
 
 import cloudpickle
-import numpy as np
 import pytest
 import torch
-from torch.utils.data import DistributedSampler
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 
 from workshop_utils.cluster import start_cluster
-from workshop_utils.exercises import (
-    NotYet,
-    distributed_training,
-)
-
-
-def mean_by(reduce):
-    def global_mean(value):
-        import torch.distributed as dist
-
-        total = torch.tensor([value])
-        return reduce(dist, total)
-
-    return global_mean
-
-
-def all_reduced(dist, total):
-    dist.all_reduce(total)
-    return total / dist.get_world_size()
-
-
-def summed_only(dist, total):
-    dist.all_reduce(total)
-    return total.item()
-
-
-def of_rank_0_alone(dist, total):
-    dist.reduce(total, 0)
-    return total.item() / dist.get_world_size()
-
-
-@pytest.mark.parametrize(
-    ("reduce", "hint"),
-    [
-        (lambda dist, total: None, "returns None"),
-        (lambda dist, total: total, "returned .10.0, 20.0"),
-        (summed_only, "that is the sum"),
-        (of_rank_0_alone, "had .10.0, 20.0. and returned .15.0,"),
-    ],
-)
-def test_no_wrong_mean_passes(reduce, hint, client):
-    with by_value(), pytest.raises(NotYet, match=hint):
-        distributed_training.check_global_mean(mean_by(reduce), client)
-
-
-def test_the_mean_over_all_ranks_passes_as_a_tensor(client):
-    with by_value():
-        distributed_training.check_global_mean(mean_by(all_reduced), client)
-
-
-def test_a_mean_on_a_single_worker_is_no_sum():
-    client = start_cluster(1)
-    try:
-        with by_value():
-            distributed_training.check_global_mean(mean_by(all_reduced), client)
-    finally:
-        client.shutdown()
+from workshop_utils.exercises import NotYet, distributed_training
 
 
 @contextmanager
@@ -77,29 +22,145 @@ def by_value():
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
-@pytest.mark.parametrize(
-    ("share", "hint"),
-    [
-        (lambda n, rank, world: None, "returns None"),
-        (lambda n, rank, world: list(range(n)), "counted twice"),
-        (lambda n, rank, world: list(range(rank * (n // world), (rank + 1) * (n // world))), "somebody has to take"),
-        (lambda n, rank, world: list(range(rank, n + n % world, world)), "there is no such image"),
-        (lambda n, rank, world: list(range(rank, n, 2)), "with 96 images and 4 ranks.*counted twice"),
-        (lambda n, rank, world: list(range(n)) if rank == 0 else [], "waits for the longest"),
-        (lambda n, rank, world: list(DistributedSampler(range(n), world, rank, shuffle=False)), "counted twice"),
-    ],
-)
-def test_no_wrong_share_passes(share, hint):
-    with pytest.raises(NotYet, match=hint):
-        distributed_training.check_my_share(share)
+def fit(images, labels, batch_size, n_epochs):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(n_epochs):
+        for start in range(0, len(images), batch_size):
+            x, y = images[start : start + batch_size], labels[start : start + batch_size]
+            loss = cross_entropy(model(x), y, reduction="sum") / batch_size
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return model.state_dict()
+
+
+def together(*, wrap=True, share="strided", divide_by="part", seed=0, returned="module", steps=1, no_zero_grad=False):
+    """Return a `fit_together` that is right by default, and else wrong in one way."""
+
+    def fit_together(images, labels, batch_size, n_epochs):
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3)).double()
+        model = DistributedDataParallel(model) if wrap else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        part = batch_size // world_size
+        for _ in range(n_epochs):
+            for start in range(0, len(images), batch_size):
+                x, y = images[start : start + batch_size], labels[start : start + batch_size]
+                mine = {
+                    "strided": slice(rank, None, world_size),
+                    "blocks": slice(rank * part, (rank + 1) * part),
+                    "all": slice(None),
+                    "first": slice(0, part),
+                    "overlapping": slice(rank, rank + part),
+                }
+                x, y = x[mine[share]], y[mine[share]]
+                for piece in range(steps):
+                    a, b = x[piece::steps], y[piece::steps]
+                    total = cross_entropy(model(a), b, reduction="sum")
+                    loss = total / {"part": len(a), "batch": batch_size}[divide_by]
+                    loss.backward()
+                    optimizer.step()
+                    if not no_zero_grad:
+                        optimizer.zero_grad()
+        if returned == "module":
+            return (model.module if wrap else model).state_dict()
+        return {"wrapped": model.state_dict(), "nothing": None, "model": model}[returned]
+
+    return fit_together
 
 
 @pytest.mark.parametrize(
-    "share",
+    ("answer", "hint"),
     [
-        lambda n, rank, world: range(rank, n, world),
-        lambda n, rank, world: np.array_split(np.arange(n), world)[rank].tolist(),
+        (None, "should be a function"),
+        (fit, "nothing has changed yet"),
+        (together(returned="nothing"), "return the weights as fit does, a dict with 0.weight"),
+        (together(returned="model"), "return the weights as fit does"),
+        (together(share="all"), "every rank computes the whole batch: give each rank its own part, one image in 2"),
+        (together(share="first"), "every rank takes the same images"),
+        (together(share="overlapping"), "image 5 of a batch is on no rank"),
+        (together(wrap=False), "the ranks end with different weights.*wrapped"),
+        (together(divide_by="batch"), "moved 0.5 times as far as fit's.*what does the loss divide by"),
+        (together(seed=1), "not by a factor: do all ranks begin with the same weights"),
+        (together(steps=2), r"the ranks take .2, 2. steps: each should take one"),
+        (together(no_zero_grad=True), "the first step is right; after 2 epochs"),
+        (lambda images, labels, batch_size, n_epochs: images.nothing, "AttributeError"),
+        (lambda images: None, "TypeError"),
     ],
 )
-def test_any_even_share_passes(share):
-    distributed_training.check_my_share(share)
+def test_no_wrong_ddp_loop_passes(answer, hint, client):
+    with by_value(), pytest.raises(NotYet, match=hint):
+        distributed_training.check_fit_together(answer, fit, client)
+
+
+@pytest.mark.parametrize("how", [{}, {"share": "blocks"}, {"returned": "wrapped"}])
+def test_a_right_ddp_loop_passes_however_it_shares(how, client, capsys):
+    with by_value():
+        distributed_training.check_fit_together(together(**how), fit, client)
+    assert capsys.readouterr().out == "Correct. The same weights as one process, on every one of 2 ranks.\n"
+
+
+def accuracy_by(reduce):
+    def global_accuracy(n_right, n_images):
+        return reduce(torch.tensor([n_right, n_images], dtype=torch.float64))
+
+    return global_accuracy
+
+
+def over_all(sums):
+    dist.all_reduce(sums)
+    return sums[0] / sums[1]
+
+
+def mean_of_the_ranks(sums):
+    accuracy = sums[0] / sums[1]
+    dist.all_reduce(accuracy)
+    return (accuracy / dist.get_world_size()).item()
+
+
+def rights_alone(sums):
+    dist.all_reduce(sums)
+    return sums[0].item()
+
+
+def on_rank_0_alone(sums):
+    dist.reduce(sums, 0)
+    return (sums[0] / sums[1]).item()
+
+
+
+
+@pytest.mark.parametrize(
+    ("reduce", "hint"),
+    [
+        (lambda sums: None, "returns None"),
+        (lambda sums: (sums[0] / sums[1]).item(), "the ranks had 3 of 4, 4 of 8 right and returned .0.75, 0.5."),
+        (mean_of_the_ranks, "0.625 is the mean of their accuracies"),
+        (rights_alone, "returned 7.000: divide two sums"),
+        (on_rank_0_alone, "it should be one number"),
+        (lambda sums: sums, "cannot read this answer|raised"),
+    ],
+)
+def test_no_wrong_accuracy_passes(reduce, hint, client):
+    with by_value(), pytest.raises(NotYet, match=hint):
+        distributed_training.check_global_accuracy(accuracy_by(reduce), client)
+
+
+@pytest.mark.parametrize("as_type", [float, torch.as_tensor])
+def test_the_accuracy_over_all_images_passes(as_type, client):
+    with by_value():
+        distributed_training.check_global_accuracy(accuracy_by(lambda sums: as_type(over_all(sums))), client)
+
+
+def test_one_worker_has_nothing_to_share(capsys):
+    client = start_cluster(1)
+    try:
+        with by_value():
+            distributed_training.check_fit_together(together(), fit, client)
+            distributed_training.check_global_accuracy(accuracy_by(over_all), client)
+    finally:
+        client.shutdown()
+    assert "try it on two" in capsys.readouterr().out

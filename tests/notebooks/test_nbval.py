@@ -20,12 +20,15 @@ STORED = {
 }
 
 
-def run_nbval(folder, *notebooks):
-    """Return {name of a notebook: what became of its cells} and all that nbval printed."""
+def run_nbval(folder, *notebooks, before=(), timeout=200):
+    """Return {name of a notebook: what became of its cells} and all that nbval printed.
+
+    before: what the command begins with. timeout: seconds.
+    """
     options = [str(ROOT / option) if option.endswith(".cfg") else option for option in OPTIONS]
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", folder, "-rA"]
+    command = [*before, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", folder, "-rA"]
     command += [*options, *notebooks]
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200)
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout)
     found = re.findall(r"^(PASSED|FAILED|ERROR) \S*?([^/]*)\.ipynb::", result.stdout, flags=re.MULTILINE)
     return {name: {one for one, whose in found if whose == name} for _, name in found}, result.stdout
 

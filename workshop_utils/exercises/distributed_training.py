@@ -1,44 +1,124 @@
 """Checks of notebook 06 · Distributed training."""
 
+from collections.abc import Callable
+
+import torch
 from distributed import Client
 
 from workshop_utils import ddp
-from workshop_utils.exercises import Answer, NotYet, exercise, expect, passed
+from workshop_utils.exercises import Answer, NotYet, exercise, expect, passed, unanswered
+
+IMAGES_A_RANK = 4  # of each batch of `check_fit_together`
+EXACT = 1e-9  # how far float64 weights may differ by the order of sums
 
 
 @exercise
-def check_global_mean(function: Answer, client: Client) -> None:
+def check_fit_together(answer: Answer, fit: Callable, client: Client) -> None:
+    expect(callable(answer), "fit_together should be a function.")
+    expect(not _does_what(answer, fit), "fit_together still does what fit does: nothing has changed yet.")
+    n_ranks = len(client.nthreads())
+    batch_size = IMAGES_A_RANK * n_ranks
+    images = torch.rand(3 * batch_size, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    images[:, 0] = torch.arange(len(images)) / len(images)  # by which an image is known
+    labels = torch.arange(len(images)) % 3
+    one_batch = images[:batch_size], labels[:batch_size], batch_size
+
+    # One step of SGD moves the weights in proportion to the gradient, so it also shows a wrong scale.
+    [(first, _)], [(target, whole)] = (_on_ranks(client, fit, *one_batch, n, n_workers=1) for n in (0, 1))
+    ranks = _on_ranks(client, answer, *one_batch, 1)
+    for weights, _ in ranks:
+        expect(weights.keys() == target.keys(),
+               f"return the weights as fit does, a dict with {', '.join(target)}.")  # fmt: skip
+    _expect_shares([seen for _, seen in ranks], whole[0], n_ranks)
+    expect(all(_apart(weights, ranks[0][0]) <= EXACT for weights, _ in ranks),
+           "the ranks end with different weights: nothing averages their gradients. Is the model wrapped?")  # fmt: skip
+    moved, wanted = (torch.cat([(weights[name] - first[name]).ravel() for name in first])
+                     for weights in (ranks[0][0], target))  # fmt: skip
+    scale = (moved @ wanted / (wanted @ wanted)).item()
+    if _apart(ranks[0][0], target) > EXACT:
+        straight = torch.allclose(moved, scale * wanted, atol=EXACT)
+        raise NotYet(f"after one step the weights have moved {scale:.3g} times as far as fit's. "
+                     "DDP takes the mean over the ranks; what does the loss divide by?" if straight else
+                     "after one step the weights differ from fit's, and not by a factor: do all ranks begin with the "
+                     "same weights, and with fit's loss?")  # fmt: skip
+    [(target, _)] = _on_ranks(client, fit, images, labels, batch_size, 2, n_workers=1)
+    apart = max(_apart(weights, target) for weights, _ in _on_ranks(client, answer, images, labels, batch_size, 2))
+    expect(apart <= EXACT, f"the first step is right; after 2 epochs of 3 steps a weight differs by {apart:.1e}.")
+    passed(f"The same weights as one process, on every one of {n_ranks} ranks." if n_ranks > 1 else
+           "But with one worker there is nothing to share: try it on two.")  # fmt: skip
+
+
+@exercise
+def check_global_accuracy(answer: Answer, client: Client) -> None:
     def on_each_rank():
         import torch.distributed as dist
 
-        return function(10.0 * (dist.get_rank() + 1)), dist.get_world_size()
+        rank = dist.get_rank()
+        n_right, n_images = 3 + rank, 4 * (rank + 1)
+        return answer(n_right, n_images), n_right, n_images
 
     try:
-        answers = ddp.run(client, on_each_rank, timeout=30)
+        ranks = ddp.run(client, on_each_rank, backend="gloo", timeout=30)
     except TimeoutError:
-        raise NotYet("the ranks wait for each other: each of them has to call all_reduce, once.") from None
-    world_size = answers[0][1]
-    means = [None if mean is None else float(mean) for mean, _ in answers]
-    expect(None not in means, "global_mean returns None; return the mean as a number.")
-    expected = sum(10.0 * (rank + 1) for rank in range(world_size)) / world_size
-    summed = means != [expected] * world_size and means == [world_size * expected] * world_size
-    expect(not summed, "that is the sum: divide it by the world size.")
-    expect(means == [expected] * world_size,
-           f"the ranks had {[10.0 * (rank + 1) for rank in range(world_size)]} and returned {means}.")  # fmt: skip
-    passed("One number, the same on every rank.")
+        raise NotYet("the ranks wait for each other: each of them has to call all_reduce, equally often.") from None
+    given, n_right, n_images = zip(*ranks, strict=True)
+    expect(None not in given, "global_accuracy returns None; return the accuracy as a number.")
+    found = [float(value) for value in given]
+    about = f"the ranks had {', '.join(f'{a} of {b}' for a, b in zip(n_right, n_images, strict=True))} right"
+    means = sum(a / b for a, b in zip(n_right, n_images, strict=True)) / len(ranks)
+    wanted = sum(n_right) / sum(n_images)
+    one = len(ranks) == 1
+    expect(max(found) - min(found) < 1e-6, f"{about} and returned {found}: it should be one number.")
+    expect(one or abs(found[0] - means) > 1e-6,
+           f"{about}; {found[0]:.3f} is the mean of their accuracies: add up right ones, and images.")  # fmt: skip
+    expect(abs(found[0] - wanted) < 1e-6, f"{about}, and returned {found[0]:.3f}: divide two sums.")
+    passed("One number on every rank, and each image counts once.")
 
 
-@exercise
-def check_my_share(function: Answer) -> None:
-    for n_images, world_size in [(8, 2), (7, 2), (96, 4), (1, 2), (5, 3)]:
-        shares = [function(n_images, rank, world_size) for rank in range(world_size)]
-        expect(all(share is not None for share in shares), "my_share returns None; return a list of positions.")
-        shares = [list(share) for share in shares]
-        given = [position for share in shares for position in share]
-        about = f"with {n_images} images and {world_size} ranks, the shares are {shares}"
-        expect(set(given) >= set(range(n_images)), f"{about}: somebody has to take every image.")
-        expect(set(given) <= set(range(n_images)), f"{about}: there is no such image.")
-        expect(len(given) == n_images, f"{about}: an image is counted twice.")
-        sizes = [len(share) for share in shares]
-        expect(max(sizes) - min(sizes) <= 1, f"{about}: the last rank waits for the longest; share more evenly.")
-    passed("Every image counts once, whatever the world size.")
+def _on_ranks(client, function, images, labels, batch_size, n_epochs, n_workers=None):
+    """Return of each rank (weights, without a wrapper's prefix; the images of each forward)."""
+
+    def on_each_rank():
+        import torch
+
+        seen = []
+
+        def note(layer, inputs):
+            if getattr(layer, "in_features", None) == 8:
+                seen.append((inputs[0][:, 0] * n_images).round().int().tolist())
+
+        hook = torch.nn.modules.module.register_module_forward_pre_hook(note)
+        try:
+            weights = function(images, labels, batch_size, n_epochs)
+        finally:
+            hook.remove()
+        found = weights.items() if isinstance(weights, dict) else ()  # a wrapped model could not even travel
+        return {name.removeprefix("module."): weight for name, weight in found}, seen
+
+    n_images = 3 * batch_size  # by which `images` are numbered, also where they are the first batch alone
+    try:
+        return ddp.run(client, on_each_rank, n_workers=n_workers, backend="gloo", timeout=30)
+    except TimeoutError:
+        raise NotYet("the ranks wait for each other: all of them have to take the same number of steps.") from None
+
+
+def _expect_shares(seen, whole, n_ranks):
+    n_steps = [len(batches) for batches in seen]
+    mine = [sorted(image for batch in batches for image in batch) for batches in seen]
+    if n_ranks > 1:
+        expect(any(one != sorted(whole) for one in mine), "every rank computes the whole batch: give each rank its own "
+               f"part, one image in {n_ranks}.")  # fmt: skip
+        same = all(one == mine[0] for one in mine)
+        expect(not same, f"every rank takes the same images, {mine[0]}: let its rank choose.")
+    expect(set().union(*mine) >= set(whole), f"image {min(set(whole).difference(*mine), default=0)} of a batch is "
+           "on no rank.")  # fmt: skip
+    expect(sum(map(len, mine)) == len(whole), f"the ranks take {mine}: an image is there twice.")
+    expect(set(n_steps) == {1}, f"for one batch of fit, the ranks take {n_steps} steps: each should take one.")
+
+
+def _does_what(answer, fit):
+    return unanswered(answer, given=fit) and unanswered(fit, given=answer)
+
+
+def _apart(weights, others):
+    return max((weights[name] - others[name]).abs().max().item() for name in others)

@@ -1,48 +1,42 @@
 """How long a notebook takes in class: its cells as they were measured, and the reading by a rule, written into it."""
 
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import nbformat
 
-WORDS, LINES, EXERCISE, GUESS = 130, 15, 4, 1  # words and lines of code a minute; minutes for one of each
-FURTHER = "Going further"  # a section that is read at home
-SECTION = re.compile(r"^(## .+)\n(?:\n\*\d+ minutes?\*\n)?", re.MULTILINE)
-TOTAL = re.compile(r"\*\*Time:\*\* [^.\n]*\.")
+WORDS, LINES = 130, 15  # of prose and of code, read in a minute
+MINUTES = {"exercise": 4, "guess": 1, "solution": 0, "check": 0}  # for cells with such a tag, instead of their lines
+FURTHER = "## Going further"  # is read at home
+FOLDED = re.compile(r"<details>.*?</details>", re.DOTALL)
+SECTION = re.compile(r"^(## .+)\n*(?:\*\d+ minutes?\*)?\n*", re.MULTILINE)
+TOTAL = re.compile(r"\*\*Time:\*\* .*")
 
 
 def write_minutes(path: Path, notebook: nbformat.NotebookNode, seconds: list[float]) -> None:
-    """Write the minutes of each section and of all into `notebook`, and into its source at `path`.
+    """Write the minutes of each section, which begins with a line `## …`, and of all into a notebook and its source.
 
-    seconds: what each code cell took. A section is what follows a line `## …`; one without code or exercise has none.
+    path: of the source. seconds: what each code cell of `notebook` took.
     """
-    minutes, ran, section, took = {"": 0.0}, {"": False}, "", iter(seconds)
+    minutes, section, took = defaultdict[str, float](float), "", iter(seconds)
     for cell in notebook.cells:
-        if cell.cell_type == "markdown":
-            for part in re.split(r"^(?=## )", cell.source, flags=re.MULTILINE):
-                if part.startswith("## "):
-                    section = part.splitlines()[0]
-                    minutes[section], ran[section] = 0.0, False
-                minutes[section] += len(re.sub(r"<details>.*?</details>", "", part, flags=re.DOTALL).split()) / WORDS
+        if cell.cell_type == "code":
+            rules = [MINUTES[tag] for tag in cell.metadata.get("tags", ()) if tag in MINUTES]
+            minutes[section] += next(took) / 60 + (sum(rules) if rules else (cell.source.count("\n") + 1) / LINES)
             continue
-        tags, ran[section] = cell.metadata.get("tags", ()), True
-        minutes[section] += next(took) / 60 + EXERCISE * ("exercise" in tags) + GUESS * ("guess" in tags)
-        if not {"solution", "check"}.intersection(tags):
-            minutes[section] += len(cell.source.splitlines()) / LINES
-    in_class = sum(value for name, value in minutes.items() if not name.endswith(FURTHER))
-    times = f"**Time:** {5 * round(in_class / 5)} minutes in class, of which the cells run for {sum(seconds) / 60:.0f}."
-    times = times.replace("run for 0.", "run for less than one.")
-
-    def with_minutes(text):
-        def noted(match):
-            n = max(1, round(minutes.get(match[1], 0)))
-            note = f"\n*{n} minute{'s' * (n > 1)}*\n" if ran.get(match[1]) else ""
-            return f"{match[1]}\n{note}"
-
-        return SECTION.sub(noted, TOTAL.sub(times, text))
-
+        for part in re.split(r"^(?=## )", cell.source, flags=re.MULTILINE):
+            section = part.split("\n")[0] if part.startswith("## ") else section
+            minutes[section] += len(FOLDED.sub("", part).split()) / WORDS
+    in_class = sum(minutes.values()) - minutes[FURTHER]
+    total = f"**Time:** {5 * round(in_class / 5)} minutes in class; its cells run for {sum(seconds) / 60:.1f} of them."
     source = nbformat.read(path, as_version=4)
     for cell in [*source.cells, *notebook.cells]:
         if cell.cell_type == "markdown":
-            cell.source = with_minutes(cell.source)
+            cell.source = SECTION.sub(lambda found: f"{found[1]}\n\n{_about(minutes[found[1]])}\n\n", cell.source)
+            cell.source = TOTAL.sub(total, cell.source).rstrip("\n")
     nbformat.write(source, path)
+
+
+def _about(minutes):
+    return f"*{max(1, round(minutes))} minute{'s' if round(minutes) > 1 else ''}*"
