@@ -14,16 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 from torchvision.models import ResNet
 
+from workshop_utils import models
 from workshop_utils.data import HELD_OUT, DataSource, ImageFolder, train_val_split
 from workshop_utils.inference import precision_of
-from workshop_utils.models import (
-    IMAGENET_WEIGHTS,
-    checkpoint_exists,
-    load_checkpoint,
-    load_resnet,
-    save_checkpoint,
-    with_new_head,
-)
 from workshop_utils.results import log_metrics
 
 LR_BATCH = 32  # images a step that `lr` is meant for
@@ -38,13 +31,13 @@ def prepare(source: DataSource, *, pretrained: bool = True, image_size: int = 96
     image_size: pixels a side, (3, image_size, image_size). Of each breed, a quarter of the images is for validation.
     """
     torch.manual_seed(0)  # for the weights that are drawn
-    model = load_resnet(source.weights)[0]
+    model = models.load_resnet(source.weights)[0]
     if not pretrained:
         model.apply(lambda layer: layer.reset_parameters() if hasattr(layer, "reset_parameters") else None)
     model.about["size"] = image_size  # of which a checkpoint tells `load_resnet`
-    transform = IMAGENET_WEIGHTS.transforms(resize_size=image_size, crop_size=image_size)
+    transform = models.IMAGENET_WEIGHTS.transforms(resize_size=image_size, crop_size=image_size)
     dataset = ImageFolder(source.url, transform, storage_options=source.storage_options, breeds=HELD_OUT)
-    return with_new_head(model, len(HELD_OUT)), *train_val_split(dataset, 0.25, seed=0)
+    return models.with_new_head(model, len(HELD_OUT)), *train_val_split(dataset, 0.25, seed=0)
 
 
 @contextmanager
@@ -286,14 +279,15 @@ def _save(checkpoint, storage_options, settings, about, model, optimizer, step, 
     n_classes = {"num_classes": model.fc.out_features} if hasattr(model, "fc") else {}
     about = {**getattr(model, "about", {}), **n_classes, **(about or {}), "optimizer": optimizer.state_dict()}
     training = {"settings": settings, "step": step, "numbers": numbers}
-    save_checkpoint(checkpoint, storage_options, **about, state_dict=model.state_dict(), training=training)
+    models.save_checkpoint(checkpoint, storage_options, **about, state_dict=model.state_dict(), training=training)
 
 
 def _resume(checkpoint, storage_options, settings, model, optimizer):
     """Return (steps done, numbers so far), once all ranks agree on them; load the states of the checkpoint, if any."""
     step, numbers = 0, {}
-    if checkpoint and checkpoint_exists(checkpoint, storage_options):
-        saved, cure = load_checkpoint(checkpoint, storage_options), "Delete that file, or choose another checkpoint."
+    if checkpoint and models.checkpoint_exists(checkpoint, storage_options):
+        saved = models.load_checkpoint(checkpoint, storage_options)
+        cure = "Delete that file, or choose another checkpoint."
         if "training" not in saved:
             raise ValueError(f"{str(checkpoint)!r} was not written by train, so there is nothing to go on from. {cure}")
         old, step, numbers = (saved["training"][name] for name in ("settings", "step", "numbers"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import nbformat
 
-WORDS, LINES = 130, 15  # of prose and of code, read in a minute
+WORDS, LINES = 130, 20  # of prose and of code, read in a minute
 MINUTES = {"exercise": 4, "guess": 1, "solution": 0, "check": 0}  # for cells with such a tag, instead of their lines
 FURTHER = "## Going further"  # is read at home
 FOLDED = re.compile(r"<details>.*?</details>", re.DOTALL)
