@@ -1,12 +1,13 @@
 """Notebook 09: wrong answers get a hint, never a traceback, and right ones pass in any sensible type."""
 
+import nbformat
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
 from workshop_utils import horovod as launcher
-from workshop_utils.exercises import NotYet, horovod
+from workshop_utils.exercises import NotYet, horovod, unanswered
 from workshop_utils.models import load_checkpoint
 
 
@@ -34,6 +35,14 @@ def test_a_right_plan_passes_in_any_type(capsys):
 
     horovod.check_plan(plan)
     assert capsys.readouterr().out.startswith("Correct. ")
+
+
+def test_the_stub_repeats_the_function_with_mistakes():
+    cells = nbformat.read(launcher.RENDERED, 4).cells
+    stub = next(cell.source for cell in cells if cell.source.startswith("def resume(path):"))
+    names = dict(torch=torch, cross_entropy=cross_entropy, load_checkpoint=load_checkpoint, exercises=horovod)
+    exec(stub, names)
+    assert unanswered(names["resume"], given=horovod.given_resume) and not unanswered(resume, horovod.given_resume)
 
 
 def resume(path, *, load="broadcast", wrap="first", divide=False, part="own", report="mean"):
@@ -94,6 +103,7 @@ def with_mistakes(**mistakes):
 
 
 WRONG = [
+    (horovod.given_resume, "which order"),
     (with_mistakes(load="after broadcast", wrap="last", divide=True), "which order"),
     (with_mistakes(load="after broadcast"), "which order"),
     (with_mistakes(wrap="last"), "The momentum is gone"),
