@@ -1,86 +1,134 @@
-"""The run logs that notebook 07 reads: the same training on 1, 2 and 4 workers, every row of metrics kept.
+"""The run logs that notebook 07 reads: its training problem, taught in many ways, on 1, 2 and 4 workers.
 
-    python benchmarks/runs.py [--photos FOLDER --weights FILE]
+    python benchmarks/runs.py [--rounds N]
 
-The images, their order and the number of images a step are the same for all, so the runs differ in how the work is
-shared and in nothing else. Each worker has one PyTorch thread, except in the run that gives one worker all cores.
-With a GPU there is one run, on all GPUs.
+Every row of metrics is kept. Each round has all runs in an order of its own, so that a machine that grows slower makes
+no run look bad, and its own order of the images. Runs differ in what STUDIES changes, and in nothing else. The data are
+the sketches at dusk, or what WORKSHOP_DATA and WORKSHOP_WEIGHTS name; see notebook 01.
+Each worker has one PyTorch thread, except in the run that gives one worker all cores. With GPUs, each worker has one,
+and runs on more workers than GPUs are left out.
 """
 
 import json
+import os
+import random
 import time
+from collections import Counter
 
 import click
 import torch
+import torch.distributed as dist
 from dask.system import CPU_COUNT
 from record import RESULTS, write_result
+from torch.utils.data import DataLoader, Subset
 
 from workshop_utils import ddp
 from workshop_utils.cluster import start_cluster
-from workshop_utils.data import HELD_OUT, ImageFolder, find_data, train_val_split
-from workshop_utils.models import load_resnet, with_new_head
-from workshop_utils.training import train
+from workshop_utils.data import HELD_OUT, find_data
+from workshop_utils.results import log_metrics
+from workshop_utils.training import evaluate, prepare, train
 
-BATCH_SIZE = 32
-PER_BREED = 40  # sketches
-ON_CPU = [(1, 1), (2, 1), (4, 1), (1, CPU_COUNT)]  # (workers, PyTorch threads of each)
-SKETCHES = {"epochs": 3, "freeze_epochs": 2, "lr": 0.1, "body_lr": 0.1, "warmup_steps": 3}
-PHOTOS = {"epochs": 3, "freeze_epochs": 3, "lr": 0.1, "warmup_steps": 3, "precision": "auto"}
+PER_BREED = 32  # sketches
+USUAL = {"pretrained": True, "lr": 0.005, "freeze_epochs": 0, "freeze_batchnorm": False, "epochs": 2, "batch_size": 32,
+         "accumulate": 1, "precision": "fp32", "compression": None, "warmup_steps": 3}  # fmt: skip
+HEAD = {"training": "head alone", "epochs": 4, "freeze_epochs": 4, "lr": 0.1, "freeze_batchnorm": True}
+SCALES = [(1, 1), (2, 1), (4, 1), (1, CPU_COUNT)]  # (workers, PyTorch threads of each)
+STUDIES = {
+    "trainings": [
+        {"epochs": 4},
+        {"epochs": 4, "training": "from scratch", "pretrained": False, "lr": 0.03},
+        HEAD,
+        HEAD | {"training": "head alone, statistics adapt", "freeze_batchnorm": False},
+        {"epochs": 4, "training": "all layers, frozen statistics", "freeze_batchnorm": True},
+    ],
+    "learning rate": [HEAD | {"lr": lr} for lr in (0.1, 0.03, 0.01, 0.003)],
+    "strong scaling": [
+        change | {"workers": workers, "threads": threads} for workers, threads in SCALES for change in ({}, HEAD)
+    ],
+    "weak scaling": [{"workers": workers, "batch_size": 16 * workers} for workers in (1, 2, 4)],
+    "batch size": [{"batch_size": size} for size in (16, 32, 64)],
+    "settings": [{}, {"precision": "bf16"}, {"compression": "fp16"}, {"compression": "bf16"},
+                 {"batch_size": 64}, {"batch_size": 64, "accumulate": 2}],
+}  # fmt: skip
 
 
 @click.command()
-@click.option("--photos", type=click.Path(exists=True, resolve_path=True), help="Folder of Stanford Dogs.")
-@click.option("--weights", type=click.Path(exists=True, resolve_path=True), help="ImageNet weights for the photos.")
-def main(photos, weights):
-    sketches = find_data(PER_BREED, HELD_OUT)
-    if sketches.kind != "sketches":
-        raise click.ClickException("Unset WORKSHOP_DATA: photos are named with --photos.")
-    jobs = [("sketches", sketches.url, "sketches", SKETCHES)]
-    jobs += [("photos", photos, weights or "imagenet", PHOTOS)] if photos else []
+@click.option("--rounds", default=3, show_default=True, help="How often each run is made.")
+def main(rounds):
+    source = find_data(PER_BREED, HELD_OUT, light="dusk")
+    client = start_cluster(None if torch.cuda.is_available() else 4)
+    ddp.run(client, prepare, source)  # imports PyTorch, outside the clock
     rows, runs = [], []
-    for n_workers, n_threads in [(None, 1)] if torch.cuda.is_available() else ON_CPU:
-        client = start_cluster(n_workers)
-        ddp.run(client, prepare, sketches.url, "sketches")  # imports PyTorch, outside the clock
-        for data, url, initial, settings in jobs:
-            name = f"{data}, {len(client.nthreads())} x {n_threads}"
-            job = ddp.launch(client, teach, url, initial, n_threads, settings)
+    for round_ in range(rounds):
+        plans = planned(len(client.nthreads()))
+        random.Random(round_).shuffle(plans)
+        for plan in plans:
+            run = {"run": len(runs), "round": round_, **plan}
             launched = time.time()
+            job = ddp.launch(client, teach, source, plan, round_, n_workers=plan["workers"])
             numbers = job.result()[0]
-            run = {"run": name, "data": data, "workers": len(job.workers), "threads": n_threads}
-            rows += [run | row | {"seconds": row["time"] - launched} for row in job.metrics().to_dict("records")]
-            runs.append(run | {"settings": settings | {"batch_size": BATCH_SIZE}} | numbers)
-            click.echo(f"{name}: {numbers['images_per_s']:.1f} images/s, {numbers['accuracy']:.1%}", err=True)
-        client.shutdown()
-    path = write_result("runs", {"runs": runs})
+            rows += [{"run": run["run"], **tidy(row)} for row in job.metrics().to_dict("records")]
+            runs.append(run | {"launched": round(launched, 3)} | tidy(numbers))
+            click.echo(f"{run['run']} {plan['studies']} {plan['training']}, {plan['workers']} x {plan['threads']}: "
+                       f"{numbers['images_per_s']:.1f} images/s, {numbers['accuracy']:.1%}, "
+                       f"{time.time() - launched:.1f} s", err=True)  # fmt: skip
+    client.shutdown()
+    path = write_result("runs", {"data": source.noun, "rounds": rounds, "runs": runs})
     log = path.with_suffix(".jsonl")
-    log.write_text("".join(json.dumps(tidy(row)) + "\n" for row in rows))
+    part = log.with_suffix(".part")
+    part.write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows))
+    os.replace(part, log)
     print(f"written to {path.relative_to(RESULTS.parents[1])} and {log.name}: {len(runs)} runs, {len(rows)} rows")
 
 
-def prepare(url, weights):
-    torch.manual_seed(0)
-    model, transform, _ = load_resnet(weights)
-    dataset = ImageFolder(url, transform, breeds=HELD_OUT)
-    return with_new_head(model, len(HELD_OUT)), *train_val_split(dataset, 0.25, seed=0)
+def planned(n_workers):
+    """Return the settings of each run once, with the studies that it belongs to; of those that `n_workers` can make."""
+    plans = []
+    for study, changes in STUDIES.items():
+        for change in changes:
+            default = {"training": "all layers", "workers": min(2, n_workers), "threads": 1}
+            plan = default | USUAL | change
+            same = [other for other in plans if all(other[name] == value for name, value in plan.items())]
+            if same:
+                same[0]["studies"].append(study)
+            elif plan["workers"] <= n_workers and (plan["threads"] == 1 or not torch.cuda.is_available()):
+                plans.append({"studies": [study], **plan})
+    return plans
 
 
-def teach(url, weights, n_threads, settings):
-    """Train; return its numbers and the confusion: for each (breed, prediction) of the validation set, how many."""
-    torch.set_num_threads(n_threads)
-    model, train_set, val_set = prepare(url, weights)
-    numbers = train(model, train_set, val_set, batch_size=BATCH_SIZE, **settings)
-    images, labels = zip(*(val_set[index] for index in range(len(val_set))), strict=True)
-    with torch.inference_mode():
+def teach(source, plan, seed):
+    """Train as planned; return `train`'s numbers and how many weights learned.
+
+    Beside `train`'s rows, rank 0 logs the accuracy before the first step, and each rank, where the trainings are
+    compared, which breed it took for which, how often, on its part of the validation set.
+    """
+    torch.set_num_threads(plan["threads"])
+    model, train_set, val_set = prepare(source, pretrained=plan["pretrained"])
+    before, rank = evaluate(model, val_set), dist.get_rank()
+    if rank == 0:
+        log_metrics(step=0, val_accuracy=before["accuracy"], val_loss=before["loss"])
+    settings = {name: plan[name] for name in USUAL if name != "pretrained"}
+    numbers = train(model, train_set, val_set, seed=seed, **settings)
+    if "trainings" in plan["studies"]:
         device = next(model.parameters()).device
-        answers = [model(image.unsqueeze(0).to(device)).argmax().item() for image in images]
-    pairs = sorted((HELD_OUT[truth].name, HELD_OUT[answer].name) for truth, answer in zip(labels, answers, strict=True))
-    return numbers | {"confusion": [[*pair, pairs.count(pair)] for pair in sorted(set(pairs))]}
+        part, pairs = Subset(val_set, range(rank, len(val_set), dist.get_world_size())), Counter()
+        with torch.inference_mode():
+            for images, labels in DataLoader(part, 64):
+                pairs.update(zip(labels.tolist(), model(images.to(device)).argmax(1).tolist(), strict=True))
+        for (truth, answer), n in pairs.items():
+            log_metrics(breed=HELD_OUT[truth].name, prediction=HELD_OUT[answer].name, n=n)
+    learned = model.fc if plan["freeze_epochs"] >= plan["epochs"] else model
+    return numbers | {"weights": sum(weight.numel() for weight in learned.parameters())}
 
 
 def tidy(row):
-    """Return a row without what it lacks, and with six digits, which a clock does not exceed."""
-    return {name: round(value, 6) if isinstance(value, float) else value
-            for name, value in row.items() if value == value and name not in ("time", "worker", "attempt")}  # fmt: skip
+    """Return a row without what it lacks and what names a process: times in ms, other numbers with five digits."""
+    kept = {name: value for name, value in row.items() if value == value and name not in ("worker", "attempt")}
+    for name, value in kept.items():
+        if isinstance(value, float):
+            kept[name] = round(value, 3) if name == "time" else float(f"{value:.5g}")
+            kept[name] = int(value) if value.is_integer() and name != "time" else kept[name]
+    return kept
 
 
 if __name__ == "__main__":

@@ -1,41 +1,58 @@
 """Checks of notebook 07 · Learning from results."""
 
+from collections.abc import Iterable
+
 import pandas as pd
 
 from workshop_utils.exercises import Answer, exercise, expect, passed
 
 
 @exercise
-def check_quickest(answer: Answer, rows: pd.DataFrame) -> None:
-    expect(answer is not None, "quickest is still None.")
-    reached = _seconds_to_90_percent(rows)
-    expect(isinstance(answer, str), f"quickest should be the name of a run, such as {reached.index[0]!r}.")
-    expect(answer in reached.index, f"{answer!r} is no run on sketches that reached 90 %: {list(reached.index)} did.")
-    expect(answer == reached.idxmin(), f"{answer!r} took {reached[answer]:.1f} s, and another run was quicker.")
-    passed(f"{answer} took {reached[answer]:.1f} s.")
+def check_acted(answer: Answer, start: pd.DataFrame) -> None:
+    """start: `loss` and `lr` of one run, by step."""
+    peak = int(start.loss.idxmax())
+    expected = [float(rate) for rate in start.lr[start.index < peak]]
+    expect(answer is not None, "acted is still None.")
+    expect(isinstance(answer, Iterable) and not isinstance(answer, str | dict), "acted should be a list of rates.")
+    rates = [float(rate) for rate in answer]
+    expect(rates, f"acted is empty, but updates changed the weights before step {peak}: give their rates.")
+    too_late = _equal(rates, [*expected, float(start.lr[peak])])
+    expect(not too_late, f"the loss of step {peak} was computed in its forward pass, before the update of the same "
+           "step: that rate came too late.")  # fmt: skip
+    expect(len(rates) <= len(expected), f"the loss was highest in step {peak}: what came after that had not acted.")
+    expect(len(rates) == len(expected), f"acted has {len(rates)} rates: {len(expected)} updates came before the loss "
+           f"of step {peak}.")  # fmt: skip
+    in_order = _equal(rates, expected) or not _equal(sorted(rates), sorted(expected))
+    expect(in_order, "these are the rates, but in another order: give them as they acted.")
+    expect(_equal(rates, expected), f"give the rates of the updates before step {peak}: see the column lr of start.")
+    passed(f"{len(rates)} updates, with rates up to {max(rates):.4f}, came before the loss of step {peak}.")
 
 
 @exercise
-def check_cost(answer: Answer, rows: pd.DataFrame, n_cores: int) -> None:
+def check_cost(answer: Answer, reached: pd.DataFrame, runs: pd.DataFrame, n_cores: int) -> None:
+    """reached: seconds to the goal, run_of x round. runs: with columns run_of, workers, threads."""
     expect(answer is not None, "cost is still None.")
-    expect(isinstance(answer, pd.Series), "cost should be a Series: one number per run.")
-    reached = _seconds_to_90_percent(rows)
-    expect(set(answer.index) == set(reached.index), f"the index should be the runs on sketches: {list(reached.index)}.")
-    sketches = rows[rows.data == "sketches"].drop_duplicates("run_of").set_index("run_of")
-    uncapped = (sketches.workers * sketches.threads)[reached.index]
-    expected, answer = reached * uncapped.clip(upper=n_cores), answer[reached.index].astype(float)
-    right = _all_close(answer, expected)
-    expect(right or not _all_close(answer, reached), "these are seconds: multiply by the cores that were in use.")
-    too_many = _all_close(answer, reached * uncapped) and not right
-    expect(not too_many, f"some run has more workers than the machine has cores: cap it with clip(upper={n_cores}).")
-    expect(right, "seconds times workers times threads, with at most all cores.")
-    passed(f"The cheapest was {expected.idxmin()}, with {expected.min():.0f} core-seconds.")
+    expect(isinstance(answer, pd.Series), "cost should be a Series: one number for each run_of.")
+    expect(set(answer.index) == set(reached.index), f"its index should be {list(reached.index)}.")
+    kinds = runs.drop_duplicates("run_of").set_index("run_of").loc[reached.index]
+    uncapped = kinds.workers * kinds.threads
+    cores, seconds, answer = uncapped.clip(upper=n_cores), reached.median(axis=1), answer[reached.index].astype(float)
+    right = _same(answer, seconds * cores)
+    expect(right or not _same(answer, seconds), "these are seconds: multiply by the cores that were in use.")
+    expect(right or not _same(answer, seconds * uncapped),
+           f"some run has more workers than the machine has cores: cap it with clip(upper={n_cores}).")  # fmt: skip
+    for name in ("mean", "min", "max", "sum"):
+        expect(right or not _same(answer, reached.agg(name, axis=1) * cores), f"this is the {name} of the rounds: take "
+               "their median.")  # fmt: skip
+    expect(right, "the median over the rounds of the seconds, times workers times threads, with at most all cores.")
+    cheapest, first = answer.idxmin(), seconds.idxmin()
+    also = "It also finished first." if cheapest == first else f"{first} finished first, and cost {answer[first]:.0f}."
+    passed(f"The cheapest was {cheapest}, with {answer.min():.0f} core-seconds. {also}")
 
 
-def _seconds_to_90_percent(rows):
-    there = rows[(rows.data == "sketches") & (rows.val_accuracy >= 0.9)]
-    return there.groupby("run_of").seconds.min()
+def _equal(ones, others):
+    return len(ones) == len(others) and all(abs(a - b) <= 1e-3 * abs(b) for a, b in zip(ones, others, strict=True))
 
 
-def _all_close(one, other):
+def _same(one, other):
     return ((one - other).abs() < 1e-3 * other.abs()).all()
