@@ -83,6 +83,11 @@ def test_a_gallery_has_a_row_for_each_three_images(n_images, n_rows):
     assert opened(gallery).size == (420, 172 * n_rows) and alt_of(gallery) == "dogs"
 
 
+def test_a_gallery_of_larger_images_is_larger():
+    gallery = plots.gallery([Image.new("RGB", (32, 24), "tan")] * 2, ["dog"] * 2, "dogs", columns=2, inches=2.5)
+    assert opened(gallery).size == (400, 232)
+
+
 def count(picture, colour):
     """Return how many pixels of a picture have exactly this colour."""
     rgb = tuple(bytes.fromhex(colour[1:]))

@@ -30,16 +30,17 @@ def show(plot: "ggplot", alt: str, *, width: float = 7.0, height: float = 3.0, d
     return IPython.display.Image(buffer.getvalue(), alt=alt)
 
 
-def gallery(images: Sequence[Image.Image], titles: Sequence[str], alt: str, *,
-            marks: Sequence[bool | None] | None = None, columns: int = 6) -> IPython.display.Image:  # fmt: skip
+def gallery(images: Sequence[Image.Image], titles: Sequence[str], alt: str, *, columns: int = 6, inches: float = 1.75,
+            marks: Sequence[bool | None] | None = None) -> IPython.display.Image:  # fmt: skip
     """Return images in a grid, a title below each, as one PNG.
 
+    inches: width of each image.
     marks: for each image True (right), False (wrong) or None, drawn as a coloured frame and a tick or cross.
     """
     from matplotlib.figure import Figure
 
     rows = math.ceil(len(images) / columns)
-    figure = Figure(figsize=(1.75 * columns, 2.15 * rows), layout="constrained", dpi=80)
+    figure = Figure(figsize=(inches * columns, (inches + 0.4) * rows), layout="constrained", dpi=80)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis in axes[len(images) :]:
         axis.remove()

@@ -22,7 +22,8 @@ CLASSES = ["n02085620-Chihuahua", "n02106166-Border_collie", "n02113186-Cardigan
         ([151, 231, 264], "Border_collie does not become 231"),
         ([151, 232, 474], "Cardigan does not become 474"),
         ([264, 232, 151], "their order is not"),
-        ({}, "0 entries"),
+        ({}, "is a dict"),
+        ({0: 151, 1: 232, 2: 264}, "is a dict"),
         (151, "151 is one value; make a list"),
         (["a"] * 3, "cannot read this answer .*'a'"),
     ],
@@ -50,17 +51,19 @@ def sampled(n_photos, told=True, **how):
     ("order", "hint"),
     [
         (lambda rank, epoch: None, "returns None"),
-        (lambda rank, epoch: range(rank, 10, 2), "returns a range"),
+        (lambda rank, epoch: range(rank, 10, 2), "epoch 1 has epoch 0's order"),
+        (lambda rank, epoch: iter(range(rank, 10, 2)), "returns a range_iterator; return a list"),
+        (lambda rank, epoch: 3, "returns a int; return a list"),
         (lambda rank, epoch: list(range(rank, 10, 2)), "epoch 1 has epoch 0's order"),
-        (lambda rank, epoch: torch.randperm(10).tolist()[rank::2], "both ranks visit|it answers differently"),
+        (lambda rank, epoch: torch.randperm(10).tolist()[rank::2], "both ranks|together they visit|differently"),
         (lambda rank, epoch: sampled(10)(rank, 0 if rank else epoch), "both ranks visit the same"),
-        (sampled(10, told=False), "call set_epoch"),
+        (sampled(10, told=False), "let the epoch decide"),
         (sampled(10, rank=0), "both ranks visit the same"),
         (sampled(10, num_replicas=3), "both ranks visit|together they visit"),
         (sampled(8), "together they visit 8 of 10"),
         (sampled(10, num_replicas=1, rank=0), "rank 0 visits every photo"),
         (lambda rank, epoch: [index + 1000 for index in sampled(10)(rank, epoch)], "indices go from 0 to 9"),
-        (lambda rank, epoch: sampled(10, shuffle=False)(rank, epoch), "leave shuffling on"),
+        (lambda rank, epoch: sampled(10, shuffle=False)(rank, epoch), "let the epoch decide"),
     ],
 )
 def test_no_wrong_order_passes(order, hint):
@@ -68,6 +71,104 @@ def test_no_wrong_order_passes(order, hint):
         training_data.check_order(order, 10)
 
 
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+def test_an_order_of_ones_own_passes_in_any_type(kind):
+    def order(rank, epoch):
+        generator = torch.Generator().manual_seed(7 + epoch)
+        return kind(torch.randperm(10, generator=generator).tolist()[rank::2])
+
+    training_data.check_order(order, 10)
+
+
 @pytest.mark.parametrize("n_photos, how", [(10, {}), (9, {}), (9, {"drop_last": True}), (10, {"seed": 7})])
 def test_a_right_order_passes(n_photos, how):
     training_data.check_order(sampled(n_photos, **how), n_photos)
+
+
+BREEDS = np.repeat([0, 1, 2], 8 * 4)  # eight dogs of each breed, four shots of each dog
+DOGS = np.repeat(np.arange(24), 4)
+
+
+def by_dog(breeds, dogs, val_fraction, seed):
+    rng, chosen = np.random.default_rng(seed), []
+    for breed in np.unique(breeds):
+        of_breed = rng.permutation(np.unique(dogs[breeds == breed]))
+        chosen += of_breed[: round(len(of_breed) * val_fraction)].tolist()
+    in_val = np.isin(dogs, chosen)
+    return np.flatnonzero(~in_val), np.flatnonzero(in_val)
+
+
+def by_shot(breeds, dogs, val_fraction, seed):
+    in_val = np.random.default_rng(seed).random(len(dogs)) < val_fraction
+    return np.flatnonzero(~in_val), np.flatnonzero(in_val)
+
+
+def by_breed(breeds, dogs, val_fraction, seed):
+    return np.flatnonzero(breeds != seed % 3), np.flatnonzero(breeds == seed % 3)
+
+
+def by_dog_of_all_breeds(breeds, dogs, val_fraction, seed):
+    drawn = np.random.default_rng(3).permutation(np.unique(dogs))
+    in_val = np.isin(dogs, drawn[: round(len(drawn) * val_fraction)])
+    return np.flatnonzero(~in_val), np.flatnonzero(in_val)
+
+
+def in_fours(breeds, dogs, val_fraction, seed):
+    in_val = np.repeat(np.isin(np.arange(len(dogs) // 4), by_dog(BREEDS, DOGS, 0.25, seed)[1] // 4), 4)
+    return np.flatnonzero(~in_val), np.flatnonzero(in_val)
+
+
+def dogs_themselves(breeds, dogs, val_fraction, seed):
+    train, val = by_dog(breeds, dogs, val_fraction, seed)
+    return np.unique(dogs[train]), np.unique(dogs[val])
+
+
+def masks(breeds, dogs, val_fraction, seed):
+    in_val = np.isin(np.arange(len(dogs)), by_dog(breeds, dogs, val_fraction, seed)[1])
+    return ~in_val, in_val
+
+
+@pytest.mark.parametrize(
+    ("split", "hint"),
+    [
+        (lambda *args: None, "returns None"),
+        (lambda *args: by_dog(*args)[0], "return two lists"),
+        (lambda *args: by_dog(*args)[::-1], "are for validation: draw a share of 0.25"),
+        (lambda breeds, dogs, val_fraction, seed: by_dog(breeds, dogs, 0, seed), "nothing for validation"),
+        (lambda breeds, dogs, val_fraction, seed: by_dog(breeds, dogs, 0.25, seed), "a share of 0.4 .*other shots"),
+        (lambda breeds, dogs, val_fraction, seed: by_dog(breeds, dogs, val_fraction, 0), "every seed gives the same"),
+        (lambda breeds, dogs, val_fraction, seed: by_dog(breeds, dogs, val_fraction, None), "in two ways"),
+        (lambda *args: (by_dog(*args)[0][1:], by_dog(*args)[1]), "1 of 96 shots are in neither list"),
+        (lambda *args: (range(96), by_dog(*args)[1]), "in both lists"),
+        (lambda *args: ([1000], by_dog(*args)[1]), "positions go from 0 to 95"),
+        (by_shot, "dogs have shots on both sides"),
+        (by_breed, "32|of the 8 dogs of breed"),
+        (by_dog_of_all_breeds, "of the 8 dogs of breed|every seed gives the same"),
+        (in_fours, "other shots"),
+        (dogs_themselves, "in neither list|in both lists"),
+        (masks, "masks of True and False"),
+        (lambda breeds, dogs, val_fraction, seed: dogs.no_such_thing, "cannot read this answer|raised AttributeError"),
+    ],
+)
+def test_no_split_that_leaks_passes(split, hint):
+    with pytest.raises(NotYet, match=hint):
+        training_data.check_split_by_dog(split, BREEDS, DOGS, 0.25)
+
+
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+def test_a_split_by_dog_passes_in_any_type(kind, capsys):
+    def split(*args):
+        return [kind(part.tolist()) for part in by_dog(*args)]
+
+    training_data.check_split_by_dog(split, BREEDS, DOGS, 0.25)
+    assert "6 dogs are for validation" in capsys.readouterr().out
+
+
+def test_a_split_by_groups_of_scikit_learn_passes():
+    from sklearn.model_selection import StratifiedGroupKFold
+
+    def split(breeds, dogs, val_fraction, seed):
+        folds = StratifiedGroupKFold(round(1 / val_fraction), shuffle=True, random_state=seed)
+        return next(folds.split(dogs, breeds, dogs))
+
+    training_data.check_split_by_dog(split, BREEDS, DOGS, 0.25)
