@@ -2,57 +2,82 @@
 
 import dask
 import pytest
-from stand_ins import Client
+import stand_ins
 
-from workshop_utils.exercises import (
-    NotYet,
-    dask_basics,
-)
+from workshop_utils.exercises import NotYet, dask_basics
 
 
-def cube(x):
-    return x**3
+class Client(stand_ins.Client):
+    """Runs tasks here; its workers are named 0, 1, …"""
+
+    def scheduler_info(self, n_workers):
+        return {"workers": {f"tcp://{name}": {"name": name} for name in self.threads}}
+
+    def map(self, function, *arguments):
+        return list(map(function, *arguments))
+
+    def gather(self, results):
+        return results
+
+
+def add_pair(a, b):
+    return a + b
 
 
 def puzzle(x):
-    return 1 / (x % 3)
+    return [1, 2, 3, 4, 5][x] / (x % 3)
 
 
-def cubes(n):
-    return [dask.delayed(cube)(x) for x in range(n)]
+def tree(values):
+    while len(values) > 1:
+        values = [dask.delayed(add_pair)(a, b) for a, b in zip(values[::2], values[1::2], strict=True)]
+    return values[0]
+
+
+def chain(values):
+    total = values[0]
+    for value in values[1:]:
+        total = dask.delayed(add_pair)(total, value)
+    return total
 
 
 @pytest.mark.parametrize(
     ("answer", "hint"),
     [
         (None, "still None"),
-        (36, "a number already"),
-        (dask.delayed(sum)(map(cube, range(4))), "does not look into generators"),
-        (cubes(4), "one Delayed"),
-        (dask.delayed(cube)(1), "has one task"),
-        (dask.delayed(sum)(cubes(3)), "has 4 tasks; make one for each"),
-        (dask.delayed(max)(cubes(4)), "another number"),
-        (dask.delayed(sum)(*cubes(4)), "cannot read this answer .*sum.. takes at most 2 arguments"),
+        (28, "a number already"),
+        ([tree(range(8))], "take the Delayed out"),
+        ([tree(range(4)), tree(range(4))], "one Delayed"),
+        (dask.delayed(sum)(list(range(8))), "no task in the graph is a call"),
+        (tree(range(4)), "has 3 calls of add_pair, and adding up 8 numbers takes 7"),
+        (chain(range(8)), "7 calls wait for each other, one after the other, where 3 are enough"),
+        (tree([0] * 8), "another number"),
+        (tree(["a"] * 8), "another number"),
+        (tree([0, "a"] * 4), "cannot read this answer .TypeError"),
     ],
 )
 def test_no_wrong_graph_passes(answer, hint):
     with pytest.raises(NotYet, match=hint):
-        dask_basics.check_one_graph(answer, [cube(x) for x in range(4)])
+        dask_basics.check_tree(answer, list(range(8)))
 
 
-def test_the_graph_of_a_sum_passes():
-    dask_basics.check_one_graph(dask.delayed(sum)(cubes(4)), [cube(x) for x in range(4)])
+@pytest.mark.parametrize("values", [range(8), range(7, -1, -1), [dask.delayed(x) for x in range(8)]])
+def test_a_tree_passes_in_any_order(values, capsys):
+    dask_basics.check_tree(tree(list(values)), list(range(8)))
+    assert "7 calls, of which at most 3 wait" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("answer", "hint"),
     [
         (None, "still None"),
-        ([0.1, 0.2], "a list of three"),
+        ([(0.1, 0), (0.2, 1)], "a list of three"),
         ("abc", "a list of three"),
-        ([object(), 0.1, 0.2], "not the future"),
-        ([0.1, 0.1, 0.2], "twice"),
-        ([0.1, 0.2, 0.9], "waited for the longest nap"),
+        ([0.1, 0.2, 0.3], "what `nap` returns"),
+        ([(0.1, 0), (0.2, 1), (0.3, "this notebook")], "not results of `nap` on your workers"),
+        ([(0.1, 0), (0.2, 1), (7, 1)], "not results of `nap` on your workers"),
+        ([(0.1, 0), (0.1, 0), (0.2, 1)], "twice"),
+        ([(0.1, 0), (0.2, 0), (0.9, 1)], "waited for the longest nap"),
     ],
 )
 def test_no_wrong_first_three_pass(answer, hint):
@@ -60,30 +85,38 @@ def test_no_wrong_first_three_pass(answer, hint):
         dask_basics.check_first_three(answer, [0.9, 0.1, 0.2, 0.3], Client(1, 1))
 
 
-def test_the_first_three_pass():
-    dask_basics.check_first_three([0.1, 0.3, 0.2], [0.9, 0.1, 0.2, 0.3], Client(1, 1))
+@pytest.mark.parametrize("answer", [[(0.1, 0), (0.3, 1), (0.2, 0)], ([0.1, 0], [0.3, 1], [0.2, 0])])
+def test_the_first_three_pass(answer):
+    dask_basics.check_first_three(answer, [0.9, 0.1, 0.2, 0.3], Client(1, 1))
 
 
 def test_on_one_thread_the_longest_nap_may_be_among_the_first():
-    dask_basics.check_first_three([0.9, 0.1, 0.2], [0.9, 0.1, 0.2, 0.3], Client(1))
+    dask_basics.check_first_three([(0.9, 0), (0.1, 0), (0.2, 0)], [0.9, 0.1, 0.2, 0.3], Client(1))
+
+
+RIGHT = {0: ZeroDivisionError, 3: ZeroDivisionError, 5: IndexError, 6: IndexError}
 
 
 @pytest.mark.parametrize(
     ("answer", "hint"),
     [
         (None, "still None"),
-        ([], "it is empty"),
-        (3, "should be a list"),
-        ([1, 2], "is 'error'"),
-        ([(0, "error")], "numbers, not futures"),
-        ([ZeroDivisionError()], "numbers, not futures"),
-        ([0, 3], "is 'error'"),
+        ({}, "it is empty"),
+        ([0, 3, 5, 6], "should be a dict"),
+        (dict.fromkeys("abcd", IndexError), "numbers, not futures"),
+        (dict.fromkeys(range(7), ValueError), "`puzzle` fails everywhere but on a worker"),
+        ({0: ZeroDivisionError}, "not the inputs that fail"),
+        (RIGHT | {4: None}, "not the inputs that fail"),
+        (RIGHT | {6: "error"}, "'error' is not the type of the exception for input 6"),
+        (RIGHT | {6: ZeroDivisionError}, "not the type of the exception for input 6"),
     ],
 )
-def test_no_wrong_list_of_culprits_passes(answer, hint):
+def test_no_wrong_culprits_pass(answer, hint):
     with pytest.raises(NotYet, match=hint):
-        dask_basics.check_culprits(answer, list(range(7)), puzzle)
+        dask_basics.check_culprits(answer, list(range(7)), puzzle, Client(1, 1))
 
 
-def test_the_culprits_pass_in_any_order():
-    dask_basics.check_culprits([6, 0, 3], list(range(7)), puzzle)
+@pytest.mark.parametrize("of", [lambda kind: kind, lambda kind: kind("why"), lambda kind: kind.__name__,
+                                lambda kind: repr(kind("why"))])  # fmt: skip
+def test_the_culprits_pass_with_types_exceptions_or_names(of):
+    dask_basics.check_culprits({key: of(kind) for key, kind in RIGHT.items()}, list(range(7)), puzzle, Client(1, 1))

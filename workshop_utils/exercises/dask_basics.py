@@ -1,51 +1,85 @@
 """Checks of notebook 02 · Dask basics."""
 
+import inspect
+import math
 from collections.abc import Callable
+from numbers import Real
 
 from dask.delayed import Delayed
-from distributed import Client
+from dask.utils import key_split
+from distributed import Client, Future
 
 from workshop_utils.exercises import Answer, exercise, expect, passed
 
 
 @exercise
-def check_one_graph(answer: Answer, expected: list[int]) -> None:
+def check_tree(answer: Answer, numbers: list[int]) -> None:
     expect(answer is not None, "total is still None.")
-    expect(not isinstance(answer, (int, float)), "total is a number already: leave out compute(), the check calls it.")
-    expect(isinstance(answer, Delayed), "total should be one Delayed: the delayed sum of a list of delayed cubes.")
-    n_tasks = len(dict(answer.__dask_graph__()))
-    expect(n_tasks > 1, "the graph has one task: give the delayed sum a list, as Dask does not look into generators.")
-    expect(n_tasks > len(expected), f"the graph has {n_tasks} tasks; make one for each number and one for the sum.")
-    expect(answer.compute() == sum(expected), "the graph computes another number; does each call go through delayed?")
-    passed(f"{n_tasks} tasks in one graph, computed in one call.")
+    expect(not isinstance(answer, Real), "total is a number already: leave out compute(), the check calls it.")
+    expect(not isinstance(answer, list) or len(answer) != 1, "that is a list of one: take the Delayed out of it.")
+    expect(isinstance(answer, Delayed), "total should be one Delayed: the last call of dask.delayed(add_pair).")
+    graph = dict(answer.__dask_graph__())
+    calls = {key: {need for need in graph[key].dependencies if key_split(need) == "add_pair"}
+             for key in graph if key_split(key) == "add_pair"}
+    enough, needed = math.ceil(math.log2(len(numbers))), len(numbers) - 1
+    expect(calls, "no task in the graph is a call of dask.delayed(add_pair).")
+    expect(len(calls) == needed, f"the graph has {len(calls)} calls of add_pair, and adding up {len(numbers)} numbers "
+           f"takes {needed}. In each round, half as many values are left.")
+    longest = _longest_chain(answer.key, calls)
+    expect(longest <= enough, f"{longest} calls wait for each other, one after the other, where {enough} are enough: "
+           "add neighbours first, and then their sums.")
+    expect(answer.compute() == sum(numbers), "the graph computes another number; does each number go in once?")
+    passed(f"{len(calls)} calls, of which at most {longest} wait for each other.")
 
 
 @exercise
 def check_first_three(answer: Answer, naps: list[float], client: Client) -> None:
     expect(answer is not None, "first_three is still None.")
-    expect(isinstance(answer, list) and len(answer) == 3, "first_three should be a list of three results.")
-    expect(set(answer) <= set(naps), "append future.result(), not the future.")
-    expect(len(set(answer)) == 3, "the same result is there twice.")
+    expect(isinstance(answer, list | tuple) and len(answer) == 3, "first_three should be a list of three results.")
+    expect(not any(isinstance(one, Future) for one in answer), "append future.result(), not the future.")
+    pairs = all(isinstance(one, list | tuple) and len(one) == 2 for one in answer)
+    expect(pairs, "each of the three should be what `nap` returns: the seconds and the worker's name.")
+    names = [worker["name"] for worker in client.scheduler_info(n_workers=-1)["workers"].values()]
+    expect(all(seconds in naps and name in names for seconds, name in answer), "these are not results of `nap` on "
+           "your workers: let client.map send it there, with `naps`.")
+    seconds = [seconds for seconds, _ in answer]
+    expect(len(set(seconds)) == 3, "the same result is there twice.")
     alone = sum(client.nthreads().values()) == 1  # then naps end in the order in which they were submitted
-    expect(alone or max(naps) not in answer, "you waited for the longest nap: start the naps in the cell that loops "
-           "over as_completed(sleepers); naps that are over before you look come in any order.")
+    expect(alone or max(naps) not in seconds, "you waited for the longest nap: start the naps in the cell that loops "
+           "over as_completed; naps that are over before you look come in any order.")
     passed("No need to wait for the longest nap.")
 
 
 @exercise
-def check_culprits(answer: Answer, inputs: list[int], function: Callable[[int], object]) -> None:
+def check_culprits(answer: Answer, inputs: list[int], function: Callable[[int], object], client: Client) -> None:
     expect(answer is not None, "culprits is still None.")
-    expect(isinstance(answer, list), "culprits should be a list of inputs.")
+    expect(isinstance(answer, dict), "culprits should be a dict: input, then the type of its exception.")
     expect(answer, "it is empty: wait(futures) first, and then look at each future's status.")
-    expect(all(isinstance(value, int) for value in answer), "collect the inputs: numbers, not futures or exceptions.")
-    failing = [value for value in inputs if _fails(function, value)]
-    expect(sorted(answer) == sorted(failing), "collect x where the status of its future is 'error'.")
+    expect(all(isinstance(key, Real) for key in answer), "the keys should be the inputs: numbers, not futures.")
+    truth = dict(zip(inputs, client.gather(client.map(_failure, [function] * len(inputs), inputs)), strict=True))
+    truth = {key: name for key, name in truth.items() if name}
+    expect(set(answer) == set(truth) or set(answer) != set(inputs), "every input is in there. `puzzle` fails "
+           "everywhere but on a worker: let client.map send it.")
+    expect(set(answer) == set(truth), "not the inputs that fail: take x where the future's status is 'error'.")
+    for key, value in answer.items():
+        expect(_name(value) == truth[key], f"{value!r} is not the type of the exception for input {key}: ask its "
+               "future for exception(), and take the type of that.")
     passed("The other results are still there, and nothing had to run again.")
 
 
-def _fails(function, value):
+def _longest_chain(key, calls):
+    return 1 + max((_longest_chain(need, calls) for need in calls[key]), default=0) if key in calls else 0
+
+
+def _failure(function, value):
+    # The name of the exception's type, or None.
     try:
         function(value)
-    except Exception:
-        return True
-    return False
+    except Exception as error:
+        return type(error).__name__
+
+
+def _name(value):
+    if isinstance(value, str):
+        return value.split("(")[0]  # also of a repr
+    return value.__name__ if inspect.isclass(value) else type(value).__name__
