@@ -73,3 +73,31 @@ def test_no_wrong_accuracy_passes(answer, hint):
 @pytest.mark.parametrize("answer", [0.75, np.float64(0.75), torch.tensor(0.75)])
 def test_a_right_accuracy_passes_in_any_type(answer):
     single_inference.check_batch_accuracy(answer, ROWS, TRUTH)
+
+
+UNSURE = 2 * torch.eye(5)[[0, 1, 2, 3]]  # three of four are right; the model says 65 %
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (None, "still None"),
+        ("1.2", "'1.2'; it should be a number"),
+        (True, "should be a number"),
+        (torch.tensor([0.5, 0.6]), "more than one number"),
+        ([0.8], "cannot read this answer"),
+        (0, "is above 0"),
+        (-0.8, "is above 0"),
+        (1, "it now says 64.9%, and 75.0% are right. Make it surer: divide by less"),
+        (0.1, "it now says 100.0%.*less sure: divide by more"),
+    ],
+)
+def test_no_wrong_temperature_passes(answer, hint):
+    with pytest.raises(NotYet, match=hint):
+        single_inference.check_temperature(answer, UNSURE, TRUTH)
+
+
+@pytest.mark.parametrize("answer", [0.8, np.float32(0.8), torch.tensor(0.8)])
+def test_a_right_temperature_passes_in_any_type(answer, capsys):
+    single_inference.check_temperature(answer, UNSURE, TRUTH)
+    assert "It said 65%; at 0.80 it says 75%, and 75% are right." in capsys.readouterr().out

@@ -32,3 +32,16 @@ def check_batch_accuracy(answer: Answer, logits: torch.Tensor, truth: torch.Tens
     expect(not float(answer) > 1, "accuracy should be a fraction between 0 and 1.")
     expect(abs(float(answer) - right) < 0.005, "compare the position of each row's largest logit with truth.")
     passed(f"{right:.0%} of {len(truth)}.")
+
+
+@exercise
+def check_temperature(answer: Answer, logits: torch.Tensor, truth: torch.Tensor) -> None:
+    expect(answer is not None, "temperature is still None.")
+    expect(not isinstance(answer, str | bool), f"temperature is {answer!r}; it should be a number.")
+    expect(getattr(answer, "ndim", 0) == 0, "that is more than one number; choose one temperature for all photos.")
+    expect(float(answer) > 0, "a temperature is above 0: dividing by a negative one would turn the order round.")
+    right = (logits.argmax(1) == truth).float().mean().item()
+    before, now = ((logits / t).softmax(1).max(1).values.mean().item() for t in (1, float(answer)))
+    cure = "surer: divide by less" if now < right else "less sure: divide by more"
+    expect(abs(now - right) <= 0.01, f"it now says {now:.1%}, and {right:.1%} are right. Make it {cure}.")
+    passed(f"It said {before:.0%}; at {float(answer):.2f} it says {now:.0%}, and {right:.0%} are right.")
