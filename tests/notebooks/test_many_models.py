@@ -61,6 +61,8 @@ def test_two_rounds_of_one_epoch_are_one_round_of_two(trained, undisturbed):
     half_way = trained(NOISY, n_epochs=1)
     assert trained(NOISY, n_epochs=1, state=half_way).result()["rows"] == undisturbed["noisy"]
     assert half_way.result()["rows"] == undisturbed["noisy"][:1]
+    again = trained(NOISY, n_epochs=1, state=half_way)  # the optimizer's memory is as the first one found it
+    assert again.result()["rows"] == undisturbed["noisy"]
 
 
 def test_the_best_weights_are_those_of_the_epoch_with_the_lowest_validation_loss(trained, lesson):
