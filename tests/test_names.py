@@ -209,8 +209,7 @@ def test_a_name_is_in_training_or_in_validation():
 
 def test_a_model_learns_a_name_by_heart():
     torch.manual_seed(0)
-    model = NameLSTM(hidden=32, n_layers=1)
-    assert NameLSTM().lstm.num_layers == 4 and NameLSTM().lstm.hidden_size == 128
+    model = NameLSTM(hidden=32)
     prefixes, targets = expand(["anne-marie"])
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     for _ in range(60):
@@ -223,9 +222,23 @@ def test_a_model_learns_a_name_by_heart():
     assert set(generate(model, 20, temperature=0.1)) == {"anne-marie"}
 
 
+def test_dropout_acts_in_training_and_not_in_evaluation():
+    prefixes, _ = expand(["anne-marie"])
+    for dropout, differs in [(0.5, True), (0.0, False)]:
+        model = NameLSTM(hidden=8, dropout=dropout)
+        assert torch.equal(model(prefixes), model(prefixes)) != differs
+        model.eval()
+        assert torch.equal(model(prefixes), model(prefixes))
+
+
+def test_names_are_made_up_without_dropout_whatever_mode_the_model_is_in():
+    model = NameLSTM(hidden=8, dropout=0.5).train()
+    assert generate(model, 20) == generate(model.eval(), 20)
+
+
 def test_an_untrained_model_makes_short_names_of_letters():
     torch.manual_seed(0)
-    model = NameLSTM(hidden=8, n_layers=1)
+    model = NameLSTM(hidden=8)
     made = generate(model, 50)
     assert len(made) == 50 and max(map(len, made)) <= 24
     assert set("".join(made)) <= set(names.LETTERS)
@@ -235,14 +248,14 @@ def test_an_untrained_model_makes_short_names_of_letters():
 
 
 def test_a_model_that_never_stops_is_stopped():
-    model = NameLSTM(hidden=8, n_layers=1)
+    model = NameLSTM(hidden=8)
     with torch.no_grad():
         model.head.bias[names.STOP] = -1e9
     assert [len(name) for name in generate(model, 2, temperature=0)] == [24, 24]
 
 
 def test_no_made_up_name_is_empty():
-    model = NameLSTM(hidden=8, n_layers=1)
+    model = NameLSTM(hidden=8)
     with torch.no_grad():
         model.head.bias[names.STOP] = 1e9
     assert [len(name) for name in generate(model, 2, temperature=1e-9)] == [1, 1]
@@ -251,4 +264,4 @@ def test_no_made_up_name_is_empty():
 @pytest.mark.parametrize("temperature", [-0.1, float("nan"), float("inf")])
 def test_a_temperature_below_zero_is_refused(temperature):
     with pytest.raises(ValueError, match="temperature is"):
-        generate(NameLSTM(hidden=8, n_layers=1), 1, temperature=temperature)
+        generate(NameLSTM(hidden=8), 1, temperature=temperature)

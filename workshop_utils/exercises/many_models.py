@@ -1,43 +1,125 @@
 """Checks of notebook 08 · Many models."""
 
-import math
+import copy
+import random
 
 import torch
+from distributed import Client, Future
 
 from workshop_utils.exercises import Answer, exercise, expect, passed
 
-
-@exercise
-def check_survivors(function: Answer) -> None:
-    six = {"a": 2.5, "b": 2.1, "c": 2.9, "d": 2.3, "e": math.inf, "f": 3.5}
-    for losses, factor in [(six, 2), (six, 3), (six, 4), ({"a": 10.0, "b": 9.0}, 2), ({"a": 2.5}, 3)]:
-        left = function(dict(losses), factor)
-        expect(left is not None, "survivors returns None; return a list of names.")
-        expect(not isinstance(left, str), f"survivors returns the text {left!r}; put the names into a list.")
-        left = list(left)
-        about = f"of {losses}, with factor {factor}, {left} survive"
-        expect(left, f"{about}: at least one has to.")
-        expect(set(left) <= set(losses), f"{about}: return the names, the keys of the dict.")
-        n_left = max(1, len(losses) // factor)
-        expect(len(left) == len(set(left)) == n_left, f"{about}: it should be {n_left} of {len(losses)}.")
-        gone = [losses[name] for name in losses if name not in left]
-        expect(max(losses[name] for name in left) <= min(gone, default=math.inf), f"{about}: a smaller loss is better.")
-    passed("The best go on, and never nobody.")
+Losses = dict[str, list[float]]  # of each model, after its first, second, … task
+Given = dict[str, int]  # how many tasks each model has been given
 
 
 @exercise
-def check_at_temperature(function: Answer) -> None:
-    for values in ([2.0, 1.0, -1.0], [0.0, 0.0], [300.0, 299.0, 0.0]):
-        logits = torch.tensor(values)
-        for temperature in (1.0, 0.5, 3.0):
-            answer = function(logits.clone(), temperature)
-            expect(answer is not None, "at_temperature returns None; return the probabilities.")
-            found = torch.as_tensor(answer, dtype=torch.float32)
-            expect(found.shape == logits.shape, f"its shape is {tuple(found.shape)}, not {tuple(logits.shape)}.")
-            expect(not found.isnan().any(), "large logits overflow: use softmax, which takes care of them.")
-            expect(found.min() >= 0 and abs(found.sum() - 1) < 1e-3, "probabilities are at least 0 and sum to 1.")
-            swapped = torch.allclose(found, (logits * temperature).softmax(0), atol=1e-3)
-            right = torch.allclose(found, (logits / temperature).softmax(0), atol=1e-3)
-            expect(right or not swapped, "that is the other way round: a low temperature makes the likely likelier.")
-            expect(right, "divide the logits by the temperature first, and then take the softmax.")
-    passed("Below 1 the likely gets likelier; above 1 all come closer.")
+def check_next_model(function: Answer) -> None:
+    for losses, given, most in SCENES:
+        _ask(function, losses, given, most)
+    for seed, n_workers in enumerate((1, 2, 3, 5)):
+        _play(function, random.Random(seed), n_workers)
+    passed("No worker waits while a model may go on, or a new one may start.")
+
+
+def _ask(function, losses, given, most):
+    """Return the model that the attendee's rule takes, if it may be taken, or None where none may."""
+    seen = copy.deepcopy((losses, given))
+    answer = function(*seen, most)
+    expect(seen == (losses, given), "your rule changes the dicts that it is given; work on copies.")
+    may, new = [model for model in losses if _may_go_on(model, losses, given, most)], _new(given)
+    furthest = max((given[model] for model in may), default=0)
+    about = f"With losses = {losses}, n_given = {given} and n_most = {most}, your rule returns {answer!r}"
+    if answer is None:
+        wanted = f"{may[0]!r} may have its next task" if may else f"{new[0]!r} was never started" if new else ""
+        expect(not wanted, f"{about}, and a worker stays idle, but {wanted}.")
+        return None
+    expect(isinstance(answer, str) and answer in losses, f"{about}: return one model's name, or None.")
+    k = given[answer]
+    expect(k < most, f"{about}, which has had all {most} tasks.")
+    expect(k == len(losses[answer]), f"{about}, whose last task is still running.")
+    if not k:
+        expect(not may, f"{about}, a new one, but {may[:1]} may go on, and that comes first.")
+    else:
+        past = {model: of[k - 1] for model, of in losses.items() if len(of) >= k}
+        half = f"the better half of {past}, rounded down to {len(past) // 2}"
+        expect(answer in may, f"{about}, which is not in {half}. Those that went on since then still count there.")
+        expect(k == furthest, f"{about}, but another has come further and may go on: the furthest first.")
+    return answer
+
+
+def _may_go_on(model, losses, given, most):
+    k = given[model]
+    if not 0 < k == len(losses[model]) < most:
+        return False
+    past = [of[k - 1] for of in losses.values() if len(of) >= k]
+    return sum(loss < losses[model][-1] for loss in past) < len(past) // 2  # where losses are equal, either may
+
+
+def _new(given):
+    return [model for model, n in given.items() if not n]
+
+
+def _play(function, chance, n_workers):
+    """Let the rule keep `n_workers` busy with 8 models, whose tasks take a random time."""
+    losses: Losses = {f"model {letter}": [] for letter in "abcdefgh"}
+    given: Given = dict.fromkeys(losses, 0)
+    running: list = []
+    while True:
+        while len(running) < n_workers and (model := _ask(function, losses, given, 4)):
+            given[model] += 1
+            running.append((chance.random() * given[model], model))
+        if not running:
+            return
+        running.sort()
+        model = running.pop(0)[1]
+        before = losses[model][-1] if losses[model] else 3.0
+        losses[model].append(round(before - chance.random() / 4, 2))
+
+
+SCENES = [  # losses so far, tasks given, and the most that a model may have
+    ({"a": [], "b": [], "c": []}, {"a": 0, "b": 0, "c": 0}, 4),  # start somebody
+    ({"a": [2.5], "b": [], "c": []}, {"a": 1, "b": 0, "c": 0}, 4),  # half of one is none
+    ({"a": [2.5], "b": [2.4], "c": [], "d": []}, {"a": 1, "b": 1, "c": 1, "d": 0}, 4),  # b before a new one
+    ({"a": [2.4], "b": [2.5], "c": [], "d": []}, {"a": 2, "b": 1, "c": 1, "d": 0}, 4),  # a is busy and counts
+    ({"a": [2.4], "b": [2.5], "c": []}, {"a": 2, "b": 1, "c": 1}, 4),  # nobody may
+    ({"a": [2.6, 2.1], "b": [2.5], "c": [2.55], "d": [2.7], "e": []}, {"a": 2, "b": 2, "c": 1, "d": 1, "e": 0}, 4),
+    ({"a": [2.5, 2.3], "b": [2.4, 2.2], "c": [2.45], "d": [2.6], "e": [2.6], "f": [2.7]},
+     {"a": 2, "b": 2, "c": 1, "d": 1, "e": 1, "f": 1}, 4),  # b has come further than c
+    ({"a": [2.1], "b": [2.2], "c": [2.3], "d": [2.4], "e": [2.5]}, {"a": 2, "b": 2, "c": 1, "d": 1, "e": 1}, 4),
+    ({"a": [2.5, 2.3], "b": [2.4, 2.2]}, {"a": 2, "b": 2}, 3),
+    ({"a": [2.5, 2.3], "b": [2.4, 2.2]}, {"a": 2, "b": 2}, 2),  # both have had all
+]  # fmt: skip
+
+
+@exercise
+def check_repeatable(function: Answer, client: Client, first: Future, data: Future) -> None:
+    here = {"workers": list(client.nthreads())[:1], "pure": False}  # where a changed state would be seen
+    start = client.submit(copy.deepcopy, first, **here)
+    before = start.result()
+    states = [client.submit(function, start, data, 0, **here) for _ in range(2)]
+    once, again = [state.result() for state in states]
+    expect(once is not None, "your task returns None; return a new state.")
+    now = start.result()
+    changed = f"your task changes the state that it was given: on its worker, it now has {len(now['rows'])} row"
+    expect(_same(before, now), f"{changed}, not {len(before['rows'])}. Make a new list and a new dict.")
+    keys = "your task should return a dict with 'rows', a list, and 'model', the weights"
+    expect(isinstance(once, dict) and {"rows", "model"} <= set(once) and isinstance(once["rows"], list), f"{keys}.")
+    n_rows = len(before["rows"]) + 1
+    expect(len(once["rows"]) == n_rows, f"after an epoch there should be {n_rows} row, not {len(once['rows'])}.")
+    expect(not _same_weights(before, once), "the weights are those it began with: return the trained ones.")
+    lost = "where do its random numbers come from? Set them from `seed`, with torch.manual_seed, inside the task"
+    expect(_same(once, again), f"the same task, run twice, gives two results: {lost}.")
+    other = client.submit(function, start, data, 1, **here).result()
+    expect(not _same(once, other), "seeds 0 and 1 give the same result: use the argument `seed`.")
+    second = client.submit(function, states[0], data, 0, **here).result()
+    expect(len(second["rows"]) == n_rows + 1, "a second epoch should add a second row to those of its state.")
+    expect(_same(once, states[0].result()), "your task changes the state that it was given. Copy its rows.")
+    passed("Each run gives the same result and leaves its argument as it was, so Dask may run it anywhere, and again.")
+
+
+def _same(one, other):
+    return one["rows"] == other["rows"] and _same_weights(one, other)
+
+
+def _same_weights(one, other):
+    return all(torch.equal(value, other["model"][name]) for name, value in one["model"].items())
