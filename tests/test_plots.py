@@ -4,12 +4,10 @@ import io
 import shutil
 
 import dask
-import matplotlib.pyplot
 import pandas as pd
 import plotnine as p9
 import pytest
 from PIL import Image
-from plotnine._mpl.text import StripText
 
 from workshop_utils import plots
 
@@ -21,31 +19,6 @@ def opened(image):
 
 def alt_of(image):
     return image._repr_mimebundle_()[1]["image/png"]["alt"]
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """Return a function that calls one of `plots` and returns the panels of what it would show, by their titles."""
-    shown = []
-
-    def show(plot, alt, **size):
-        shown.append((plot, alt, size))
-
-    def draw(function, *args):
-        monkeypatch.setattr(plots, "show", show)
-        function(*args)
-        plot, alt, size = shown.pop()
-        assert alt == args[-1] and size["width"] == 8
-        titles = plot.draw().findobj(StripText)
-        return {title.get_text(): title.draw_info.ax for title in titles}
-
-    yield draw
-    matplotlib.pyplot.close("all")
-
-
-def points(panel):
-    """Return the (x, y) of all points of a panel, in order."""
-    return sorted((x, y) for group in panel.collections for x, y in group.get_offsets().tolist())
 
 
 def test_a_shown_plot_has_its_size_and_its_text():

@@ -15,7 +15,6 @@ from workshop_utils.results import (
     ResultsHandler,
     _write,
     log_metrics,
-    progress,
     write_tensorboard,
 )
 
@@ -91,37 +90,6 @@ def test_tensorboard_has_a_rows_numbers_in_the_rows_order(tmp_path):
     names = ["zeta", "alpha", "mu", "beta", "eta", "kappa", "loss"]  # seven: a set's order would hardly be this one
     write_tensorboard([{"rank": 0, "step": 1, **dict.fromkeys(names, 0.5)}], tmp_path)
     assert EventAccumulator(str(tmp_path / "rank-0")).Reload().Tags()["scalars"] == names
-
-
-def test_progress_counts_over_all_ranks_and_returns_the_result(client, capsys):
-    def log():
-        for step in range(3):
-            log_metrics(step=step, loss=0.5)
-        log_metrics(note="no step")
-        return dist.get_rank()
-
-    assert progress(ddp.launch(client, log), total=6) == [0, 1]
-    assert "6/6" in capsys.readouterr().err
-
-
-def test_progress_that_is_interrupted_frees_the_jobs_workers():
-    class Running:
-        left = None
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, kind, *_):
-            self.left = kind
-
-        def rows(self):
-            yield {"rank": 0, "step": 1}
-            raise KeyboardInterrupt  # the stop button
-
-    job = Running()
-    with pytest.raises(KeyboardInterrupt):
-        progress(job, total=2)
-    assert job.left is KeyboardInterrupt
 
 
 def test_files_arrive_in_their_places(client, tmp_path):

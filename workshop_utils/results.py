@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from math import prod
 from pathlib import Path, PurePath, PurePosixPath
-from typing import Any
 
 from distributed import Client, Future, default_client, get_worker
 
@@ -46,24 +45,6 @@ def reporting(topic: str, **about: object) -> Iterator[None]:
         yield
     finally:
         _job = None
-
-
-def progress(job: Any, total: int, *, unit: str = "step", description: str = "") -> list:
-    """Show a progress bar over all ranks while a job runs; return what the job returns.
-
-    job: of `ddp.launch` or `horovod.launch`. total: rows that count, over all ranks: those with a value named `unit`.
-    However this is left, by an error or the stop button, the job's workers are free afterwards.
-    """
-    from tqdm.auto import tqdm
-
-    done = set()  # a restarted job repeats some
-    with job, tqdm(total=total, unit=unit, desc=description) as bar:
-        for row in job.rows():
-            if unit in row:
-                done.add((row["rank"], row[unit]))
-                bar.update(len(done) - bar.n)
-                bar.set_postfix({"rank": row["rank"], **({"loss": f"{row['loss']:.3f}"} if "loss" in row else {})})
-        return job.result()
 
 
 def write_tensorboard(rows: Iterable[dict], folder: str | Path, *, step: str = "step") -> None:

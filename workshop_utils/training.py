@@ -286,8 +286,7 @@ def _resume(checkpoint, storage_options, settings, model, optimizer):
     """Return (steps done, numbers so far), once all ranks agree on them; load the states of the checkpoint, if any."""
     step, numbers = 0, {}
     if checkpoint and models.checkpoint_exists(checkpoint, storage_options):
-        saved = models.load_checkpoint(checkpoint, storage_options)
-        cure = "Delete that file, or choose another checkpoint."
+        saved, cure = models.load_checkpoint(checkpoint, storage_options), "Delete it, or choose another checkpoint."
         if "training" not in saved:
             raise ValueError(f"{str(checkpoint)!r} was not written by train, so there is nothing to go on from. {cure}")
         old, step, numbers = (saved["training"][name] for name in ("settings", "step", "numbers"))
