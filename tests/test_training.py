@@ -385,7 +385,7 @@ def test_a_model_without_a_head_cannot_train_it_alone():
 def test_a_checkpoint_of_another_run_is_refused_with_the_settings_that_differ(tmp_path, other, message):
     checkpoint = tmp_path / "run.pt"
     interrupted(checkpoint)
-    with pytest.raises(ValueError, match=f"'{checkpoint}'.*: {message}. Delete that file, or choose another"):
+    with pytest.raises(ValueError, match=f"'{checkpoint}'.*: {message}. Delete it, or choose another"):
         trained(checkpoint=checkpoint, **{**FIVE_STEPS, **other})
 
 
