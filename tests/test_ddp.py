@@ -1010,6 +1010,7 @@ def test_restarts_are_for_deaths_alone_and_run_out(client, tmp_path):
 # Many launches
 
 
+@pytest.mark.long
 def test_a_hundred_launches_leave_nothing_behind(client):
     def total():
         log_metrics(step=1)

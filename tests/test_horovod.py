@@ -103,6 +103,7 @@ def test_a_killed_rank_is_named(client):
 
 
 @built
+@pytest.mark.long
 def test_training_goes_on_from_its_checkpoint_after_a_death(client, tmp_path):
     def count(path, kill_at):
         import horovod.torch as hvd

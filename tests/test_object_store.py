@@ -87,6 +87,7 @@ def test_the_server_listens_on_loopback_only_and_its_command_line_holds_no_secre
     assert S3_SECRET not in " ".join(server.cmdline() + server.parent().cmdline())
 
 
+@pytest.mark.long
 def test_two_stores_at_once_and_one_after_the_other_do_not_mix(tmp_path):
     seen = []
     for name in ("first", "second"):

@@ -22,6 +22,7 @@ ROWS = [{"rank": 0, "step": 1, "loss": 0.5}, {"rank": 1, "step": 1, "loss": floa
 
 
 @pytest.mark.filterwarnings("ignore:Port 8787 is busy")
+@pytest.mark.long
 def test_ten_thousand_rows_of_four_ranks_arrive_in_order():
     def log(n_rows):
         for step in range(n_rows):

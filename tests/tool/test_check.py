@@ -62,6 +62,7 @@ def failure(requirements):
     return f"{name}: {text}"
 
 
+@pytest.mark.long
 def test_a_good_machine_has_one_ok_line_for_each_thing(machine):
     folder, settings = machine
     settings = {**os.environ, **settings, "DASK_TEMPORARY_DIRECTORY": str(folder)}
