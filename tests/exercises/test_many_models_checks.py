@@ -126,12 +126,16 @@ def wrong(**mistake):
 
 @pytest.fixture
 def first(client):
-    return client.submit(lambda: {"rows": [], "model": NameLSTM().state_dict()}, pure=False)
+    future = client.submit(lambda: {"rows": [], "model": NameLSTM().state_dict()}, pure=False)
+    yield future
+    future.cancel()  # held by a caught exception, it would run again after each death of a worker
 
 
 @pytest.fixture
 def data(client):
-    return client.submit(lambda: (*expand(["anne-marie", "o'hara"] * 40), None, None), pure=False)
+    future = client.submit(lambda: (*expand(["anne-marie", "o'hara"] * 40), None, None), pure=False)
+    yield future
+    future.cancel()  # held by a caught exception, it would run again after each death of a worker
 
 
 @pytest.mark.parametrize(
