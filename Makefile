@@ -6,6 +6,10 @@ READY := $(VENV)/.ready
 HOROVOD := $(VENV)/.horovod
 NBVAL := --nbval --nbval-current-env --nbval-sanitize-with tests/notebooks/sanitize.cfg --nbval-cell-timeout 180
 
+# The notebook that takes longest, which `make test-long` compares, and the copies of all others or of all but SKIP.
+LONGEST := 09
+COPIES = $(patsubst notebook_output/%,.nbval/%,$(filter-out notebook_output/$(SKIP)-%,$(wildcard notebook_output/*.ipynb)))
+
 # The stored outputs were made with the sketches and their weights, whatever this machine's user has set or downloaded.
 OFFLINE := WORKSHOP_DATA= WORKSHOP_WEIGHTS= WORKSHOP_NAMES= DASK_SCHEDULER_ADDRESS= WORKSHOP_CACHE=$(CURDIR)/$(VENV)/cache
 
@@ -23,14 +27,15 @@ test: setup
 	$(BIN)/mypy
 	$(BIN)/pytest
 	@! command -v nvidia-smi >/dev/null || $(BIN)/pytest -m gpu
-	@$(MAKE) --no-print-directory test-notebooks
+	@$(MAKE) --no-print-directory test-notebooks SKIP=$(LONGEST)
 
 test-notebooks: setup  # all of them, or ONLY="01 06"
 	$(BIN)/python tests/notebooks/with_stubs.py
-	$(OFFLINE) $(BIN)/pytest $(NBVAL) $(or $(ONLY:%=.nbval/%-*.ipynb),.nbval/*.ipynb)
+	$(OFFLINE) $(BIN)/pytest $(NBVAL) $(or $(ONLY:%=.nbval/%-*.ipynb),$(COPIES))
 
 test-long: setup  # what takes long or needs root
 	$(BIN)/pytest -m long
+	@$(MAKE) --no-print-directory test-notebooks ONLY=$(LONGEST)
 
 setup: $(READY)
 

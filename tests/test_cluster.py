@@ -275,6 +275,7 @@ def python_without_workshop_utils(tmp_path_factory):
 
 
 @pytest.mark.parametrize("nanny", ["--nanny", "--no-nanny"])
+@pytest.mark.long
 def test_workers_that_lack_workshop_utils_are_sent_it(python_without_workshop_utils, tmp_path, nanny):
     def files():
         from workshop_utils.dogs.breeds import BREEDS

@@ -255,6 +255,7 @@ def test_every_place_holds_the_same_photos(where, dogs, s3):
 
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("where", ["local", "s3"])
+@pytest.mark.long
 def test_a_dataloaders_children_read_photos_however_they_start(where, context, dogs, s3):
     url, storage_options = place(where, dogs, s3)
     dataset = ImageFolder(url, pil_to_tensor, storage_options=storage_options)

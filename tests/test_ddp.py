@@ -145,6 +145,7 @@ def test_launches_from_two_threads_do_not_take_the_same_worker(client, sleeper):
     assert [job.result() for job in jobs] == [[0], [0]] and jobs[0].workers != jobs[1].workers
 
 
+@pytest.mark.long
 def test_two_clusters_work_at_once_whichever_client_is_the_latest(client, tmp_path):
     def meet(folder):
         Path(folder, f"{os.getpid()}").touch()
@@ -398,6 +399,7 @@ def test_a_rank_that_hangs_meets_the_timeout(client, elapsed):
     assert 2 < elapsed() < 10
 
 
+@pytest.mark.long
 def test_a_job_can_be_cancelled_at_any_time(client, sleeper):
     before_the_ranks = ddp.launch(client, sleeper)
     before_the_ranks.cancel()
@@ -515,6 +517,7 @@ def kernel(client, folder, seconds, name):
     return process
 
 
+@pytest.mark.long
 def test_ctrl_c_in_a_script_frees_the_workers(client, tmp_path):
     (tmp_path / "go").touch()
     process = kernel(client, tmp_path, 1000, "one")
@@ -527,6 +530,7 @@ def test_ctrl_c_in_a_script_frees_the_workers(client, tmp_path):
     assert process.returncode != 0 and "KeyboardInterrupt" in errors.splitlines()[-1]
 
 
+@pytest.mark.long
 def test_of_two_kernels_that_launch_at_once_one_runs_and_the_other_is_told_who_is_busy(client, tmp_path):
     kernels = [kernel(client, tmp_path, 3, name) for name in ("one", "two")]
     try:

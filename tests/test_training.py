@@ -150,6 +150,7 @@ def states_of(checkpoint):
     return saved["state_dict"] | {str(index): state["momentum_buffer"] for index, state in momenta.items()}
 
 
+@pytest.mark.long
 def test_a_run_whose_rank_was_killed_ends_bit_equal_to_an_undisturbed_one(client, tmp_path):
     def doomed(checkpoint, marker):
         def die_in_step_10(count):
