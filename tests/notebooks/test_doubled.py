@@ -1,9 +1,7 @@
 """The notebooks compare when an attendee runs every cell twice, and on a machine with one core."""
 
-import os
 import shutil
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import nbformat
 import pytest
@@ -49,19 +47,6 @@ def compared():
         shutil.rmtree(FOLDER)
 
 
-@pytest.fixture(scope="module")
-def on_one_core(compared):
-    """Return what became of each notebook: the longest on core 0, the others one after the other on the last core."""
-    lanes = [("0", CHOSEN[2:3]), (str(os.cpu_count() - 1), CHOSEN[:2] + CHOSEN[3:])]
-
-    def run(lane):
-        core, paths = lane
-        return {path: compared(path, before=("taskset", "-c", core)) for path in paths}
-
-    with ThreadPoolExecutor(len(lanes)) as pool:
-        return {path: outcome for done in pool.map(run, lanes) for path, outcome in done.items()}
-
-
 @pytest.mark.parametrize("path", CHOSEN, ids=lambda path: path.stem)
 def test_every_cell_can_be_run_twice(path, compared):
     found, said = compared(path, doubled)
@@ -69,6 +54,6 @@ def test_every_cell_can_be_run_twice(path, compared):
 
 
 @pytest.mark.parametrize("path", CHOSEN, ids=lambda path: path.stem)
-def test_one_core_is_enough(path, on_one_core):
-    found, said = on_one_core[path]
+def test_one_core_is_enough(path, compared):
+    found, said = compared(path, before=("taskset", "-c", "0"))
     assert found == {path.stem: {"PASSED"}}, said
