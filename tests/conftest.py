@@ -55,6 +55,8 @@ class SharedCluster:
         return self.client.status == "running" and self.client.cluster.status == Status.running
 
     def is_idle(self):
+        if any(future.status == "pending" for future in list(self.client.futures.values())):
+            return False  # the scheduler may not know of it yet: submitting does not wait for it
         return len(self.client.nthreads()) == self.n_workers and not any(self.client.processing().values())
 
     def is_idle_soon(self, timeout_s=10):

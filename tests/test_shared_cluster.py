@@ -43,7 +43,7 @@ def test_after_them(client):
 def test_each_test_finds_the_cluster_at_work_whatever_the_one_before_did(tmp_path):
     (tmp_path / "test_tiny.py").write_text(BREAK_IT)
     command = [sys.executable, "-m", "pytest", "-c", TESTS.parent / "pyproject.toml", "-p", "conftest", "--rootdir"]
-    command += [tmp_path, "-p", "no:cacheprovider", "-q", tmp_path / "test_tiny.py"]
+    command += [tmp_path, "--confcutdir", tmp_path, "-p", "no:cacheprovider", "-q", tmp_path / "test_tiny.py"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
     result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
     assert result.returncode == 1 and "1 failed, 3 passed" in result.stdout, result.stdout
