@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -20,7 +21,16 @@ from workshop_utils import inference
 from workshop_utils.data import list_photos
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.dogs.sketches import write_sketches
-from workshop_utils.inference import COLUMNS, MAX_BATCHES_PER_TASK, classify, loaded_model, precision_of, split_guided
+from workshop_utils.inference import (
+    COLUMNS,
+    CPU_BATCHES_PER_TASK,
+    GPU_BATCHES_PER_TASK,
+    classify,
+    classify_batches,
+    loaded_model,
+    precision_of,
+    split_guided,
+)
 from workshop_utils.models import WeightsError, load_checkpoint, load_resnet, save_checkpoint
 
 MISSING = ["prediction", "probability", "correct"]
@@ -228,8 +238,9 @@ def test_tasks_hold_every_batch_once_long_ones_first(n_batches, n_threads):
     tasks = split_guided(list(range(n_batches)), n_threads)
     sizes = [len(task) for task in tasks]
     assert [batch for task in tasks for batch in task] == list(range(n_batches))
-    assert sizes == sorted(sizes, reverse=True) and all(1 <= size <= MAX_BATCHES_PER_TASK for size in sizes)
-    assert sizes[-n_threads:].count(1) == min(n_threads, n_batches)
+    assert sizes == sorted(sizes, reverse=True) and all(1 <= size <= CPU_BATCHES_PER_TASK for size in sizes)
+    if n_threads > 1:  # they would not end together otherwise
+        assert sizes[-n_threads:].count(1) == min(n_threads, n_batches)
 
 
 def test_precision_is_as_asked_or_what_the_machine_is_fast_in(monkeypatch, weights):
@@ -262,6 +273,56 @@ def test_real_photos_are_recognised_as_well_as_the_weights_can_in_either_precisi
         assert len(photos) == 240 and frame.path.tolist() == photos and frame.error.isna().all()
         assert frame.correct.sum() >= 188
     assert (frames["fp32"].prediction == frames["bf16"].prediction).mean() >= 0.97
+
+
+def test_a_worker_with_a_gpu_gets_long_tasks(client, monkeypatch):
+    lengths, info = [], client.scheduler_info(n_workers=-1)
+    for worker in info["workers"].values():
+        worker["gpu"] = {"name": "one that is not here", "memory-total": 1}
+    monkeypatch.setattr(client, "scheduler_info", lambda n_workers: info)
+    monkeypatch.setattr(client, "map", lambda fn, tasks, **kwargs: lengths.extend(map(len, tasks)) or [])
+    with suppress(KeyError):
+        classify(client, ["photo.jpg"] * 2000, batch_size=1)
+    assert max(lengths) == GPU_BATCHES_PER_TASK and sum(lengths) == 2000
+
+
+def test_the_gpus_path_gives_the_rows_of_the_cpus(paths, weights, monkeypatch, tmp_path):
+    (tmp_path / "broken.jpg").write_bytes(Path(paths[0]).read_bytes()[:2000])
+    some = [*paths, str(tmp_path / "broken.jpg"), *paths, str(tmp_path / "missing.jpg")]
+    batches = [some[start : start + 3] for start in range(0, len(some), 3)]
+    expected = classify_batches(batches, weights=weights, precision="fp32")
+    monkeypatch.setattr(inference, "_is_on_gpu", lambda model: True)
+    monkeypatch.setattr(inference, "GPU_FORWARD", 5)
+    rows = classify_batches(batches, weights=weights, precision="fp32")
+    assert [row[0] for row in rows] == some and [row[5] for row in rows] == [row[5] for row in expected]
+    assert sum(row[5] is not None for row in rows) == 2
+    seen = [(row[2], other[2]) for row, other in zip(rows, expected, strict=True) if row[5] is None]
+    assert sum(one == other for one, other in seen) >= 0.9 * len(seen)  # weights drawn at random waver
+
+
+def test_the_gpus_path_reads_and_decodes_ahead_and_in_order(weights, monkeypatch):
+    decoded, forwards = [], []
+    monkeypatch.setattr(inference, "_is_on_gpu", lambda model: True)
+    monkeypatch.setattr(inference, "GPU_FORWARD", 2)
+    monkeypatch.setattr(inference, "read_files", lambda paths, options: paths)
+
+    def load(contents, paths, transform, device):
+        decoded.append(paths)
+        return torch.zeros(len(paths), 3, 32, 32), [None] * len(paths)
+
+    def forward(model, images):
+        deadline = time.monotonic() + 10
+        while len(decoded) < min(len(forwards) + 4, 6) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        forwards.append(len(decoded))
+        return [(1.0, 0)] * len(images)
+
+    monkeypatch.setattr(inference, "load_on_gpu", load)
+    monkeypatch.setattr(inference, "_forward", forward)
+    names = [f"{number}.jpg" for number in range(12)]
+    rows = classify_batches([names[:7], names[7:]], weights=weights)
+    assert [row[0] for row in rows] == names and [path for paths in decoded for path in paths] == names
+    assert forwards == [4, 5, 6, 6, 6, 6]
 
 
 @pytest.mark.gpu

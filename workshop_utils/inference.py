@@ -2,9 +2,12 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache, partial
+from itertools import chain
 
 import pandas as pd
 import torch
@@ -13,12 +16,16 @@ from torch.fx.experimental.optimization import fuse
 
 from workshop_utils.data import IN_BREED, BadPhoto, decode_photo, read_files
 from workshop_utils.dogs.breeds import BREEDS
+from workshop_utils.gpu_images import load_on_gpu
 from workshop_utils.models import load_resnet, resolve_weights
 
 COLUMNS = ["path", "breed", "prediction", "probability", "correct", "error"]
 PRECISIONS = ("auto", "fp32", "bf16")
-MAX_BATCHES_PER_TASK = 8
+# A task takes seconds: short enough to lose little with a worker, long enough for the pause between two not to count.
+CPU_BATCHES_PER_TASK, GPU_BATCHES_PER_TASK = 8, 256
 CPU_FORWARD = 16  # photos: ResNet-50's activations then fit the caches; 26 ms of a core a photo at 32, 19 at 16
+GPU_FORWARD = 256  # photos
+CPU_AHEAD, GPU_AHEAD = 1, 3  # batches that are read or decoded during a forward pass
 _INDEX = {breed.wnid: breed.index for breed in BREEDS}
 _loading = threading.Lock()
 
@@ -32,7 +39,7 @@ def classify(client: Client, paths: Iterable[str | os.PathLike], *, batch_size: 
     by WordNet id (missing where the folder names no breed of ours); error, missing or why a file could not be
     classified (prediction, probability and correct are then missing).
 
-    batch_size: photos read in one call; on a GPU also those of one forward pass, which on a CPU takes CPU_FORWARD.
+    batch_size: photos that a worker reads in one call. A forward pass takes CPU_FORWARD or GPU_FORWARD of them.
     storage_options: what fsspec needs to open `paths`; None for anonymous reading of s3:// without credentials.
     weights: as in `load_resnet`; a file must be readable from the workers.
     precision: "fp32", "bf16", or "auto" for bf16 where the worker's CPU or GPU computes in it.
@@ -54,7 +61,9 @@ def classify(client: Client, paths: Iterable[str | os.PathLike], *, batch_size: 
     precision_of(precision)  # raises ValueError for one that is none
     photos = [str(path) for path in paths]
     batches = [photos[start : start + batch_size] for start in range(0, len(photos), batch_size)]
-    tasks = split_guided(batches, sum(client.nthreads().values()) or 1)  # the only worker may be restarting
+    on_gpu = any("gpu" in worker for worker in client.scheduler_info(n_workers=-1)["workers"].values())
+    tasks = split_guided(batches, sum(client.nthreads().values()) or 1,  # the only worker may be restarting
+                         GPU_BATCHES_PER_TASK if on_gpu else CPU_BATCHES_PER_TASK)
     futures = client.map(classify_batches, tasks, pure=False, weights=resolve_weights(weights), precision=precision,
                          storage_options=storage_options)
     try:
@@ -68,14 +77,23 @@ def classify(client: Client, paths: Iterable[str | os.PathLike], *, batch_size: 
 
 def classify_batches(batches: list[list[str]], *, weights: str = "auto", precision: str = "auto",
                      storage_options: dict | None = None) -> list[tuple]:
-    """Return `classify`'s rows for lists of paths, in this process; the next list is decoded during a forward pass."""
+    """Return `classify`'s rows for lists of paths, in this process; later lists are decoded during a forward pass."""
     model, transform, categories = loaded_model(weights, precision)
-    rows = []
-    with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(torch.get_num_threads()) as decoders:
-        ahead = reader.submit(_load_batch, batches[0], transform, storage_options, decoders)
-        for paths, following in zip(batches, [*batches[1:], []], strict=True):
-            images, errors = ahead.result()  # images: (photos that could be read, 3, 224, 224) float32
-            ahead = reader.submit(_load_batch, following, transform, storage_options, decoders)
+    on_gpu, device, rows = _is_on_gpu(model), next(model.parameters()).device, []
+    if on_gpu:  # fewer and larger ones
+        photos = list(chain.from_iterable(batches))
+        batches = [photos[start : start + GPU_FORWARD] for start in range(0, len(photos), GPU_FORWARD)]
+    with (ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as decoder,
+          ThreadPoolExecutor(torch.get_num_threads()) as pool):
+        load = partial(load_on_gpu, device=device) if on_gpu else partial(_load_on_cpu, pool=pool)
+
+        def start(paths):
+            contents = reader.submit(read_files, paths, storage_options)
+            return decoder.submit(lambda: load(contents.result(), paths, transform))
+
+        loaded = _started_ahead(start, batches, GPU_AHEAD if on_gpu else CPU_AHEAD)
+        for paths, (images, errors) in zip(batches, loaded, strict=True):
+            # images: (photos that could be read, 3, 224, 224)
             rows += _rows(paths, errors, _forward(model, images) if len(images) else [], categories)
     return rows
 
@@ -102,18 +120,33 @@ def precision_of(precision: str = "auto") -> str:
     return "bf16" if torch.cpu._is_avx512_bf16_supported() else "fp32"  # emulated bf16 is slower than fp32
 
 
-def split_guided(batches: list, n_threads: int) -> list[list]:
+def split_guided(batches: list, n_threads: int, longest: int = CPU_BATCHES_PER_TASK) -> list[list]:
     """Return `batches` cut into consecutive tasks: long ones first, single batches last, so that threads end together.
+
+    longest: how many batches a task has at most.
 
     >>> [len(task) for task in split_guided(list(range(20)), n_threads=2)]
     [5, 3, 3, 2, 1, 1, 1, 1, 1, 1, 1]
     """
     tasks, start = [], 0
     while start < len(batches):
-        size = min(max((len(batches) - start) // (2 * n_threads), 1), MAX_BATCHES_PER_TASK)
+        left = len(batches) - start
+        size = min(max(left // (2 * n_threads), 1) if n_threads > 1 else left, longest)
         tasks.append(batches[start : start + size])
         start += size
     return tasks
+
+
+@contextmanager
+def ieee_float32() -> Iterator[None]:
+    """Compute in IEEE float32: on a GPU, PyTorch's convolutions round to the 10 bits of TF32 unless told otherwise."""
+    convolutions, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = convolutions.allow_tf32, matmul.allow_tf32
+    convolutions.allow_tf32 = matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        convolutions.allow_tf32, matmul.allow_tf32 = before
 
 
 @lru_cache(maxsize=2)
@@ -124,10 +157,26 @@ def _load_model(weights, precision, saved):
     return fuse(model).to(device, dtype, memory_format=torch.channels_last), transform, categories
 
 
-def _load_batch(paths, transform, storage_options, decoders):
-    loaded = list(decoders.map(partial(_load_photo, transform), read_files(paths, storage_options), paths))
+def _is_on_gpu(model):
+    return next(model.parameters()).is_cuda
+
+
+def _started_ahead(start, items, n_ahead):
+    """Yield the result of start(item), a future, for each item in order, once the next `n_ahead` are started."""
+    futures = deque()
+    for item in items:
+        futures.append(start(item))
+        if len(futures) > n_ahead:
+            yield futures.popleft().result()
+    while futures:
+        yield futures.popleft().result()
+
+
+def _load_on_cpu(contents, paths, transform, pool):
+    """Return (images, errors) as `load_on_gpu` does."""
+    loaded = list(pool.map(partial(_load_photo, transform), contents, paths))
     images = [image for image, _ in loaded if image is not None]
-    return torch.stack(images) if images else [], [error for _, error in loaded]
+    return torch.stack(images) if images else torch.empty(0), [error for _, error in loaded]
 
 
 def _load_photo(transform, content, path):
@@ -137,6 +186,7 @@ def _load_photo(transform, content, path):
         return None, str(error)
 
 
+@ieee_float32()
 @torch.inference_mode()
 def _forward(model, images):
     like = next(model.parameters())

@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torchvision.models import ResNet
 
 from workshop_utils import models
 from workshop_utils.data import HELD_OUT, DataSource, ImageFolder, train_val_split
-from workshop_utils.inference import precision_of
+from workshop_utils.inference import ieee_float32, precision_of
 from workshop_utils.results import log_metrics
 
 LR_BATCH = 32  # images a step that `lr` is meant for
@@ -40,19 +40,7 @@ def prepare(source: DataSource, *, pretrained: bool = True, image_size: int = 96
     return models.with_new_head(model, len(HELD_OUT)), *train_val_split(dataset, 0.25, seed=0)
 
 
-@contextmanager
-def _ieee_float32():
-    # On a GPU, PyTorch's convolutions round float32 to the 10 bits of TF32 unless told otherwise.
-    convolutions, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = convolutions.allow_tf32, matmul.allow_tf32
-    convolutions.allow_tf32 = matmul.allow_tf32 = False
-    try:
-        yield
-    finally:
-        convolutions.allow_tf32, matmul.allow_tf32 = before
-
-
-@_ieee_float32()
+@ieee_float32()
 def train(model: torch.nn.Module, train_set: Dataset, val_set: Dataset | None = None, *, epochs: int = 1,
           batch_size: int = 32, accumulate: int = 1, lr: float = 0.01, body_lr: float = 1.0, freeze_epochs: int = 0,
           warmup_steps: int = 0, freeze_batchnorm: bool = True, precision: str = "fp32", compression: str | None = None,
@@ -125,7 +113,7 @@ def train(model: torch.nn.Module, train_set: Dataset, val_set: Dataset | None = 
     return {**numbers, "resumed_at": resumed_at}
 
 
-@_ieee_float32()
+@ieee_float32()
 @torch.no_grad()
 def evaluate(model: torch.nn.Module, dataset: Dataset, *, batch_size: int = 64, precision: str = "fp32",
              num_workers: int = 0) -> dict[str, float]:

@@ -1,0 +1,145 @@
+"""A GPU is given images as the CPU reads them, whatever the files are; here with its decoder's twin for the CPU."""
+
+import io
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from PIL import Image
+
+from workshop_utils import gpu_images
+from workshop_utils.data import BadPhoto, decode_photo, list_photos, read_files
+from workshop_utils.dogs.sketches import draw_dog
+from workshop_utils.gpu_images import PIXELS_PER_CALL, load_on_gpu, n_pixels_if_plain
+from workshop_utils.inference import loaded_model
+from workshop_utils.models import load_resnet
+
+CPU = torch.device("cpu")
+LEVEL = 1 / 255 / 0.224  # of 256, after the transform
+
+
+@pytest.fixture(scope="module")
+def transform():
+    return load_resnet("sketches")[1]
+
+
+def encoded(image, format="JPEG", **options):
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()
+
+
+def dog(*size):
+    return draw_dog("beagle", 1).resize(size or (224, 224))
+
+
+def on_cpu(contents, transform):
+    images, errors = [], []
+    for position, content in enumerate(contents):
+        try:
+            images.append(transform(decode_photo(content, f"{position}.jpg")))
+            errors.append(None)
+        except BadPhoto as error:
+            errors.append(str(error))
+    return torch.stack(images), errors
+
+
+def loaded(contents, transform):
+    return load_on_gpu(contents, [f"{position}.jpg" for position in range(len(contents))], transform, CPU)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The contents that each call of the decoder was given."""
+    decode, seen = gpu_images.decode, []
+    monkeypatch.setattr(gpu_images, "decode", lambda given, device: seen.append(given) or decode(given, device))
+    return seen
+
+
+UNUSUAL = {
+    "a PNG": encoded(dog(), "PNG"),
+    "CMYK": encoded(dog().convert("CMYK")),
+    "cut off": encoded(dog())[:-300],
+    "with a tail": encoded(dog()) + b"more",
+    "narrow": encoded(dog(20, 300)),
+    "too narrow": encoded(dog(4, 300)),
+    "empty": b"",
+    "no image": b"not a photo",
+    "not there": FileNotFoundError("dog.jpg"),
+}
+
+
+def test_jpegs_of_all_sizes_are_decoded_in_one_call_and_resized_as_pillow_does(transform, calls):
+    sizes = [(500, 375), (224, 224), (375, 500), (500, 375), (333, 100)]
+    contents = [encoded(dog(*size), quality=90) for size in sizes]
+    contents.append(encoded(dog(300, 260).convert("L")))
+    contents.append(encoded(dog(400, 300), progressive=True))
+    images, errors = loaded(contents, transform)
+    expected, _ = on_cpu(contents, transform)
+    assert calls == [contents] and errors == [None] * 7 and images.dtype == torch.float32
+    assert (images - expected).abs().max() < 3 * LEVEL and (images - expected).abs().mean() < 0.05 * LEVEL
+
+
+@pytest.mark.parametrize("kind", UNUSUAL)
+def test_what_is_no_plain_jpeg_is_left_to_pillow(kind, transform, calls):
+    plain = encoded(dog())
+    contents = [plain, UNUSUAL[kind], plain]
+    images, errors = loaded(contents, transform)
+    expected, expected_errors = on_cpu(contents, transform)
+    assert calls == [[plain, plain]] and n_pixels_if_plain(UNUSUAL[kind]) == 0
+    assert errors == expected_errors and images.shape == expected.shape
+    assert (images - expected).abs().max() < 3 * LEVEL
+
+
+def test_a_call_that_fails_is_read_by_pillow_photo_by_photo(transform, monkeypatch):
+    def out_of_memory(contents, device):
+        raise torch.OutOfMemoryError("tried to allocate too much")
+
+    contents = [encoded(dog(300, 200)), b"no photo", encoded(dog())]
+    expected, expected_errors = on_cpu(contents, transform)
+    monkeypatch.setattr(gpu_images, "decode", out_of_memory)
+    images, errors = loaded(contents, transform)
+    assert torch.equal(images, expected) and errors == expected_errors and "1.jpg" in errors[1]
+
+
+def test_a_jpeg_that_is_damaged_inside_costs_no_other_photo(transform):
+    contents = [encoded(dog()), encoded(dog())[:400] + bytes(3000) + b"\xff\xd9", encoded(dog())]
+    images, errors = loaded(contents, transform)
+    assert errors[0] is errors[2] is None and len(images) == 3 - sum(error is not None for error in errors)
+
+
+def test_large_photos_are_decoded_few_at_a_time(transform, calls):
+    large = encoded(Image.new("RGB", (5000, 4000)))  # 20 megapixels
+    images, errors = loaded([large] * 7, transform)
+    assert [len(call) for call in calls] == [3, 3, 1] and len(images) == 7 and not any(errors)
+    assert 3 * 5000 * 4000 <= PIXELS_PER_CALL < 4 * 5000 * 4000
+
+
+def test_bad_files_alone_give_no_images(transform, calls):
+    images, errors = loaded([b"", b"x"], transform)
+    assert len(images) == 0 and all(errors) and not calls
+    assert loaded([], transform)[1] == []
+
+
+def test_real_photos_are_recognised_as_on_the_cpu(shared_folder):
+    photos = list_photos(shared_folder / "data" / "stanford-dogs" / "Images")[::16]
+    model, transform, _ = loaded_model(shared_folder / "weights" / "resnet50_imagenet_v1_fp16.pt")
+    dtype, same = next(model.parameters()).dtype, 0
+    with torch.inference_mode(), ThreadPoolExecutor(2) as pool:
+        for start in range(0, len(photos), 60):
+            contents = read_files(photos[start : start + 60])
+            images, errors = load_on_gpu(contents, photos[start : start + 60], transform, CPU)
+            expected = torch.stack(list(pool.map(lambda content: transform(decode_photo(content, "")), contents)))
+            seen, wanted = (model(batch.to(dtype)).argmax(1) for batch in (images, expected))
+            same += (seen == wanted).sum().item()
+            assert not any(errors)
+    assert len(photos) == 240 and same >= 0.99 * 240
+
+
+@pytest.mark.gpu
+def test_the_gpus_decoder_sees_what_pillow_sees(transform, calls):
+    contents = [encoded(dog(*size), quality=90) for size in [(500, 375), (224, 224), (375, 500)] * 40]
+    images, errors = load_on_gpu(contents, ["dog.jpg"] * 120, transform, torch.device("cuda"))
+    expected, _ = on_cpu(contents[:3], transform)
+    assert images.is_cuda and not any(errors) and len(calls) == 1
+    assert (images.cpu()[:3] - expected).abs().mean() < 2 * LEVEL
