@@ -14,7 +14,7 @@ import torchvision
 from PIL import Image
 from torch.utils.data import Dataset, TensorDataset
 
-from workshop_utils import ddp, training
+from workshop_utils import ddp, inference, training
 from workshop_utils.data import ImageFolder, find_data, train_val_split
 from workshop_utils.dogs.breeds import HELD_OUT
 from workshop_utils.dogs.sketches import draw_dog, write_sketches
@@ -173,13 +173,60 @@ def test_a_run_whose_rank_was_killed_ends_bit_equal_to_an_undisturbed_one(client
     assert len(states_of(killed)) > 122 and not changed(states_of(killed), states_of(undisturbed))
 
 
-def interrupted(checkpoint, at_step=3, **settings):
+def interrupted(checkpoint, at_step=3, dataset=Reads, **settings):
     def fail(count):
         if count == at_step * 16:
             raise InterruptedError("the power went off")
 
     with pytest.raises(InterruptedError):
-        trained(Reads(noise(), fail), checkpoint=checkpoint, checkpoint_every=2, **FIVE_STEPS, **settings)
+        trained(dataset(noise(), fail), checkpoint=checkpoint, checkpoint_every=2, **FIVE_STEPS, **settings)
+
+
+class Draws(Reads):
+    """A dataset that changes its images at random, as a transform may."""
+
+    def __getitem__(self, index):
+        image, label = super().__getitem__(index)
+        return image + torch.randn(image.shape), label
+
+
+def test_what_a_dataset_draws_follows_from_the_step_also_in_children_and_after_an_interruption(tmp_path):
+    settings = {**FIVE_STEPS, "epochs": 2}
+    _, weights = trained(Draws(noise()), **settings)
+    interrupted(tmp_path / "run.pt", dataset=Draws, epochs=2)
+    settings |= {"checkpoint_every": 2, "checkpoint": tmp_path / "run.pt"}
+    numbers, gone_on = trained(Draws(noise()), num_workers=1, **settings)
+    assert numbers["resumed_at"] == 2 and not changed(weights, gone_on)
+    assert changed(weights, trained(epochs=2, **FIVE_STEPS)[1]), "it draws nothing"
+
+
+class Family(Dataset):
+    """A dataset of the processes that read it: (index, process, its parent)."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return index, os.getpid(), os.getppid()
+
+
+def test_children_live_from_epoch_to_epoch():
+    batches = [[0, 1, 2], [0, 3, 4]]
+    loader = training._loader(training._Seeded(Family(), range(40)), batches, num_workers=2)
+    first = list(loader)
+    batches[:] = [[0, 5]]
+    (second,) = loader
+    assert [indices.tolist() for indices, _, _ in [*first, second]] == [[1, 2], [3, 4], [5]]
+    assert set(second[1].tolist()) < {pid for _, pids, _ in first for pid in pids.tolist()}
+    assert {parent for _, _, parents in first for parent in parents.tolist()} == {os.getpid()}
+
+
+@pytest.mark.filterwarnings("ignore:.*pin_memory")
+def test_a_process_with_a_gpu_is_not_forked(monkeypatch):
+    monkeypatch.setattr(training, "_device", lambda: torch.device("cuda"))
+    loader = training._loader(training._Seeded(Family(), range(40)), [[0, 7, 8]], num_workers=1)
+    ((indices, _, parents),) = loader
+    assert loader.pin_memory and indices.tolist() == [7, 8] and os.getpid() not in parents.tolist()
 
 
 def test_a_checkpoint_in_object_storage_is_gone_on_from(s3_admin, alone):
@@ -300,7 +347,7 @@ def test_float32_is_ieees_during_training_and_evaluation_and_the_users_choice_co
     convolutions, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     model, seen = resnet(), set()
     model.fc.register_forward_hook(lambda *_: seen.add((convolutions.allow_tf32, matmul.allow_tf32)))
-    with training._ieee_float32():  # puts back what the tests began with
+    with inference.ieee_float32():  # puts back what the tests began with
         convolutions.allow_tf32 = matmul.allow_tf32 = True
         train(model, noise(16), noise(7), batch_size=16)
         evaluate(model, noise(7))

@@ -99,4 +99,5 @@ def decode(contents: Sequence[bytes], device: torch.device) -> list[torch.Tensor
     """Return each JPEG as a (3, h, w) uint8 tensor on `device`; raise RuntimeError where one cannot be decoded."""
     from torchcodec.decoders import decode_jpeg
 
-    return decode_jpeg([torch.frombuffer(bytearray(content), dtype=torch.uint8) for content in contents], device=device)
+    files = [torch.frombuffer(bytearray(content), dtype=torch.uint8) for content in contents]
+    return list(decode_jpeg(files, device=device))

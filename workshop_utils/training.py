@@ -1,6 +1,7 @@
 """The reference training loop: one process or many ranks, interrupted or not, take the same steps."""
 
 import math
+import multiprocessing
 import os
 import time
 from contextlib import nullcontext
@@ -78,13 +79,17 @@ def train(model: torch.nn.Module, train_set: Dataset, val_set: Dataset | None = 
     model.to(_device()).to(memory_format=torch.channels_last)
     optimizer = _sgd(model, body_lr)
     trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+    order: list[list[int]] = []
+    loader = _loader(_Seeded(train_set, range(settings["n_images"])), order, num_workers)
+    val_loader = _val_loader(val_set, 64, num_workers) if val_set is not None else None
     step, numbers = _resume(checkpoint, storage_options, settings, model, optimizer)
     resumed_at, seconds = step, 0.0
 
     for epoch in range(step // steps_per_epoch, epochs):
         _set_modes(model, trained, epoch < freeze_epochs, freeze_batchnorm)
         parallel, sent = _in_parallel(model, compression, freeze_batchnorm)
-        for images, labels, load_s in _batches(train_set, epoch, step, batch_size, num_workers, seed, augment):
+        order[:] = _order(train_set, epoch, step, batch_size, seed)
+        for images, labels, load_s in _batches(loader, step, batch_size, seed, augment):
             rate = learning_rate(step, epochs * steps_per_epoch, lr, batch_size, warmup_steps)
             for group in optimizer.param_groups:
                 group["lr"] = rate * group["share"]
@@ -100,8 +105,8 @@ def train(model: torch.nn.Module, train_set: Dataset, val_set: Dataset | None = 
         numbers = {"steps": step, "images_per_s": (step - resumed_at) * batch_size / seconds, "train_loss": row["loss"]}
         for buffer in model.buffers() if _world()[1] > 1 else ():  # each rank's last batch left statistics of its own
             dist.broadcast(buffer, 0)
-        if val_set is not None:
-            scores = evaluate(model, val_set, precision=precision, num_workers=num_workers)
+        if val_loader:
+            scores = _evaluate(model, val_loader, precision)
             numbers |= {"accuracy": scores["accuracy"], "loss": scores["loss"]}
             if _world()[0] == 0:
                 log_metrics(step=step, epoch=epoch, val_accuracy=scores["accuracy"], val_loss=scores["loss"])
@@ -114,7 +119,6 @@ def train(model: torch.nn.Module, train_set: Dataset, val_set: Dataset | None = 
 
 
 @ieee_float32()
-@torch.no_grad()
 def evaluate(model: torch.nn.Module, dataset: Dataset, *, batch_size: int = 64, precision: str = "fp32",
              num_workers: int = 0) -> dict[str, float]:
     """Return accuracy, mean cross-entropy loss and n_images, over each image of `dataset` once, the same on all ranks.
@@ -122,15 +126,16 @@ def evaluate(model: torch.nn.Module, dataset: Dataset, *, batch_size: int = 64, 
     batch_size: images per forward on one rank. The model is left in the modes (train, eval) it was in.
     Raises ValueError for a dataset without images.
     """
-    n_images, device, (rank, world_size) = len(dataset), _device(), _world()  # type: ignore[arg-type]
-    if not n_images:
-        raise ValueError("The dataset for evaluation has 0 images: give it some, or leave val_set out.")
-    part = Subset(dataset, range(rank, n_images, world_size))  # not DistributedSampler, which counts some twice
-    modes = [(module, module.training) for module in model.modules()]
+    return _evaluate(model, _val_loader(dataset, batch_size, num_workers), precision)
+
+
+@torch.no_grad()
+def _evaluate(model, loader, precision):
+    device, modes = _device(), [(module, module.training) for module in model.modules()]
     model.to(device).to(memory_format=torch.channels_last).eval()
     sums = torch.zeros(3, dtype=torch.float64, device=device)  # correct, loss, images
-    for images, labels in DataLoader(part, batch_size, num_workers=num_workers):
-        labels, logits = labels.to(device), _logits(model, images, precision)
+    for images, labels in loader:
+        labels, logits = labels.to(device, non_blocking=True), _logits(model, images, precision)
         correct, loss = (logits.argmax(1) == labels).sum(), cross_entropy(logits, labels, reduction="sum")
         sums += torch.stack([correct, loss, torch.tensor(len(images), device=device)]).double()
     if dist.is_initialized():
@@ -156,25 +161,58 @@ def learning_rate(step: int, n_steps: int, lr: float, batch_size: int, warmup_st
 # --- data: all chance follows from (seed, step) and nothing from what came before, so a resumed run draws the same
 
 
-def _batches(train_set, epoch, first, batch_size, num_workers, seed, augment):
-    """Yield this rank's (images, labels, seconds waited) for each step of `epoch` from the run's step `first` on."""
+class _Seeded(Subset):
+    """Takes batches as lists (seed, *indices): what it draws at random, also in a child, follows from that."""
+
+    def __getitems__(self, batch):
+        seed, *indices = batch
+        torch.manual_seed(seed)
+        return super().__getitems__(indices)
+
+
+def _loader(dataset, batches, num_workers):
+    """Return a DataLoader of lists of indices, which may change between two epochs; its children live as long as it."""
+    on_gpu, how = _device().type == "cuda", {}
+    if num_workers:
+        how["persistent_workers"] = True
+        if on_gpu:  # a fork would copy the threads' locks and CUDA's state
+            how["multiprocessing_context"] = context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload(["workshop_utils.data"])
+    return DataLoader(dataset, batch_sampler=batches, num_workers=num_workers, pin_memory=on_gpu, **how)
+
+
+def _val_loader(dataset, batch_size, num_workers):
+    if not (n_images := len(dataset)):
+        raise ValueError("The dataset for evaluation has 0 images: give it some, or leave val_set out.")
+    rank, world_size = _world()
+    part = range(rank, n_images, world_size)  # not DistributedSampler, which counts some twice
+    return _loader(dataset, [list(part[i : i + batch_size]) for i in range(0, len(part), batch_size)], num_workers)
+
+
+def _order(train_set, epoch, first, batch_size, seed):
+    """Return this rank's batches for the steps of `epoch` from the run's step `first` on: (seed, *indices) each."""
     rank, world_size = _world()
     sampler = DistributedSampler(train_set, world_size, rank, seed=seed, drop_last=True)
     sampler.set_epoch(epoch)
     per_rank, steps_per_epoch = batch_size // world_size, len(train_set) // batch_size
-    unread = list(sampler)[first % steps_per_epoch * per_rank :]
-    generator = torch.Generator().manual_seed(_mixed(seed, first, rank))  # seeds the loader's workers
-    batches = iter(DataLoader(train_set, per_rank, sampler=unread, drop_last=True, generator=generator,
-                              num_workers=num_workers, pin_memory=_device().type == "cuda"))
-    for step in range(first, (epoch + 1) * steps_per_epoch):
-        torch.manual_seed(_mixed(seed, step, rank))  # for what the dataset or a layer draws
-        start = time.perf_counter()
-        images, labels = next(batches)  # (batch_size / world_size, 3, h, w), (batch_size / world_size,)
+    indices = list(sampler)[first % steps_per_epoch * per_rank :]
+    steps = range(first, (epoch + 1) * steps_per_epoch)
+    return [[_mixed(seed, step, rank), *indices[i * per_rank :][:per_rank]] for i, step in enumerate(steps)]
+
+
+def _batches(loader, step, batch_size, seed, augment):
+    """Yield this rank's (images, labels, seconds waited) for each step from the run's step `step` on."""
+    rank, world_size = _world()
+    batches = iter(loader)  # starts children, if it has none yet
+    start = time.perf_counter()
+    for images, labels in batches:  # (batch_size / world_size, 3, h, w), (batch_size / world_size,)
         load_s = time.perf_counter() - start
+        torch.manual_seed(_mixed(seed, step, rank, 1))  # for what a layer draws
         if augment:  # mirrors half of all ranks' images, the same as one process
             draws = torch.rand(batch_size, generator=torch.Generator().manual_seed(_mixed(seed, step)))
             images = torch.where(draws[rank::world_size, None, None, None] < 0.5, images.flip(3), images)
         yield images, labels, load_s
+        step, start = step + 1, time.perf_counter()
 
 
 def _mixed(*numbers):
@@ -204,7 +242,7 @@ def _in_parallel(model, compression, freeze_batchnorm):
 
     def send(group, bucket):
         if bucket.is_last():
-            sent["at"] = _now()
+            sent["at"] = _moment()
         return COMPRESSIONS[compression](group, bucket)
 
     if _world()[1] > 1:
@@ -218,21 +256,22 @@ def _in_parallel(model, compression, freeze_batchnorm):
 
 
 def _take_step(parallel, optimizer, images, labels, accumulate, precision, sent):
-    start, loss = _now(), 0.0
+    start, loss, labels = _moment(), 0.0, labels.to(_device(), non_blocking=True)
     parts = zip(images.chunk(accumulate), labels.chunk(accumulate), strict=True)
     for position, (part, part_labels) in enumerate(parts, start=1):
         # Gradients add up here, and travel with the last.
         silent = position < accumulate and isinstance(parallel, DistributedDataParallel)
         with parallel.no_sync() if silent else nullcontext():
             logits = _logits(parallel, part, precision)  # (images a forward, n_classes)
-            part_loss = cross_entropy(logits, part_labels.to(logits.device), reduction="sum") / len(images)
+            part_loss = cross_entropy(logits, part_labels, reduction="sum") / len(images)
             part_loss.backward()
         loss += part_loss.detach()
-    arrived = _now()
+    arrived = _moment()
     optimizer.step()
     optimizer.zero_grad()
-    total_s, comm_s = _now() - start, arrived - sent["at"] if sent else 0.0
-    return {"loss": loss.item(), "compute_s": total_s - comm_s, "comm_s": comm_s}
+    end, loss = _moment(), loss.item()  # which waits for the GPU
+    comm_s = _seconds(sent["at"], arrived) if sent else 0.0
+    return {"loss": loss, "compute_s": _seconds(start, end) - comm_s, "comm_s": comm_s}
 
 
 def _logits(model, images, precision):
@@ -249,10 +288,17 @@ def _device():
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")  # a rank sees its own GPU first
 
 
-def _now():
-    if torch.cuda.is_available():
-        torch.cuda.current_stream().synchronize()  # the GPU works behind the clock; NCCL has a stream of its own
-    return time.perf_counter()
+def _moment():
+    """Return this moment: of the clock, or of a GPU, which works behind the clock."""
+    if _device().type == "cpu":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _seconds(start, end):
+    return end - start if isinstance(start, float) else start.elapsed_time(end) / 1000
 
 
 # --- save
