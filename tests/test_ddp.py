@@ -1072,6 +1072,50 @@ def test_ranks_with_a_gpu_each_talk_over_nccl():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("n_ranks", [1, 2])
+def test_a_failure_under_nccl_reaches_the_client_and_frees_the_gpus(n_ranks, elapsed):
+    if n_gpus() < n_ranks:
+        pytest.skip(f"needs {n_ranks} GPUs, and this machine has {n_gpus()}")
+
+    def fail_on_the_last():
+        total = torch.ones(1 << 20, device="cuda")
+        for number in range(2):
+            if number and dist.get_rank() == dist.get_world_size() - 1:
+                raise ZeroDivisionError("the last rank's own mistake")
+            dist.all_reduce(total)  # the second time, the others wait for it on their GPUs
+            total.sum().item()
+
+    client = start_cluster(n_ranks)
+    try:
+        assert ddp.run(client, dist.get_backend, backend="nccl", timeout=120) == ["nccl"] * n_ranks  # warms up
+        elapsed()
+        with pytest.raises(ZeroDivisionError, match="the last rank's own mistake"):
+            ddp.run(client, fail_on_the_last, backend="nccl", timeout=120)
+        assert elapsed() < 20
+        assert ddp.run(client, dist.get_world_size, backend="nccl", timeout=120) == [n_ranks] * n_ranks
+    finally:
+        client.shutdown()
+
+
+@pytest.mark.gpu
+def test_a_rank_killed_under_nccl_is_started_anew(tmp_path):
+    def die_once(marker):
+        total = torch.ones(1, device="cuda")
+        dist.all_reduce(total)
+        if not os.path.exists(marker):
+            Path(marker).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return total.item()
+
+    client = start_cluster(1)
+    try:
+        job = ddp.launch(client, die_once, str(tmp_path / "marker"), backend="nccl", max_restarts=1, timeout=120)
+        assert job.result() == [1] and len(job.failures) == 1
+    finally:
+        client.shutdown()
+
+
+@pytest.mark.gpu
 def test_ranks_that_share_a_gpu_are_refused_nccl_and_get_gloo():
     settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": f"{LOOPBACK}:0"}
     with LocalCluster(**settings) as cluster, Client(cluster) as client:
