@@ -10,7 +10,8 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "workshop_utils"
 FILES = {str(path.relative_to(PACKAGE)): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
 # What an engineer reads before taking `classify` or `ddp.launch` home.
-READING_PATH = ("cluster.py", "data.py", "models.py", "inference.py", "ddp.py", "job/", "results.py", "training.py")
+READING_PATH = ("cluster.py", "data.py", "models.py", "inference.py", "images.py", "ddp.py", "job/", "results.py",
+                "training.py")
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 

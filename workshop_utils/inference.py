@@ -14,9 +14,9 @@ import torch
 from distributed import Client, as_completed
 from torch.fx.experimental.optimization import fuse
 
-from workshop_utils.data import IN_BREED, BadPhoto, decode_photo, read_files
+from workshop_utils.data import IN_BREED, read_files
 from workshop_utils.dogs.breeds import BREEDS
-from workshop_utils.gpu_images import load_on_gpu
+from workshop_utils.images import load_on_cpu, load_on_gpu
 from workshop_utils.models import load_resnet, resolve_weights
 
 COLUMNS = ["path", "breed", "prediction", "probability", "correct", "error"]
@@ -85,11 +85,11 @@ def classify_batches(batches: list[list[str]], *, weights: str = "auto", precisi
         batches = [photos[start : start + GPU_FORWARD] for start in range(0, len(photos), GPU_FORWARD)]
     with (ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as decoder,
           ThreadPoolExecutor(torch.get_num_threads()) as pool):
-        load = partial(load_on_gpu, device=device) if on_gpu else partial(_load_on_cpu, pool=pool)
+        load = partial(load_on_gpu, device=device) if on_gpu else load_on_cpu
 
         def start(paths):
             contents = reader.submit(read_files, paths, storage_options)
-            return decoder.submit(lambda: load(contents.result(), paths, transform))
+            return decoder.submit(lambda: load(contents.result(), paths, transform, pool))
 
         loaded = _started_ahead(start, batches, GPU_AHEAD if on_gpu else CPU_AHEAD)
         for paths, (images, errors) in zip(batches, loaded, strict=True):
@@ -170,20 +170,6 @@ def _started_ahead(start, items, n_ahead):
             yield futures.popleft().result()
     while futures:
         yield futures.popleft().result()
-
-
-def _load_on_cpu(contents, paths, transform, pool):
-    """Return (images, errors) as `load_on_gpu` does."""
-    loaded = list(pool.map(partial(_load_photo, transform), contents, paths))
-    images = [image for image, _ in loaded if image is not None]
-    return torch.stack(images) if images else torch.empty(0), [error for _, error in loaded]
-
-
-def _load_photo(transform, content, path):
-    try:
-        return transform(decode_photo(content, path)), None
-    except BadPhoto as error:
-        return None, str(error)
 
 
 @ieee_float32()

@@ -1,8 +1,10 @@
-"""Turn encoded photos into images on a GPU: it decodes JPEGs itself, many in one call, and Pillow decodes the rest."""
+"""Turn the bytes of photos into images for a model: by Pillow, or on a GPU, which decodes many JPEGs in one call."""
 
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from functools import partial
 from io import BytesIO
 
 import torch
@@ -15,17 +17,26 @@ PIXELS_PER_CALL = 2**26  # decoded together: 358 photos of 500 x 375, or five of
 END_OF_JPEG = b"\xff\xd9"
 
 
-def load_on_gpu(contents: Sequence[bytes | Exception], paths: Sequence[str], transform: Callable,
-                device: torch.device) -> tuple[torch.Tensor, list[str | None]]:
+def load_on_cpu(contents: Sequence[bytes | Exception], paths: Sequence[str], transform: Callable,
+                pool: Executor) -> tuple[torch.Tensor, list[str | None]]:
     """Return (images, errors): an image for each photo that can be read, and for each path None or why it cannot.
 
-    contents: of `data.read_files`. transform: of `load_resnet`; it takes PIL.Images as well as (n, 3, h, w) uint8
-    tensors, and resizes both with antialiasing. images: (n, 3, 224, 224) float32 on `device`.
+    contents: of `data.read_files`. transform: of `load_resnet`. pool: of the threads that decode.
+    images: (n, 3, 224, 224) float32.
+    """
+    loaded = list(pool.map(partial(_load_photo, transform), contents, paths))
+    images = [image for image, _ in loaded if image is not None]
+    return torch.stack(images) if images else torch.empty(0), [error for _, error in loaded]
+
+
+def load_on_gpu(contents: Sequence[bytes | Exception], paths: Sequence[str], transform: Callable, pool: Executor,
+                device: torch.device) -> tuple[torch.Tensor, list[str | None]]:
+    """Return what `load_on_cpu` does, with the images on `device`, a GPU, which decodes, resizes and normalises JPEGs.
+
     Pillow reads what the GPU's decoder refuses or might read in another way. So errors are the same as on a CPU, and a
-    call that fails on the GPU costs time, not photos. The work has a CUDA stream of its own.
+    call that fails on the GPU costs time, not photos. The work has a CUDA stream of its own, and is done on return.
     """
     images: dict[int, torch.Tensor] = {}
-    errors: list[str | None] = [None] * len(paths)
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
     with torch.cuda.stream(stream):  # of None, it changes nothing
         for part in _parts(contents):
@@ -33,15 +44,14 @@ def load_on_gpu(contents: Sequence[bytes | Exception], paths: Sequence[str], tra
                 images |= _load_jpegs({position: contents[position] for position in part}, transform, device)
             except Exception:  # one damaged file fails the whole call; so do a missing decoder and too little memory
                 continue
-        for position in set(range(len(paths))) - images.keys():
-            try:
-                images[position] = transform(decode_photo(contents[position], paths[position])).to(device)
-            except BadPhoto as error:
-                errors[position] = str(error)
+        left = [position for position in range(len(paths)) if position not in images]
+        by_pillow, why = load_on_cpu([contents[i] for i in left], [paths[i] for i in left], transform, pool)
+        errors = dict(zip(left, why, strict=True))
+        images |= zip((i for i in left if not errors[i]), by_pillow.to(device), strict=True)
         batch = torch.stack([images[position] for position in sorted(images)]) if images else torch.empty(0)
     if stream:
         stream.synchronize()  # the forward pass is on another one
-    return batch, errors
+    return batch, [errors.get(position) for position in range(len(paths))]
 
 
 def n_pixels_if_plain(content: bytes | Exception) -> int:
@@ -55,6 +65,13 @@ def n_pixels_if_plain(content: bytes | Exception) -> int:
     whole = content.endswith(END_OF_JPEG)  # type: ignore[union-attr]
     usual = n_pixels <= PIXELS_PER_CALL // 2 and max(image.size) <= 8 * min(image.size)  # Pillow's rules are stricter
     return n_pixels if alike and whole and usual else 0
+
+
+def _load_photo(transform, content, path):
+    try:
+        return transform(decode_photo(content, path)), None
+    except BadPhoto as error:
+        return None, str(error)
 
 
 def _parts(contents):

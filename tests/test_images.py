@@ -7,14 +7,14 @@ import pytest
 import torch
 from PIL import Image
 
-from workshop_utils import gpu_images
-from workshop_utils.data import BadPhoto, decode_photo, list_photos, read_files
+from workshop_utils.data import list_photos, read_files
 from workshop_utils.dogs.sketches import draw_dog
-from workshop_utils.gpu_images import PIXELS_PER_CALL, load_on_gpu, n_pixels_if_plain
+from workshop_utils.images import PIXELS_PER_CALL, decode, load_on_cpu, load_on_gpu, n_pixels_if_plain
 from workshop_utils.inference import loaded_model
 from workshop_utils.models import load_resnet
 
-CPU = torch.device("cpu")
+CPU, POOL = torch.device("cpu"), ThreadPoolExecutor(2)
+DECODE = "workshop_utils.images.decode"
 LEVEL = 1 / 255 / 0.224  # of 256, after the transform
 
 
@@ -34,25 +34,18 @@ def dog(*size):
 
 
 def on_cpu(contents, transform):
-    images, errors = [], []
-    for position, content in enumerate(contents):
-        try:
-            images.append(transform(decode_photo(content, f"{position}.jpg")))
-            errors.append(None)
-        except BadPhoto as error:
-            errors.append(str(error))
-    return torch.stack(images), errors
+    return load_on_cpu(contents, [f"{position}.jpg" for position in range(len(contents))], transform, POOL)
 
 
 def loaded(contents, transform):
-    return load_on_gpu(contents, [f"{position}.jpg" for position in range(len(contents))], transform, CPU)
+    return load_on_gpu(contents, [f"{position}.jpg" for position in range(len(contents))], transform, POOL, CPU)
 
 
 @pytest.fixture
 def calls(monkeypatch):
     """The contents that each call of the decoder was given."""
-    decode, seen = gpu_images.decode, []
-    monkeypatch.setattr(gpu_images, "decode", lambda given, device: seen.append(given) or decode(given, device))
+    seen = []
+    monkeypatch.setattr(DECODE, lambda given, device: seen.append(given) or decode(given, device))
     return seen
 
 
@@ -97,7 +90,7 @@ def test_a_call_that_fails_is_read_by_pillow_photo_by_photo(transform, monkeypat
 
     contents = [encoded(dog(300, 200)), b"no photo", encoded(dog())]
     expected, expected_errors = on_cpu(contents, transform)
-    monkeypatch.setattr(gpu_images, "decode", out_of_memory)
+    monkeypatch.setattr(DECODE, out_of_memory)
     images, errors = loaded(contents, transform)
     assert torch.equal(images, expected) and errors == expected_errors and "1.jpg" in errors[1]
 
@@ -125,11 +118,11 @@ def test_real_photos_are_recognised_as_on_the_cpu(shared_folder):
     photos = list_photos(shared_folder / "data" / "stanford-dogs" / "Images")[::16]
     model, transform, _ = loaded_model(shared_folder / "weights" / "resnet50_imagenet_v1_fp16.pt")
     dtype, same = next(model.parameters()).dtype, 0
-    with torch.inference_mode(), ThreadPoolExecutor(2) as pool:
+    with torch.inference_mode():
         for start in range(0, len(photos), 60):
             contents = read_files(photos[start : start + 60])
-            images, errors = load_on_gpu(contents, photos[start : start + 60], transform, CPU)
-            expected = torch.stack(list(pool.map(lambda content: transform(decode_photo(content, "")), contents)))
+            images, errors = load_on_gpu(contents, photos[start : start + 60], transform, POOL, CPU)
+            expected, _ = load_on_cpu(contents, photos[start : start + 60], transform, POOL)
             seen, wanted = (model(batch.to(dtype)).argmax(1) for batch in (images, expected))
             same += (seen == wanted).sum().item()
             assert not any(errors)
@@ -139,7 +132,7 @@ def test_real_photos_are_recognised_as_on_the_cpu(shared_folder):
 @pytest.mark.gpu
 def test_the_gpus_decoder_sees_what_pillow_sees(transform, calls):
     contents = [encoded(dog(*size), quality=90) for size in [(500, 375), (224, 224), (375, 500)] * 40]
-    images, errors = load_on_gpu(contents, ["dog.jpg"] * 120, transform, torch.device("cuda"))
+    images, errors = load_on_gpu(contents, ["dog.jpg"] * 120, transform, POOL, torch.device("cuda"))
     expected, _ = on_cpu(contents[:3], transform)
     assert images.is_cuda and not any(errors) and len(calls) == 1
     assert (images.cpu()[:3] - expected).abs().mean() < 2 * LEVEL
