@@ -13,7 +13,7 @@ COPIES = $(patsubst notebook_output/%,.nbval/%,$(filter-out notebook_output/$(SK
 # The stored outputs were made with the sketches and their weights, whatever this machine's user has set or downloaded.
 OFFLINE := WORKSHOP_DATA= WORKSHOP_WEIGHTS= WORKSHOP_NAMES= DASK_SCHEDULER_ADDRESS= WORKSHOP_CACHE=$(CURDIR)/$(VENV)/cache
 
-.PHONY: lab run test test-notebooks test-long setup horovod pins clean
+.PHONY: lab run test test-notebooks test-long gpu setup horovod pins clean
 
 lab: setup
 	$(BIN)/workshop lab
@@ -36,6 +36,9 @@ test-notebooks: setup  # all of them, or ONLY="01 06"
 test-long: setup  # what takes long or needs root
 	$(BIN)/pytest -m long
 	@$(MAKE) --no-print-directory test-notebooks ONLY=$(LONGEST)
+
+gpu:  # proves the GPU paths, on a machine with a GPU; all steps, or STEPS="environment tests"
+	@$(PYTHON) tools/prove_gpu.py $(STEPS)
 
 setup: $(READY)
 

@@ -1,0 +1,113 @@
+"""`make gpu` refuses a machine without a GPU, and elsewhere makes each step, whatever became of the one before."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ALL = ["environment", "tests", *(f"notebook-{number}" for number in ("01", "02", "03", "04", "06", "08", "09", "07")),
+       "decode", "inference", "ddp", "runs"]  # fmt: skip
+
+
+@pytest.fixture
+def prove(tmp_path):
+    """A function that calls the tool on a machine that seems to have a GPU, with a Python that runs nothing.
+
+    fails: what this Python fails for when it is in the command. sees_gpu: whether its PyTorch does.
+    """
+    folder = tmp_path / "bin"
+    folder.mkdir()
+
+    def prove(*arguments, fails="nothing", sees_gpu=True, smi="echo GPU 0"):
+        check = "" if sees_gpu else 'echo "PyTorch 2.15 sees no GPU" >&2; exit 1'
+        programs = {
+            "nvidia-smi": smi,
+            "python": f'case "$*" in -c*) {check};; *{fails}*) echo "went wrong"; exit 3;; *) env; echo "$@";; esac',
+        }
+        for name, text in programs.items():
+            (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+            (folder / name).chmod(0o755)
+        command = [sys.executable, "tools/prove_gpu.py", "--python", folder / "python", "--logs", tmp_path / "logs"]
+        env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "WORKSHOP_WEIGHTS": "w.pt"}
+        return subprocess.run([*command, *arguments], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+
+    return prove
+
+
+def table(result):
+    """Return {step: its result and seconds} as printed."""
+    rows = result.stdout[result.stdout.index("step ") :].splitlines()[1:-1]
+    return dict(row.split(maxsplit=1) for row in rows)
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine may have a GPU")
+def test_a_machine_without_a_gpu_is_refused_at_once_in_one_sentence():
+    result = subprocess.run(["make", "gpu", f"PYTHON={sys.executable}"], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode and not result.stdout
+    assert result.stderr.startswith("The GPU paths cannot be proved here: nvidia-smi finds no GPU on this machine.")
+
+
+def test_a_driver_without_a_gpu_and_a_pytorch_that_sees_none_are_refused_too(prove, tmp_path):
+    for refused, reason in ((prove(smi="exit 9"), "nvidia-smi finds no GPU"), (prove(sees_gpu=False), "sees no GPU")):
+        assert refused.returncode == 1 and reason in refused.stderr and not refused.stdout
+    assert not (tmp_path / "logs").exists()
+
+
+def test_all_steps_are_made_in_order_and_logged(prove, tmp_path):
+    result = prove()
+    assert result.returncode == 0, result.stdout
+    assert list(table(result)) == ALL
+    assert f"{len(ALL)} of {len(ALL)} steps passed" in result.stdout
+    logs = {name: (tmp_path / "logs" / f"{name}.log").read_text() for name in ALL}
+    assert "tests/test_inference.py" in logs["tests"] and "tests/test_names.py" not in logs["tests"]
+    assert logs["notebook-06"].index("with_stubs.py") < logs["notebook-06"].index(".nbval/06-distributed-training")
+    assert "benchmarks/decode.py" in logs["decode"] and f"PYTHONPATH={ROOT}" in logs["decode"]
+    assert [name for name, log in logs.items() if "WORKSHOP_WEIGHTS=w.pt" in log] == ["inference"]
+    assert (tmp_path / "logs" / "summary.txt").read_text() in result.stdout
+
+
+def test_a_failed_step_stops_no_other_but_fails_the_whole(prove):
+    result = prove("tests", "notebook-06", "ddp", fails="with_stubs")
+    assert result.returncode == 1 and "went wrong" in result.stdout
+    assert [row.split("  ")[0] for row in table(result).values()] == ["passed", "failed, exit code 3", "passed"]
+
+
+def test_an_unknown_step_is_named_with_the_known_ones(prove):
+    result = prove("everything")
+    assert result.returncode == 2 and "no step 'everything'" in result.stderr and "environment" in result.stderr
+
+
+def test_a_step_ends_at_its_limit_with_the_processes_it_started(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    import prove_gpu
+
+    monkeypatch.setattr(prove_gpu, "LIMIT_S", 1)
+    log = tmp_path / "log"
+    assert prove_gpu.outcome([("sh", "-c", "sleep 60 & echo $!; wait")], log, set()) == "not done after 1 s"
+    give_up = time.monotonic() + 10
+    while is_running(int(log.read_text().splitlines()[-1])):
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+
+
+def is_running(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_what_a_gpu_run_depends_on_is_printed_though_a_part_fails(tmp_path):
+    command = [sys.executable, "tools/gpu_environment.py", "--device", "cpu"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PATH": "/no/such"})
+    assert result.returncode == 1 and "failed: driver" in result.stderr
+    lines = dict(line.split(": ", 1) for line in result.stdout.splitlines())
+    assert list(lines) == ["software", "driver", "cores", "affinity", "torchcodec", "torchvision"]
+    assert "nvidia-smi" in lines["driver"] and "dask==" in lines["software"]
+    assert all(lines[name].startswith("256 JPEGs of 500x375 on cpu") for name in ("torchcodec", "torchvision"))
