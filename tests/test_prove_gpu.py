@@ -1,4 +1,4 @@
-"""`make gpu` refuses a machine without a GPU, and elsewhere makes each step, whatever became of the one before."""
+"""`make gpu` refuses a machine without a GPU and makes every step elsewhere; wheels for it are the pinned ones."""
 
 import os
 import shutil
@@ -111,3 +111,25 @@ def test_what_a_gpu_run_depends_on_is_printed_though_a_part_fails(tmp_path):
     assert list(lines) == ["software", "driver", "cores", "affinity", "torchcodec", "torchvision"]
     assert "nvidia-smi" in lines["driver"] and "dask==" in lines["software"]
     assert all(lines[name].startswith("256 JPEGs of 500x375 on cpu") for name in ("torchcodec", "torchvision"))
+
+
+@pytest.mark.parametrize("python", ["3.12", "3.14"])
+def test_each_wheel_is_carried_once_pinned_and_none_that_comes_with_pytorch(monkeypatch, python):
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    import fetch_wheels
+
+    groups = fetch_wheels.packages(python)
+    names = [name for group in groups.values() for name in group]
+    assert len(names) == len(set(names)) and not {"torch", "torchvision", "numpy"} & set(names)
+    assert {"tblib", "rapids-dask-dependency", "torchcodec"} <= set(groups["A"])  # two are needed by what it names
+    lines = fetch_wheels.pinned(names, python)
+    assert all(line.startswith(f"{name}==") and "--hash=" in line and ";" not in line
+               for name, line in zip(names, lines, strict=True))  # fmt: skip
+
+
+def test_a_package_without_a_pin_is_named(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    import fetch_wheels
+
+    with pytest.raises(SystemExit, match="no pin of no-such-package for Python 3.12"):
+        fetch_wheels.pinned(["dask", "no-such-package"], "3.12")
