@@ -3,7 +3,8 @@
     python benchmarks/inference.py [--photos N] [--rounds N]
 
 All read the same JPEGs of 500×375 and run the same ResNet-50, one after the other in each round; the medians over the
-rounds count. WORKSHOP_WEIGHTS names the weights; without it they are random, which costs the same time.
+rounds count. WORKSHOP_WEIGHTS names the weights; without it they are random, which costs the same time. With a GPU, the
+contestants are those of gpu_inference.py.
 """
 
 import os
@@ -28,14 +29,21 @@ from workshop_utils.dogs.sketches import draw_dog
 from workshop_utils.inference import CPU_FORWARD, classify, loaded_model, precision_of
 from workshop_utils.models import load_resnet
 
+N_PHOTOS, N_PHOTOS_GPU = 384, 20_480
 BATCH_SIZE = 32
 SIZE = (500, 375)  # pixels, the commonest size in Stanford Dogs
 
 
 @click.command()
-@click.option("--photos", "n_photos", default=384, show_default=True, help="JPEGs that each contestant classifies.")
+@click.option("--photos", "n_photos", type=int, help="JPEGs that each contestant classifies.  "
+              f"[default: {N_PHOTOS}; on a GPU {N_PHOTOS_GPU}]")  # fmt: skip
 @click.option("--rounds", default=3, show_default=True, help="Times each contestant runs.")
 def main(n_photos, rounds):
+    if torch.cuda.is_available():
+        from gpu_inference import compare
+
+        return compare(n_photos or N_PHOTOS_GPU, rounds)
+    n_photos = n_photos or N_PHOTOS
     with tempfile.TemporaryDirectory() as folder:
         write_jpegs(folder, n_photos)
         weights = os.environ.get("WORKSHOP_WEIGHTS") or random_weights(folder)
