@@ -3,7 +3,8 @@
     python benchmarks/ddp.py [--rounds N] [--steps N]
 
 Each round runs both, one after the other; the medians over the rounds count. The Dask cluster is started before the
-clock, as in a notebook; torchrun starts its processes for each run, as it always does.
+clock, as in a notebook; torchrun starts its processes for each run, as it always does. With a GPU, it also compares
+DDP with one rank, and with two that share the GPU over gloo, with the plain loop.
 """
 
 import json
@@ -20,25 +21,32 @@ import torch
 import torch.distributed as dist
 import torchvision
 from record import write_result
+from sharing import start_sharing
 from torch.nn.parallel import DistributedDataParallel
 
 from workshop_utils import ddp
 from workshop_utils.cluster import start_cluster
 
 BATCH_SIZE = 16  # images of 224 x 224 on each rank
+GPU_BATCHES = (32, 128)  # images a step, over all ranks, where one GPU is compared with itself
+N_STEPS, N_STEPS_GPU = 23, 203
 WARM_UP_STEPS = 3
 MOMENTS = ("function runs", "first step begins", "first step done")
 
 
-def train_steps(n_steps):
-    """Train ResNet-18 on one synthetic batch; return this rank's median seconds a step, and MOMENTS as Unix times."""
+def train_steps(n_steps, batch_size=BATCH_SIZE, parallel=True):
+    """Train ResNet-18 on one synthetic batch; return this rank's median seconds a step, and MOMENTS as Unix times.
+
+    parallel: False for the plain loop, without DDP and outside any process group.
+    """
     moments = [time.time()]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
-    model = DistributedDataParallel(torchvision.models.resnet18().to(device))
+    model = torchvision.models.resnet18().to(device)
+    model = DistributedDataParallel(model) if parallel else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    images = torch.rand(BATCH_SIZE, 3, 224, 224, device=device)
-    labels = torch.arange(BATCH_SIZE, device=device)
+    images = torch.rand(batch_size, 3, 224, 224, device=device)
+    labels = torch.arange(batch_size, device=device)
     moments.append(time.time())
     seconds = []
     for _ in range(n_steps):
@@ -79,9 +87,11 @@ def one_rank(folder, n_steps):
 
 @click.command()
 @click.option("--rounds", default=5, show_default=True, help="Times each contestant runs.")
-@click.option("--steps", "n_steps", default=23, show_default=True, help=f"Steps; {WARM_UP_STEPS} do not count.")
+@click.option("--steps", "n_steps", type=int,
+              help=f"Steps; {WARM_UP_STEPS} do not count.  [default: {N_STEPS}; on a GPU {N_STEPS_GPU}]")  # fmt: skip
 @click.option("--rank-of-torchrun", "folder", hidden=True)
 def main(rounds, n_steps, folder):
+    n_steps = n_steps or (N_STEPS_GPU if torch.cuda.is_available() else N_STEPS)
     if folder:
         return one_rank(folder, n_steps)
     client = start_cluster(None if torch.cuda.is_available() else 2)
@@ -93,7 +103,32 @@ def main(rounds, n_steps, folder):
         runs["dask"].append(summary(*under_dask(client, n_steps)))
         click.echo(f"round {number + 1} of {rounds} done", err=True)
     client.shutdown()
-    report(runs, n_ranks, n_steps)
+    report(runs, n_ranks, n_steps, on_one_gpu(rounds, n_steps) if torch.cuda.is_available() else {})
+
+
+def on_one_gpu(rounds, n_steps, batches=GPU_BATCHES):
+    """Return {batch size: {"plain loop", "DDP, one rank", "DDP, two ranks over gloo": median seconds of a step}}.
+
+    All take the same images a step on the same GPU. The two ranks take half of them each.
+    """
+    client = start_sharing(2)
+    first = min(client.nthreads())
+
+    def plain(size):
+        return [client.submit(train_steps, n_steps, size, parallel=False, workers=[first], pure=False).result()]
+
+    ways = {
+        "plain loop": plain,
+        "DDP, one rank": lambda size: ddp.run(client, train_steps, n_steps, size, n_workers=1),
+        "DDP, two ranks over gloo": lambda size: ddp.run(client, train_steps, n_steps, size // 2, n_workers=2),
+    }
+    seconds = {size: {name: [] for name in ways} for size in batches}
+    for _ in range(rounds):
+        for size, ran in seconds.items():
+            for name, way in ways.items():
+                ran[name].append(max(step for step, _ in way(size)))
+    client.shutdown()
+    return {size: {name: statistics.median(ran) for name, ran in names.items()} for size, names in seconds.items()}
 
 
 def summary(start, ranks):
@@ -102,7 +137,7 @@ def summary(start, ranks):
     return {"step": max(step for step, _ in ranks), **dict(zip(MOMENTS, moments, strict=True))}
 
 
-def report(runs, n_ranks, n_steps):
+def report(runs, n_ranks, n_steps, one_gpu):
     medians = {name: {key: statistics.median(run[key] for run in rows) for key in rows[0]}
                for name, rows in runs.items()}  # fmt: skip
     lines = [f"{n_ranks} ranks, ResNet-18, {BATCH_SIZE} images a rank; medians of {len(runs['dask'])} rounds, seconds",
@@ -111,10 +146,14 @@ def report(runs, n_ranks, n_steps):
         ours, theirs = medians["dask"][key], medians["torchrun"][key]
         label = "a step" if key == "step" else f"launch until {key}"
         lines.append(f"{label:34}{theirs:>10.3f}{ours:>10.3f}{ours / theirs:>9.3f}")
+    for size, seconds in one_gpu.items():
+        plain = seconds["plain loop"]
+        lines.append(f"one GPU, {size} images a step, seconds and images/s relative to the plain loop")
+        lines += [f"{name:34}{step:>10.4f}{plain / step:>20.3f}" for name, step in seconds.items()]
     print("\n".join(lines))
     ratios = {key: medians["dask"][key] / medians["torchrun"][key] for key in medians["dask"]}
     path = write_result("ddp", {"ranks": n_ranks, "steps": n_steps, "batch_size": BATCH_SIZE, "seconds": medians,
-                                "ratios": ratios, "runs": runs, "printed": lines})  # fmt: skip
+                                "ratios": ratios, "one_gpu": one_gpu, "runs": runs, "printed": lines})  # fmt: skip
     print(f"written to {path.relative_to(Path(__file__).parents[1])}")
 
 

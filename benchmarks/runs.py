@@ -5,8 +5,9 @@
 Every row of metrics is kept. Each round has all runs in an order of its own, so that a machine that grows slower makes
 no run look bad, and its own order of the images. Runs differ in what STUDIES changes, and in nothing else. The data are
 the sketches at dusk, or what WORKSHOP_DATA and WORKSHOP_WEIGHTS name; see notebook 01.
-Each worker has one PyTorch thread, except in the run that gives one worker all cores. With GPUs, each worker has one,
-and runs on more workers than GPUs are left out.
+Each worker has one PyTorch thread, except in the run that gives one worker all cores. With several GPUs, each worker
+has one, and runs on more workers than GPUs are left out. With one GPU, a run is on one worker, except where workers are
+what is compared: these share the GPU, over gloo. Then no run compresses gradients, as one rank sends none.
 """
 
 import json
@@ -20,10 +21,11 @@ import torch
 import torch.distributed as dist
 from dask.system import CPU_COUNT
 from record import RESULTS, write_result
+from sharing import start_sharing
 from torch.utils.data import DataLoader, Subset
 
 from workshop_utils import ddp
-from workshop_utils.cluster import start_cluster
+from workshop_utils.cluster import n_gpus, start_cluster
 from workshop_utils.data import HELD_OUT, find_data
 from workshop_utils.results import log_metrics
 from workshop_utils.training import evaluate, prepare, train
@@ -56,11 +58,13 @@ STUDIES = {
 @click.option("--rounds", default=3, show_default=True, help="How often each run is made.")
 def main(rounds):
     source = find_data(PER_BREED, HELD_OUT, light="dusk")
-    client = start_cluster(None if torch.cuda.is_available() else 4)
+    gpus = n_gpus()
+    client = start_sharing(4) if gpus == 1 else start_cluster(None if gpus else 4)
+    usual_workers = 1 if gpus == 1 else min(2, len(client.nthreads()))
     ddp.run(client, prepare, source)  # imports PyTorch, outside the clock
     rows, runs = [], []
     for round_ in range(rounds):
-        plans = planned(len(client.nthreads()))
+        plans = planned(len(client.nthreads()), usual_workers)
         random.Random(round_).shuffle(plans)
         for plan in plans:
             run = {"run": len(runs), "round": round_, **plan}
@@ -72,28 +76,39 @@ def main(rounds):
             click.echo(f"{run['run']} {plan['studies']} {plan['training']}, {plan['workers']} x {plan['threads']}: "
                        f"{numbers['images_per_s']:.1f} images/s, {numbers['accuracy']:.1%}, "
                        f"{time.time() - launched:.1f} s", err=True)  # fmt: skip
+        # After each round, so that one that is cut short leaves the rounds before it.
+        path = write_result("runs", {"data": source.noun, "rounds": round_ + 1, "sharing_one_gpu": gpus == 1,
+                                     "runs": runs})  # fmt: skip
+        log = path.with_suffix(".jsonl")
+        part = log.with_suffix(".part")
+        part.write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows))
+        os.replace(part, log)
     client.shutdown()
-    path = write_result("runs", {"data": source.noun, "rounds": rounds, "runs": runs})
-    log = path.with_suffix(".jsonl")
-    part = log.with_suffix(".part")
-    part.write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows))
-    os.replace(part, log)
     print(f"written to {path.relative_to(RESULTS.parents[1])} and {log.name}: {len(runs)} runs, {len(rows)} rows")
 
 
-def planned(n_workers):
-    """Return the settings of each run once, with the studies that it belongs to; of those that `n_workers` can make."""
+def planned(n_workers, usual_workers):
+    """Return the settings of each run once, with the studies that it belongs to; of those that `n_workers` can make.
+
+    usual_workers: those of a run whose study does not say how many.
+    """
     plans = []
     for study, changes in STUDIES.items():
         for change in changes:
-            default = {"training": "all layers", "workers": min(2, n_workers), "threads": 1}
+            default = {"training": "all layers", "workers": usual_workers, "threads": 1}
             plan = default | USUAL | change
             same = [other for other in plans if all(other[name] == value for name, value in plan.items())]
             if same:
                 same[0]["studies"].append(study)
-            elif plan["workers"] <= n_workers and (plan["threads"] == 1 or not torch.cuda.is_available()):
+            elif can_be(plan, n_workers):
                 plans.append({"studies": [study], **plan})
     return plans
+
+
+def can_be(plan, n_workers):
+    if plan["threads"] > 1 and torch.cuda.is_available():
+        return False  # PyTorch's threads do not compute on a GPU
+    return plan["workers"] <= n_workers and (plan["workers"] > 1 or plan["compression"] is None)
 
 
 def teach(source, plan, seed):

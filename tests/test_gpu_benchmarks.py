@@ -77,3 +77,28 @@ def test_thousands_of_photos_are_links_to_a_few_drawn_ones(record, monkeypatch, 
     gpu_inference.write_links(tmp_path, 200)
     photos = gpu_inference.list_photos(tmp_path)
     assert len(photos) == 200 and len({os.stat(photo).st_ino for photo in photos}) == 3
+
+
+@pytest.mark.long
+def test_one_rank_and_two_that_share_a_gpu_are_compared_with_the_plain_loop(tmp_path):
+    script = "import ddp, json\nif __name__ == '__main__':\n    print(json.dumps(ddp.on_one_gpu(1, 4, batches=(2,))))"
+    seconds = json.loads(ran(script, tmp_path).splitlines()[-1])
+    assert list(seconds) == ["2"] and all(step > 0 for step in seconds["2"].values())
+    assert list(seconds["2"]) == ["plain loop", "DDP, one rank", "DDP, two ranks over gloo"]
+
+
+@pytest.mark.long
+def test_runs_on_one_gpu_compare_settings_on_one_worker_and_workers_that_share_it(tmp_path):
+    script = """
+import runs
+runs.n_gpus, runs.PER_BREED = lambda: 1, 4
+quick = {"epochs": 1, "batch_size": 8, "warmup_steps": 0}
+runs.STUDIES = {"strong scaling": [quick, quick | {"workers": 2}], "settings": [quick | {"compression": "fp16"}]}
+if __name__ == "__main__":
+    runs.main(["--rounds", "1"], standalone_mode=False)
+"""
+    assert "2 runs" in ran(script, tmp_path, WORKSHOP_CACHE=str(tmp_path / "cache"))
+    about = json.loads(next(tmp_path.glob("runs-*.json")).read_text())
+    assert about["sharing_one_gpu"] and sorted(run["workers"] for run in about["runs"]) == [1, 2]
+    rows = [json.loads(line) for line in next(tmp_path.glob("runs-*.jsonl")).read_text().splitlines()]
+    assert {row["run"] for row in rows} == {0, 1} and any("val_accuracy" in row for row in rows)
