@@ -58,14 +58,16 @@ def main():
         sys.exit(f"The GPU paths cannot be proved here: {reason}")
     python = os.path.abspath(shutil.which(asked.python))  # steps run in the project's folder
     asked.logs.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))  # and the step with it
     rows = []
     for name in asked.steps or known:
-        print(f"{name} …", flush=True)
+        print(f"{name} … ", end="", flush=True)
         log = asked.logs / f"{name}.log"
         start = time.monotonic()
         kept = {"WORKSHOP_WEIGHTS"} if name == "inference" else set()  # with ImageNet's it says so in its figures
         result = outcome([(python, *arguments) for arguments in known[name]], log, UNSET - kept)
         rows.append((name, result, time.monotonic() - start))
+        print(result)
         if result != "passed":
             print("".join(f"    {line}\n" for line in log.read_text(errors="replace").splitlines()[-15:]))
     report(rows, asked.logs)
@@ -98,7 +100,7 @@ def outcome(commands, log, unset):
         for command in commands:
             print("$", *command, file=file, flush=True)
             process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=file, stderr=subprocess.STDOUT,
-                                       start_new_session=True)  # fmt: skip
+                                       stdin=subprocess.DEVNULL, process_group=0)  # fmt: skip
             try:
                 code = process.wait(max(0, give_up - time.monotonic()))
             except subprocess.TimeoutExpired:
