@@ -1,6 +1,7 @@
 """A Horovod function runs as ranks on Dask workers under the contract of `ddp.run`, and computes what DDP computes."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -251,6 +252,24 @@ def test_the_build_names_what_is_missing(tmp_path):
     env = {"PATH": str(tmp_path)}
     done = subprocess.run(["bash", script, sys.prefix], env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and done.stderr.strip().endswith("On Debian: apt install g++ make")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "nvcc", "reason"),
+    [
+        ("rocm", None, "WORKSHOP_HOROVOD is 'rocm': write cpu or nccl."),
+        ("nccl", "exit 127", "PyTorch was built for CUDA .*, and nvcc is of CUDA : install a CUDA toolkit of the same"),
+        ("nccl", "echo release 1.0, V1.0.8", "PyTorch was built for CUDA .*, and nvcc is of CUDA 1.0: install"),
+    ],
+)
+def test_a_build_for_gpus_names_what_does_not_fit(tmp_path, wanted, nvcc, reason):
+    if nvcc:
+        (tmp_path / "nvcc").write_text(f"#!/bin/sh\n{nvcc}\n")
+        (tmp_path / "nvcc").chmod(0o755)
+    script = Path(__file__).parents[1] / "tools" / "build_horovod.sh"
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "WORKSHOP_HOROVOD": wanted}
+    done = subprocess.run(["bash", script, sys.prefix], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and re.search(reason, done.stderr), done.stderr
 
 
 @built

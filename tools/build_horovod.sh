@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Build Horovod 0.28.1, its last release, from its source package, and install it beside the PyTorch of the given venv.
-# For the CPU with gloo; also for NCCL where there is a GPU and CUDA's compiler.
+# For the CPU with gloo; with WORKSHOP_HOROVOD=nccl also for GPUs. That needs CUDA's compiler, nvcc, of the major version
+# that PyTorch was built for. NCCL comes with PyTorch's wheels; HOROVOD_NCCL_HOME names another. So it was built with nvcc
+# 13.0 for PyTorch 2.15, which is for CUDA 13.2, and imported, and its ranks on CPUs talked over gloo; it has not run on a GPU.
 set -euo pipefail
 venv=$(realpath "$1")
 work=$(mktemp -d)
@@ -8,6 +10,15 @@ trap 'rm -rf "$work"' EXIT
 log=$work/log
 failed() { echo "Horovod was not built: $1" >&2; exit 1; }
 command -v g++ >/dev/null || failed "there is no C++ compiler. On Debian: apt install g++ make"
+for_gpus=${WORKSHOP_HOROVOD:-cpu}
+[[ $for_gpus =~ ^(cpu|nccl)$ ]] || failed "WORKSHOP_HOROVOD is '$for_gpus': write cpu or nccl."
+if [ "$for_gpus" = nccl ]; then
+  command -v nvcc >/dev/null || failed "WORKSHOP_HOROVOD=nccl needs CUDA's compiler, and there is no nvcc on PATH."
+  theirs=$("$venv/bin/python" -c 'import torch; print(torch.version.cuda or "no GPU")')
+  ours=$(nvcc --version | grep -oE 'release [0-9.]+' | cut -d' ' -f2) || true
+  [ "${theirs%%.*}" = "${ours%%.*}" ] || failed "PyTorch was built for CUDA $theirs, and nvcc is of CUDA $ours: \
+install a CUDA toolkit of the same major version, and put its bin first on PATH."
+fi
 headers=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
 [ -f "$headers/Python.h" ] || failed "Python's headers are not in $headers. On Debian: apt install python3-dev"
 
@@ -28,17 +39,27 @@ build() {
     HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITH_GLOO=1 HOROVOD_CPU_OPERATIONS=GLOO "$@" \
     "$venv/bin/pip" wheel --no-build-isolation --no-deps --wheel-dir wheels ./horovod-0.28.1 >"$log" 2>&1
 }
-nccl=$("$venv/bin/python" -c 'import importlib.util as u; s = u.find_spec("nvidia.nccl"); print(list(s.submodule_search_locations)[0] if s else "")' 2>/dev/null || true)
-if nvidia-smi >/dev/null 2>&1 && command -v nvcc >/dev/null; then
-  [ -z "$nccl" ] || ln -sf libnccl.so.2 "$nccl/lib/libnccl.so"
-  build HOROVOD_GPU_OPERATIONS=NCCL ${nccl:+HOROVOD_NCCL_HOME=$nccl} HOROVOD_NCCL_LINK=SHARED ||
-    echo "With NCCL it could not be built, so it is built for the CPU: $(grep -m 1 -i error "$log")" >&2
-fi
-if ! compgen -G 'wheels/horovod-*.whl' >/dev/null; then
-  rm -rf horovod-0.28.1/build
+why() { grep -m 1 -E 'Could NOT find|: (fatal )?error:|CMake Error' "$log" || tail -n 1 "$log"; }
+
+if [ "$for_gpus" = nccl ]; then
+  # CUDA 13's headers need C++17.
+  sed -i 's/set(CMAKE_CUDA_STANDARD 11)/set(CMAKE_CUDA_STANDARD 17)/' horovod-0.28.1/horovod/common/ops/cuda/CMakeLists.txt
+  if [ -z "${HOROVOD_NCCL_HOME:-}" ]; then  # PyTorch's, under the name that a linker looks for
+    found=$("$venv/bin/python" -c 'import importlib.util as u; s = u.find_spec("nvidia.nccl"); print(*s.submodule_search_locations if s else "")')
+    [ -f "$found/include/nccl.h" ] || failed "PyTorch brings no NCCL here: name its folder in HOROVOD_NCCL_HOME."
+    mkdir -p nccl/lib
+    ln -s "$found/include" nccl/include
+    ln -s "$found/lib/libnccl.so.2" nccl/lib/libnccl.so
+    export HOROVOD_NCCL_HOME=$work/nccl
+  fi
+  # For this machine's GPUs; where it has none, for all that nvcc knows.
+  gpus=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | sort -u | paste -sd,) || true
+  build HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_NCCL_LINK=SHARED ${gpus:+HOROVOD_BUILD_CUDA_CC_LIST=$gpus} ||
+    failed "with NCCL: $(why)"
+else
   # It would take any CUDA toolkit on this machine for a wish to use it.
   sed -i 's/from torch.utils.cpp_extension import CUDA_HOME/CUDA_HOME = None/' horovod-0.28.1/cmake/Modules/FindPytorch.cmake
-  build CUDACXX=none || failed "$(grep -m 1 -E 'CMake Error|error:' "$log" || tail -n 1 "$log")"
+  build CUDACXX=none || failed "$(why)"
 fi
 "$venv/bin/uv" pip install --quiet --no-deps --reinstall-package horovod wheels/horovod-*.whl
 env -u PYTHONPATH "$venv/bin/python" -c \
