@@ -79,8 +79,7 @@ def train(model: torch.nn.Module, train_set: Dataset, val_set: Dataset | None = 
     model.to(_device()).to(memory_format=torch.channels_last)
     optimizer = _sgd(model, body_lr)
     trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
-    order: list[list[int]] = []
-    loader = _loader(_Seeded(train_set, range(settings["n_images"])), order, num_workers)
+    loader = _loader(_Seeded(train_set, range(settings["n_images"])), [], num_workers)
     val_loader = _val_loader(val_set, 64, num_workers) if val_set is not None else None
     step, numbers = _resume(checkpoint, storage_options, settings, model, optimizer)
     resumed_at, seconds = step, 0.0
@@ -88,12 +87,9 @@ def train(model: torch.nn.Module, train_set: Dataset, val_set: Dataset | None = 
     for epoch in range(step // steps_per_epoch, epochs):
         _set_modes(model, trained, epoch < freeze_epochs, freeze_batchnorm)
         parallel, sent = _in_parallel(model, compression, freeze_batchnorm)
-        order[:] = _order(train_set, epoch, step, batch_size, seed)
-        for images, labels, load_s in _batches(loader, step, batch_size, seed, augment):
+        for images, labels, load_s in _batches(loader, epoch, step, batch_size, seed, augment):
             rate = learning_rate(step, epochs * steps_per_epoch, lr, batch_size, warmup_steps)
-            for group in optimizer.param_groups:
-                group["lr"] = rate * group["share"]
-            row = _take_step(parallel, optimizer, images, labels, accumulate, precision, sent)
+            row = _take_step(parallel, optimizer, rate, images, labels, accumulate, precision, sent)
             step += 1
             if not math.isfinite(row["loss"]):
                 raise FloatingPointError(f"The loss of step {step} is {row['loss']}: lower lr, {lr}, or raise "
@@ -189,20 +185,21 @@ def _val_loader(dataset, batch_size, num_workers):
     return _loader(dataset, [list(part[i : i + batch_size]) for i in range(0, len(part), batch_size)], num_workers)
 
 
-def _order(train_set, epoch, first, batch_size, seed):
+def _order(dataset, epoch, first, batch_size, seed):
     """Return this rank's batches for the steps of `epoch` from the run's step `first` on: (seed, *indices) each."""
     rank, world_size = _world()
-    sampler = DistributedSampler(train_set, world_size, rank, seed=seed, drop_last=True)
+    sampler = DistributedSampler(dataset, world_size, rank, seed=seed, drop_last=True)
     sampler.set_epoch(epoch)
-    per_rank, steps_per_epoch = batch_size // world_size, len(train_set) // batch_size
+    per_rank, steps_per_epoch = batch_size // world_size, len(dataset) // batch_size
     indices = list(sampler)[first % steps_per_epoch * per_rank :]
     steps = range(first, (epoch + 1) * steps_per_epoch)
     return [[_mixed(seed, step, rank), *indices[i * per_rank :][:per_rank]] for i, step in enumerate(steps)]
 
 
-def _batches(loader, step, batch_size, seed, augment):
-    """Yield this rank's (images, labels, seconds waited) for each step from the run's step `step` on."""
+def _batches(loader, epoch, step, batch_size, seed, augment):
+    """Yield this rank's (images, labels, seconds waited) for each step of `epoch` from the run's step `step` on."""
     rank, world_size = _world()
+    loader.batch_sampler[:] = _order(loader.dataset, epoch, step, batch_size, seed)
     batches = iter(loader)  # starts children, if it has none yet
     start = time.perf_counter()
     for images, labels in batches:  # (batch_size / world_size, 3, h, w), (batch_size / world_size,)
@@ -255,7 +252,7 @@ def _in_parallel(model, compression, freeze_batchnorm):
 # --- step
 
 
-def _take_step(parallel, optimizer, images, labels, accumulate, precision, sent):
+def _take_step(parallel, optimizer, rate, images, labels, accumulate, precision, sent):
     start, loss, labels = _moment(), 0.0, labels.to(_device(), non_blocking=True)
     parts = zip(images.chunk(accumulate), labels.chunk(accumulate), strict=True)
     for position, (part, part_labels) in enumerate(parts, start=1):
@@ -267,6 +264,8 @@ def _take_step(parallel, optimizer, images, labels, accumulate, precision, sent)
             part_loss.backward()
         loss += part_loss.detach()
     arrived = _moment()
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["share"]
     optimizer.step()
     optimizer.zero_grad()
     end, loss = _moment(), loss.item()  # which waits for the GPU
