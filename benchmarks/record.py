@@ -34,9 +34,9 @@ def machine():
 
 
 def result_path(name, suffix=".json"):
-    """Return where the figures of this machine belong: `results/<name>-<device>.json`, such as -cpu2 or -h200."""
+    """Return where the figures of this machine belong: `results/<device>-<name>.json`, such as cpu2-… or h200-…."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return RESULTS / f"{name}-{short_name(gpu) if gpu else f'cpu{CPU_COUNT}'}{suffix}"
+    return RESULTS / f"{short_name(gpu) if gpu else f'cpu{CPU_COUNT}'}-{name}{suffix}"
 
 
 def short_name(gpu):

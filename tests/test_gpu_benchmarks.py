@@ -31,16 +31,16 @@ def ran(script, folder, **env):
 @pytest.mark.parametrize(
     ("gpu", "file"),
     [
-        ("NVIDIA H200", "inference-h200.json"),
-        ("NVIDIA A100-SXM4-80GB", "inference-a100-sxm4-80gb.json"),
-        ("Tesla T4", "inference-t4.json"),
+        ("NVIDIA H200", "h200-inference.json"),
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb-inference.json"),
+        ("Tesla T4", "t4-inference.json"),
     ],
 )
 def test_figures_of_a_gpu_bear_its_name(record, monkeypatch, gpu, file):
     monkeypatch.setattr(record.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(record.torch.cuda, "get_device_name", lambda: gpu)
     assert record.result_path("inference").name == file
-    assert record.result_path("runs", ".jsonl").name.startswith("runs-") and record.result_path("runs").suffix
+    assert record.result_path("runs", ".jsonl").name.endswith("-runs.jsonl")
 
 
 def test_the_gpus_use_is_logged_with_what_ran_at_the_time(record, monkeypatch, tmp_path):
@@ -53,7 +53,7 @@ def test_the_gpus_use_is_logged_with_what_ran_at_the_time(record, monkeypatch, t
     monkeypatch.setattr(record, "RESULTS", tmp_path)
     with record.gpu_watched("inference") as mark:
         mark("classify begins")
-        log = tmp_path / "inference-h200.dmon.txt"
+        log = tmp_path / "h200-inference.dmon.txt"
         while "asked" not in log.read_text():
             pass
     assert "classify begins" in log.read_text() and "asked: dmon -s u -o T" in log.read_text()
@@ -61,7 +61,7 @@ def test_the_gpus_use_is_logged_with_what_ran_at_the_time(record, monkeypatch, t
 
 def test_classify_is_compared_with_what_a_user_would_choose_and_with_its_slower_stage(weights, tmp_path):
     printed = ran("import gpu_inference\ngpu_inference.compare(24, 1, 'cpu')", tmp_path, WORKSHOP_WEIGHTS=weights)
-    figures = json.loads(next(tmp_path.glob("inference-*.json")).read_text())
+    figures = json.loads(next(tmp_path.glob("*-inference.json")).read_text())
     rate = figures["images_per_s"]
     stages = {name: rate[name] for name in ("read and decode alone", "forward alone")}
     loaders = [value for name, value in rate.items() if name.startswith("DataLoader")]
@@ -98,7 +98,7 @@ if __name__ == "__main__":
     runs.main(["--rounds", "1"], standalone_mode=False)
 """
     assert "2 runs" in ran(script, tmp_path, WORKSHOP_CACHE=str(tmp_path / "cache"))
-    about = json.loads(next(tmp_path.glob("runs-*.json")).read_text())
+    about = json.loads(next(tmp_path.glob("*-runs.json")).read_text())
     assert about["sharing_one_gpu"] and sorted(run["workers"] for run in about["runs"]) == [1, 2]
-    rows = [json.loads(line) for line in next(tmp_path.glob("runs-*.jsonl")).read_text().splitlines()]
+    rows = [json.loads(line) for line in next(tmp_path.glob("*-runs.jsonl")).read_text().splitlines()]
     assert {row["run"] for row in rows} == {0, 1} and any("val_accuracy" in row for row in rows)
