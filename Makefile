@@ -4,14 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 HOROVOD := $(VENV)/.horovod
-NBVAL := --nbval --nbval-current-env --nbval-sanitize-with tests/notebooks/sanitize.cfg --nbval-cell-timeout 180
 
-# The notebook that takes longest, which `make test-long` compares, and the copies of all others or of all but SKIP.
-LONGEST := 09
-COPIES = $(patsubst notebook_output/%,.nbval/%,$(filter-out notebook_output/$(SKIP)-%,$(wildcard notebook_output/*.ipynb)))
+# `make test` runs all notebooks on one core each, and this one, whose lesson is several ranks, on all cores as well;
+# `make test-long` runs the others on all cores.
+SEVERAL := 06
+OTHERS = $(filter-out $(SEVERAL),$(foreach path,$(notdir $(wildcard notebook_output/*.ipynb)),$(firstword $(subst -, ,$(path)))))
 
 # The stored outputs were made with the sketches and their weights, whatever this machine's user has set or downloaded.
 OFFLINE := WORKSHOP_DATA= WORKSHOP_WEIGHTS= WORKSHOP_NAMES= DASK_SCHEDULER_ADDRESS= WORKSHOP_CACHE=$(CURDIR)/$(VENV)/cache
+COMPARE := $(OFFLINE) $(BIN)/python tests/notebooks/compare.py
 
 .PHONY: lab run test test-notebooks test-long gpu setup horovod pins clean
 
@@ -27,15 +28,14 @@ test: setup
 	$(BIN)/mypy
 	$(BIN)/pytest
 	@! command -v nvidia-smi >/dev/null || $(BIN)/pytest -m gpu
-	@$(MAKE) --no-print-directory test-notebooks SKIP=$(LONGEST)
+	$(COMPARE) --each-on-one-core $(SEVERAL)
 
 test-notebooks: setup  # all of them, or ONLY="01 06"
-	$(BIN)/python tests/notebooks/with_stubs.py
-	$(OFFLINE) $(BIN)/pytest $(NBVAL) $(or $(ONLY:%=.nbval/%-*.ipynb),$(COPIES))
+	$(COMPARE) $(ONLY)
 
 test-long: setup  # what takes long or needs root
 	$(BIN)/pytest -m long
-	@$(MAKE) --no-print-directory test-notebooks ONLY=$(LONGEST)
+	$(COMPARE) $(sort $(OTHERS))
 
 gpu:  # proves the GPU paths, on a machine with a GPU; all steps, or STEPS="environment tests"
 	@$(PYTHON) tools/prove_gpu.py $(STEPS)

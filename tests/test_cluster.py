@@ -135,6 +135,19 @@ def test_a_busy_dashboard_port_is_replaced_by_a_working_one_that_the_warning_nam
             assert answer.status == 200
 
 
+def test_the_dashboard_has_the_port_of_dasks_setting_and_with_0_any_without_a_warning():
+    with socket.create_server((LOOPBACK, 0)) as server:
+        free = server.getsockname()[1]
+    with dask.config.set({"workshop.dashboard-port": free}), end_of(start_cluster(1)) as client:
+        assert f":{free}/" in client.dashboard_link
+    with (
+        warnings.catch_warnings(action="error", category=UserWarning),
+        dask.config.set({"workshop.dashboard-port": 0}),
+        end_of(start_cluster(1)) as client,
+    ):
+        assert client.dashboard_link.startswith(f"http://{LOOPBACK}:")
+
+
 def test_an_address_comes_before_dasks_setting_and_that_before_a_new_cluster():
     with scheduler(1) as given, scheduler(1) as set_in_dask, dask.config.set({"scheduler-address": set_in_dask}):
         with end_of(start_cluster(address=given)) as client:

@@ -40,7 +40,8 @@ def start_cluster(n_workers: int | None = None, *, threads_per_worker: int = 1, 
 
     In order: `address`; Dask's own setting `scheduler-address` (`DASK_SCHEDULER_ADDRESS`); a vendor's cluster where its
     environment variables say so; one worker per GPU; else one local process per core, up to four, which share the
-    cores. What is started here listens on loopback only.
+    cores. What is started here listens on loopback only. Its dashboard has the port of Dask's setting
+    `workshop.dashboard-port` (`DASK_WORKSHOP__DASHBOARD_PORT`), 8787 unless set, 0 for any that is free.
 
     n_workers: how many workers to start; None for the default above. Ignored where a running cluster is joined.
     threads_per_worker: tasks that one local worker runs at a time.
@@ -94,17 +95,17 @@ def _start_local(n_workers, threads_per_worker):
                            f"its own: call start_cluster({gpus}), or hide the GPUs with CUDA_VISIBLE_DEVICES='' to "
                            "work on the CPU.")
     _set_worker_environment(torch_threads=max(1, CPU_COUNT // n_workers))
+    Cluster = LocalCluster
     if gpus:
         from dask_cuda import LocalCUDACluster as Cluster
-    else:
-        Cluster = LocalCluster
-    port = DASHBOARD_PORT if port_is_free(DASHBOARD_PORT) else 0
+    port = dask.config.get("workshop.dashboard-port", DASHBOARD_PORT)
+    busy = not port_is_free(port)
     # Logs are silenced: a failed task's error waits in its future; get_worker_logs() has the rest.
     client = Client(Cluster(n_workers=n_workers, threads_per_worker=threads_per_worker, silence_logs=logging.CRITICAL,
-                            host=LOOPBACK, dashboard_address=f"{LOOPBACK}:{port}",
+                            host=LOOPBACK, dashboard_address=f"{LOOPBACK}:{0 if busy else port}",
                             worker_dashboard_address=f"{LOOPBACK}:0"))
-    if not port:
-        warnings.warn(f"Port {DASHBOARD_PORT} is busy, probably with an earlier cluster of some notebook, so this "
+    if busy:
+        warnings.warn(f"Port {port} is busy, probably with an earlier cluster of some notebook, so this "
                       f"one's dashboard is at {client.dashboard_link}. To free port and memory, call shutdown() on the "
                       "earlier client before you run this cell again, or shut the other notebook's kernel down.",
                       stacklevel=3)

@@ -106,6 +106,7 @@ def test_clusters_close_workers_die_and_ranks_meet(ready):
 def test_notebooks_print_what_is_stored(ready):
     said = ready.run("make test-notebooks ONLY='01 04 06'")
     assert re.search(r"=+ \d{2,} passed(, \d+ warnings?)? in .* =+$", said, flags=re.MULTILINE), said
+    assert re.search(r"^Compared on \d+ local processes on \d+ cores: 01 04 06$", said, flags=re.MULTILINE), said
 
 
 @pytest.mark.skipif(sys.version_info[:2] == PYTHON, reason="this machine has the same Python as the Debian")

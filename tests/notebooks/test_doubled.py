@@ -1,7 +1,6 @@
-"""The notebooks compare when an attendee runs every cell twice, and on a machine with one core."""
+"""The notebooks compare when an attendee runs every cell twice."""
 
 import shutil
-import sys
 
 import nbformat
 import pytest
@@ -11,11 +10,7 @@ from test_nbval import run_nbval
 CHOSEN = sorted(path for path in RENDERED.glob("*.ipynb") if path.stem[:2] in ("01", "04", "06", "08"))
 FOLDER = ROOT / ".nbval-long"  # as deep as the notebooks, which open files beside them
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(sys.platform != "linux", reason="taskset is Linux'"),
-]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 def doubled(notebook):
@@ -30,30 +25,24 @@ def doubled(notebook):
 
 
 @pytest.fixture(scope="module")
-def compared():
-    """Return a function that runs a copy of a notebook offline and returns what became of its cells, and the log."""
+def run_doubled():
+    """Return a function that runs the doubled notebook offline and returns what became of its cells, and the log."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("WORKSHOP_DATA", "WORKSHOP_WEIGHTS", "WORKSHOP_NAMES", "DASK_SCHEDULER_ADDRESS"):
             patch.setenv(name, "")
         patch.setenv("WORKSHOP_CACHE", str(ROOT / ".venv/cache"))
         FOLDER.mkdir()
 
-        def compare(path, change=lambda notebook: notebook, before=()):
+        def run(path):
             copy = FOLDER / path.name
-            nbformat.write(change(read(path)), copy)
-            return run_nbval(ROOT, copy, before=before, timeout=800)
+            nbformat.write(doubled(read(path)), copy)
+            return run_nbval(ROOT, copy, timeout=800)
 
-        yield compare
+        yield run
         shutil.rmtree(FOLDER)
 
 
 @pytest.mark.parametrize("path", CHOSEN, ids=lambda path: path.stem)
-def test_every_cell_can_be_run_twice(path, compared):
-    found, said = compared(path, doubled)
-    assert found == {path.stem: {"PASSED"}}, said
-
-
-@pytest.mark.parametrize("path", CHOSEN, ids=lambda path: path.stem)
-def test_one_core_is_enough(path, compared):
-    found, said = compared(path, before=("taskset", "-c", "0"))
+def test_every_cell_can_be_run_twice(path, run_doubled):
+    found, said = run_doubled(path)
     assert found == {path.stem: {"PASSED"}}, said

@@ -33,8 +33,14 @@ def expecting_not_yet(check):
     return nbformat.v4.new_code_cell(source, id=f"{check.id[:58]}-stub", execution_count=0, outputs=[expected])
 
 
-if __name__ == "__main__":
+def copy_all():
+    """Make the copies anew; return their paths in order."""
     shutil.rmtree(COPIES, ignore_errors=True)
     COPIES.mkdir()
     for path in sorted(RENDERED.glob("*.ipynb")):
         nbformat.write(with_stub_checks(read(path)), COPIES / path.name)
+    return sorted(COPIES.iterdir())
+
+
+if __name__ == "__main__":
+    copy_all()

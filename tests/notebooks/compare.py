@@ -1,0 +1,104 @@
+"""Compare notebooks with their stored outputs, by nbval, and say on which cluster.
+
+    python tests/notebooks/compare.py [--each-on-one-core] [NN ...]
+
+Notebooks NN, all where none is named, run one after the other on the cluster that `start_cluster` starts here. With
+--each-on-one-core every notebook also runs on one core of its own, as many at a time as there are cores. Where there is
+a GPU, or a system that keeps no process on a core, all of them run on that cluster instead.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+
+import dask
+from lessons import RENDERED, ROOT
+from with_stubs import copy_all
+
+from workshop_utils.cluster import describe_workers, n_gpus, start_cluster
+
+SANITIZE = ROOT / "tests/notebooks/sanitize.cfg"
+NBVAL = ("--nbval", "--nbval-current-env", f"--nbval-sanitize-with={SANITIZE}", "--nbval-cell-timeout=180")
+LONGEST = ("09", "06")  # begin first, so that no core waits for them at the end
+QUIET = {
+    "DASK_WORKSHOP__DASHBOARD_PORT": "0",  # any: 8787 may belong to another notebook, and each would say so
+    # On stderr in some containers, and no fault of a notebook: which cores are near the GPU is hidden from dask-cuda,
+    # or PyTorch finds NVML's bindings in a package of an older name.
+    "PYTHONWARNINGS": "ignore:Cannot get CPU affinity:UserWarning,ignore:The pynvml package:FutureWarning",
+}
+
+
+def nbval(*copies, **how):
+    """Run nbval on the notebooks; return its CompletedProcess. how: more arguments of `subprocess.run`."""
+    command = [sys.executable, "-m", "pytest", *NBVAL, *map(str, copies)]
+    return subprocess.run(command, cwd=ROOT, env=os.environ | QUIET, text=True, **how)
+
+
+def each_on_one_core(copies, cores):
+    """Run each notebook on one of the cores, one at a time on each; return whether all of them passed."""
+    free = SimpleQueue()
+    for core in cores:
+        free.put(core)
+
+    def passes(copy):
+        start = time.monotonic()
+        done = nbval(copy, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        verdict = "differs" if done.returncode else "passed"
+        print(f"{copy.stem}, on one core: {verdict} after {time.monotonic() - start:.0f} s", flush=True)
+        if done.returncode:
+            print(done.stdout, flush=True)
+        return not done.returncode
+
+    def stay_on_a_core():
+        os.sched_setaffinity(0, {free.get()})  # this thread, and all processes that it starts
+
+    with ThreadPoolExecutor(len(cores), initializer=stay_on_a_core) as pool:
+        return all(list(pool.map(passes, copies)))
+
+
+def cluster():
+    """Say what start_cluster starts here."""
+    with dask.config.set({"workshop.dashboard-port": 0}), start_cluster() as client, client.cluster:
+        workers = describe_workers(client)
+        if set(workers.device) == {"cpu"}:
+            return f"{len(workers)} local processes on {workers.torch_threads.sum()} cores"
+        return f"{type(client.cluster).__name__} with {', '.join(workers.device)}"
+
+
+def plan(names, named, each_alone, cores):
+    """Return (notebooks for the cluster that start_cluster starts, notebooks for a core of their own).
+
+    names: of all notebooks. cores: on which a process can be kept; none where there is a GPU.
+    """
+    if not each_alone or not cores:
+        return names if each_alone else named or names, []
+    together = named if len(cores) > 1 else []  # on one core they would run twice alike
+    return together, sorted(names, key=lambda name: name not in LONGEST)
+
+
+def main(named, each_alone):
+    names = sorted(path.stem[:2] for path in RENDERED.glob("*.ipynb"))
+    if missing := sorted(set(named) - set(names)):
+        sys.exit(f"There is no notebook {', '.join(missing)}: choose among {', '.join(names)}.")
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") and not n_gpus() else set()
+    together, alone = plan(names, named, each_alone, cores)
+    copies = {copy.stem[:2]: copy for copy in copy_all()}
+    passed = not together or not nbval(*[copies[name] for name in together]).returncode
+    passed &= not alone or each_on_one_core([copies[name] for name in alone], cores)
+    if together:
+        print("Compared on", cluster() + ":", *together)
+    if alone:
+        print("Compared on one core each:", *sorted(alone))
+    sys.exit(not passed)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--each-on-one-core", action="store_true")
+    parser.add_argument("named", nargs="*", metavar="NN")
+    arguments = parser.parse_args()
+    main(arguments.named, arguments.each_on_one_core)
