@@ -20,8 +20,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 VENV_PYTHON = ROOT / ".venv/bin/python"
 NOTEBOOKS = ("01", "02", "03", "04", "06", "08", "09", "07")  # 05 is about storage, and needs a server beside it
-NBVAL = ("-m", "pytest", "-p", "no:cacheprovider", "--nbval", "--nbval-current-env", "--nbval-sanitize-with",
-         "tests/notebooks/sanitize.cfg", "--nbval-cell-timeout", "180")  # fmt: skip
 BENCHMARKS = ("decode", "inference", "ddp", "runs")
 LIMIT_S = 590  # of a step: such a machine may be lent for ten minutes at a time
 # Notebooks and runs are made with the sketches and their weights, whatever is set on this machine.
@@ -29,20 +27,15 @@ UNSET = {"WORKSHOP_DATA", "WORKSHOP_NAMES", "WORKSHOP_WEIGHTS", "DASK_SCHEDULER_
 
 
 def steps():
-    """Return {name of a step: the arguments of each of its Python processes}."""
+    """Return {name of a step: the arguments that its Python gets}."""
     with_gpu = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").rglob("test_*.py"))
                 if "@pytest.mark.gpu" in path.read_text()]  # fmt: skip
     return {
-        "environment": [("tools/gpu_environment.py",)],
-        "tests": [("-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu", *with_gpu)],
-        **{f"notebook-{number}": [("tests/notebooks/with_stubs.py",), (*NBVAL, notebook(number))]
-           for number in NOTEBOOKS},
-        **{name: [(f"benchmarks/{name}.py",)] for name in BENCHMARKS},
-    }  # fmt: skip
-
-
-def notebook(number):
-    return str(Path(".nbval", next((ROOT / "notebook_output").glob(f"{number}-*.ipynb")).name))
+        "environment": ("tools/gpu_environment.py",),
+        "tests": ("-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu", *with_gpu),
+        **{f"notebook-{number}": ("tests/notebooks/compare.py", number) for number in NOTEBOOKS},
+        **{name: (f"benchmarks/{name}.py",) for name in BENCHMARKS},
+    }
 
 
 def main():
@@ -65,7 +58,7 @@ def main():
         log = asked.logs / f"{name}.log"
         start = time.monotonic()
         kept = {"WORKSHOP_WEIGHTS"} if name == "inference" else set()  # with ImageNet's it says so in its figures
-        result = outcome([(python, *arguments) for arguments in known[name]], log, UNSET - kept)
+        result = outcome((python, *known[name]), log, UNSET - kept)
         rows.append((name, result, time.monotonic() - start))
         print(result)
         if result != "passed":
@@ -90,26 +83,22 @@ def why_not(python):
     return None
 
 
-def outcome(commands, log, unset):
-    """Run the commands into `log` until one fails or LIMIT_S is over; return "passed" or how it ended."""
+def outcome(command, log, unset):
+    """Run the command into `log` until it ends or LIMIT_S is over; return "passed" or how it ended."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     env = {name: value for name, value in os.environ.items() if name not in unset}
     env |= {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "WORKSHOP_CACHE": str(log.parent.resolve() / "cache")}
-    give_up = time.monotonic() + LIMIT_S
     with log.open("w") as file:
-        for command in commands:
-            print("$", *command, file=file, flush=True)
-            process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=file, stderr=subprocess.STDOUT,
-                                       stdin=subprocess.DEVNULL, process_group=0)  # fmt: skip
-            try:
-                code = process.wait(max(0, give_up - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                return f"not done after {LIMIT_S} s"
-            finally:
-                end(process)
-            if code:
-                return f"failed, exit code {code}"
-    return "passed"
+        print("$", *command, file=file, flush=True)
+        process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=file, stderr=subprocess.STDOUT,
+                                   start_new_session=True)  # fmt: skip
+        try:
+            code = process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            return f"not done after {LIMIT_S} s"
+        finally:
+            end(process)
+    return f"failed, exit code {code}" if code else "passed"
 
 
 def end(process):
