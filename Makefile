@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 HOROVOD := $(VENV)/.horovod
 
-# `make test` runs all notebooks on one core each, and this one, whose lesson is several ranks, on all cores as well;
-# `make test-long` runs the others on all cores.
-SEVERAL := 06
+# `make test` compares all notebooks on one core each, and SEVERAL, a quick one about several workers, on all cores as
+# well; `make test-long` compares the others on all cores.
+SEVERAL := 08
 OTHERS = $(filter-out $(SEVERAL),$(foreach path,$(notdir $(wildcard notebook_output/*.ipynb)),$(firstword $(subst -, ,$(path)))))
 
 # The stored outputs were made with the sketches and their weights, whatever this machine's user has set or downloaded.

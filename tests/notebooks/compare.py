@@ -74,10 +74,10 @@ def plan(names, named, each_alone, cores):
 
     names: of all notebooks. cores: on which a process can be kept; none where there is a GPU.
     """
-    if not each_alone or not cores:
-        return names if each_alone else named or names, []
-    together = named if len(cores) > 1 else []  # on one core they would run twice alike
-    return together, sorted(names, key=lambda name: name not in LONGEST)
+    if each_alone and cores:
+        together = named if len(cores) > 1 else []  # on one core they would run twice alike
+        return together, sorted(names, key=lambda name: name not in LONGEST)
+    return names if each_alone else named or names, []
 
 
 def main(named, each_alone):

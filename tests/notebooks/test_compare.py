@@ -6,7 +6,9 @@ import sys
 
 import nbformat
 import pytest
-from compare import each_on_one_core, plan
+import torch
+from compare import cluster, each_on_one_core, plan
+from dask.system import CPU_COUNT
 from lessons import ROOT
 
 NAMES = ["01", "06", "07", "09"]
@@ -47,3 +49,13 @@ def test_a_notebook_that_is_not_there_is_named():
     command = [sys.executable, ROOT / "tests/notebooks/compare.py", "99"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode and "There is no notebook 99: choose among 01, " in done.stderr
+
+
+def test_the_last_line_says_how_many_processes_and_cores():
+    n_workers = min(4, CPU_COUNT)
+    assert cluster() == f"{n_workers} local processes on {CPU_COUNT // n_workers * n_workers} cores"
+
+
+@pytest.mark.gpu
+def test_the_last_line_names_the_gpu():
+    assert cluster().startswith(f"LocalCUDACluster with {torch.cuda.get_device_name(0)}")
