@@ -183,6 +183,12 @@ def test_an_address_without_a_scheduler_is_named_with_the_cure(listens):
             start_cluster(address=address, timeout_s=2)
 
 
+@pytest.mark.parametrize("port", ["any", 70_000, -1, 87.5])
+def test_a_dashboard_port_that_is_none_is_named(port):
+    with dask.config.set({"workshop.dashboard-port": port}), pytest.raises(ClusterError, match=f"is {port!r}: give"):
+        start_cluster(1)
+
+
 def test_the_dashboards_port_is_told_from_the_schedulers(client):
     address = client.dashboard_link.removeprefix("http://").removesuffix("/status")
     with pytest.raises(ClusterError, match="not the dashboard's"):

@@ -48,7 +48,8 @@ def table(result):
 
 @pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine may have a GPU")
 def test_a_machine_without_a_gpu_is_refused_at_once_in_one_sentence():
-    result = subprocess.run(["make", "gpu", f"PYTHON={sys.executable}"], cwd=ROOT, capture_output=True, text=True)
+    command = ["make", "--no-print-directory", "gpu", f"PYTHON={sys.executable}"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode and not result.stdout
     assert result.stderr.startswith("The GPU paths cannot be proved here: nvidia-smi finds no GPU on this machine.")
 

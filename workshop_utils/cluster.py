@@ -99,6 +99,9 @@ def _start_local(n_workers, threads_per_worker):
     if gpus:
         from dask_cuda import LocalCUDACluster as Cluster
     port = dask.config.get("workshop.dashboard-port", DASHBOARD_PORT)
+    if not isinstance(port, int) or not 0 <= port < 2**16:
+        raise ClusterError(f"Dask's setting workshop.dashboard-port is {port!r}: give DASK_WORKSHOP__DASHBOARD_PORT a "
+                           "port's number, 0 for any that is free, or unset it.")
     busy = not port_is_free(port)
     # Logs are silenced: a failed task's error waits in its future; get_worker_logs() has the rest.
     client = Client(Cluster(n_workers=n_workers, threads_per_worker=threads_per_worker, silence_logs=logging.CRITICAL,

@@ -60,8 +60,8 @@ def train(model: torch.nn.Module, train_set: Dataset, val_set: Dataset | None = 
     computed in float32 is so also on a GPU, not in TF32.
     compression: None, "fp16" or "bf16", in which gradients travel. augment: mirror half of the images.
     checkpoint: a path or address that all ranks read and rank 0 writes: every `checkpoint_every` steps and after each
-    epoch. Where it exists, training goes on from it, with any world size: to the bit as if it had never stopped with
-    one or two ranks; with more, whose sums gloo then takes in another order, to rounding (6e-8). For a
+    epoch. Where it exists, training goes on from it, with any world size: on CPUs to the bit as if it had never stopped
+    with one or two ranks; with more, whose sums gloo then takes in another order, to rounding (6e-8). For a
     model of `load_resnet`'s, it is a file that `load_resnet` loads. about: more to write into it, or what another model
     lacks, such as {"arch": "resnet18", "categories": […]}. storage_options: what fsspec needs to read and write it.
 
