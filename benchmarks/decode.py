@@ -18,7 +18,7 @@ import torch
 import torchcodec.decoders
 import torchvision.io
 from dask.system import CPU_COUNT
-from inference import write_jpegs
+from jpegs import write_jpegs
 from record import write_result
 
 from workshop_utils.data import decode_photo

@@ -20,7 +20,7 @@ import cloudpickle
 import numpy as np
 import torch
 from dask.system import CPU_COUNT
-from inference import random_weights, write_jpegs
+from jpegs import random_weights, write_jpegs
 from PIL import Image
 from record import gpu_watched, write_result
 from torch.utils.data import DataLoader, Dataset

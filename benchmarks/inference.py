@@ -19,19 +19,17 @@ import dask
 import torch
 import torchvision
 from dask.system import CPU_COUNT
+from jpegs import random_weights, write_jpegs
 from record import write_result
 from torch.utils.data import DataLoader
 
 from workshop_utils.cluster import start_cluster
 from workshop_utils.data import ImageFolder, decode_photo, list_photos, read_files
-from workshop_utils.dogs.breeds import BREEDS
-from workshop_utils.dogs.sketches import draw_dog
 from workshop_utils.inference import CPU_FORWARD, classify, loaded_model, precision_of
 from workshop_utils.models import load_resnet
 
 N_PHOTOS, N_PHOTOS_GPU = 384, 20_480
 BATCH_SIZE = 32
-SIZE = (500, 375)  # pixels, the commonest size in Stanford Dogs
 
 
 @click.command()
@@ -70,23 +68,6 @@ def main(n_photos, rounds):
             click.echo(f"round {number + 1} of {rounds} done", err=True)
         client.shutdown()
     report(n_photos, rounds, seconds, core_seconds, os.environ.get("WORKSHOP_WEIGHTS") is not None)
-
-
-def write_jpegs(folder, n_photos):
-    """Write sketches cut to SIZE, spread over the breeds."""
-    for number in range(n_photos):
-        breed = BREEDS[number % len(BREEDS)]
-        target = Path(folder, breed.folder)
-        target.mkdir(exist_ok=True)
-        sketch = draw_dog(breed, number, size=SIZE[0]).crop((0, SIZE[0] - SIZE[1], *SIZE[:1], SIZE[0]))
-        sketch.save(target / f"{breed.wnid}_{number}.jpg", quality=90)
-
-
-def random_weights(folder):
-    model = torchvision.models.resnet50()
-    path = Path(folder, "resnet50.pt")
-    torch.save({"arch": "resnet50", "num_classes": 1000, "state_dict": model.state_dict()}, path)
-    return str(path)
 
 
 def upstream(paths, weights):
