@@ -59,6 +59,8 @@ def train(model: torch.nn.Module, train_set: Dataset, val_set: Dataset | None = 
     precision: "fp32", "bf16" or "auto" (bf16 where the machine computes in it); the weights stay float32. What is
     computed in float32 is so also on a GPU, not in TF32.
     compression: None, "fp16" or "bf16", in which gradients travel. augment: mirror half of the images.
+    num_workers: children that read images, for training and as many for validation. On a GPU they come from a fork
+    server: a dataset's class then has to be in a module that they can import, not in a notebook's cell.
     checkpoint: a path or address that all ranks read and rank 0 writes: every `checkpoint_every` steps and after each
     epoch. Where it exists, training goes on from it, with any world size: on CPUs to the bit as if it had never stopped
     with one or two ranks; with more, whose sums gloo then takes in another order, to rounding (6e-8). For a
