@@ -33,6 +33,10 @@ echo 'horovod==0.28.1 --hash=sha256:92a43f5a94c43907a56805bad15f19700c62ffc83b7c
 tar xf horovod-0.28.1.tar.gz
 # PyTorch's headers need C++20; Horovod asks for less, in two places.
 sed -i 's/set(CMAKE_CXX_STANDARD 14)/set(CMAKE_CXX_STANDARD 20)/' horovod-0.28.1/{,horovod/torch/}CMakeLists.txt
+# Its process sets, the first of all ranks among them, forget HOROVOD_GLOO_IFACE and take the address that the host's name
+# means: loopback on Debian, and where it means nothing, a crash.
+sed -i '/::InitializeForProcessSet/,$ s/device_attr.iface = gloo_iface_/device_attr.iface = global_context.gloo_iface_/' \
+  horovod-0.28.1/horovod/common/gloo/gloo_context.cc
 
 build() {
   env HOROVOD_CMAKE="$work/tools/bin/cmake" HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 \

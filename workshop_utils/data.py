@@ -4,8 +4,11 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from io import BytesIO
+from itertools import chain
 
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
@@ -14,7 +17,7 @@ from torch.utils.data import Dataset, Subset
 
 from workshop_utils.dogs.breeds import BREEDS, HELD_OUT, Breed, find_breed  # noqa: F401  two are for notebooks
 from workshop_utils.dogs.sketches import draw_dog, write_sketches  # noqa: F401  one is for notebooks
-from workshop_utils.storage import cache_folder, default_storage_options, open_address
+from workshop_utils.storage import cache_folder, default_storage_options, on_all_workers, open_address, share
 
 IN_BREED = re.compile(r"(?:.*[/\\])?(n\d{8})-([^/\\]+)[/\\][^/\\]*", re.DOTALL)  # any path: WordNet id and breed
 # A photo's path below the root. Hidden files are none: macOS puts a "._photo.jpg" beside each.
@@ -24,6 +27,7 @@ N_PHOTOS = 20_580  # of Stanford Dogs
 MAX_PIXELS = 50_000_000  # decoded, a photo of this size already takes 150 MB
 MAX_ASPECT = 50  # resizing the short side of 1 x 1,000,000 pixels to 256 would take 200 GB
 SKETCHES_PER_BREED = 8
+FOLDERS_AT_ONCE = 32  # that storage is asked for: it takes long to answer, and not longer for many
 CURE = "Check the address, or unset WORKSHOP_DATA to use the sketches that need no download."
 
 
@@ -62,16 +66,18 @@ def find_data(per_breed: int = SKETCHES_PER_BREED, breeds: Iterable[Breed | str]
 
     per_breed: sketches to have of each breed. breeds: those that are needed, None for all; photos of others may be
     there as well. light: of sketches, "day" or "dusk"; photos are what they are.
-    Raises NoPhotos where WORKSHOP_DATA holds none.
+    Sketches lie where all workers reach them: see `storage.share`.
+    Raises NoPhotos where WORKSHOP_DATA holds none, storage.NotShared where workers do not see the others.
     """
     if url := os.environ.get("WORKSHOP_DATA"):
         list_photos(url, breeds=breeds)  # raises NoPhotos
         return DataSource(url, "custom", default_storage_options(url))
     if (cache_folder() / "photos" / "complete").exists():
-        return DataSource(str(cache_folder() / "photos" / "Images"), "photos")
+        return DataSource(on_all_workers(str(cache_folder() / "photos" / "Images")), "photos")
     sketches = cache_folder() / f"sketches-{per_breed}{'' if light == 'day' else f'-{light}'}"
     write_sketches(sketches, per_breed, breeds, light=light)
-    return DataSource(str(sketches), "sketches")
+    url = share(sketches)
+    return DataSource(url, "sketches", default_storage_options(url))
 
 
 def list_photos(url: str | os.PathLike, *, storage_options: dict | None = None,
@@ -81,21 +87,24 @@ def list_photos(url: str | os.PathLike, *, storage_options: dict | None = None,
     breeds: names, WordNet ids or `Breed`s to keep to; None for every folder.
     Paths carry their protocol (`s3://…`) except local ones. Raises NoPhotos where there are none.
     """
+    wanted = None if breeds is None else {find_breed(breed).wnid for breed in breeds}
     try:
         fs, root = open_address(url, storage_options)
-        files = fs.find(root, maxdepth=2)
+        folders = [info["name"] for _, below, _ in fs.walk(root, maxdepth=1, detail=True) for info in below.values()
+                   if (breed := IN_BREED.fullmatch(f"{info['name']}/")) and (wanted is None or breed[1] in wanted)]
+        with ThreadPoolExecutor(FOLDERS_AT_ONCE) as pool:  # storage answers all at once, not one after the other
+            files = chain.from_iterable(pool.map(partial(fs.find, maxdepth=1), folders))
+            found = sorted(file for file in files if PHOTO.fullmatch(file.removeprefix(root.rstrip("/")).lstrip("/")))
     except (ValueError, ImportError) as error:
         raise NoPhotos(f"{url!r} is no address that fsspec can open ({error}). {CURE}") from error
     except Exception as error:  # each protocol has its own, such as botocore's
         raise NoPhotos(f"{url!r} cannot be listed ({error}). {CURE}") from error
-    found = sorted(file for file in files if PHOTO.fullmatch(file.removeprefix(root.rstrip("/")).lstrip("/")))
-    if not found:
+    if not found and wanted is None:
         raise NoPhotos(f"{url!r} holds 0 images in folders named like 'n02085620-Chihuahua'. {CURE}")
-    if breeds is not None:
-        wanted = {find_breed(breed).wnid for breed in breeds}
-        if missing := sorted(wanted - {breed_of(file)[0] for file in found}):
-            raise NoPhotos(f"{url!r} holds no images of {', '.join(missing)}. {CURE}")
-        found = [file for file in found if breed_of(file)[0] in wanted]
+    if not found:
+        list_photos(url, storage_options=storage_options)  # raises where there are none of other breeds either
+    if wanted and (missing := sorted(wanted - {breed_of(file)[0] for file in found})):
+        raise NoPhotos(f"{url!r} holds no images of {', '.join(missing)}. {CURE}")
     return found if isinstance(fs, LocalFileSystem) else [fs.unstrip_protocol(file) for file in found]
 
 

@@ -19,21 +19,26 @@ if TYPE_CHECKING:
 BACKENDS = ("auto", "gloo", "nccl", "cpu:gloo,cuda:nccl")
 
 
-def launch(client: Client, fn: Callable, /, *args: Any, backend: str = "auto", n_workers: int | None = None,
-           timeout: float | None = None, max_restarts: int = 0, wait_for_workers: float = 0,
-           **kwargs: Any) -> Job:  # fmt: skip
+def launch(client: Client, fn: Callable, /, *args: Any, backend: str = "auto",
+           n_workers: int | tuple[int, int] | None = None, timeout: float | None = None, max_restarts: int = 0,
+           wait_for_workers: float = 0, wait_for_successors: float = 30, **kwargs: Any) -> Job:  # fmt: skip
     """Start `fn(*args, **kwargs)` as one rank per worker process, and return the `Job` at once.
 
     The function finds what torchrun would give it: a process group in `torch.distributed`, made before it runs and
     destroyed after it, and torchrun's environment variables. Code written for torchrun, Accelerate or Lightning runs as
     it is. Each worker process counts as a node of its own, whose own GPU, where it has one, is cuda:0.
 
-    n_workers: the world size; None for all workers. backend: "nccl", "gloo", or "auto" for NCCL where every rank has a
-    GPU of its own (tensors on the CPU then still go through gloo), else gloo.
+    n_workers: the world size; a pair (fewest, most) for as many as are idle, such as (2, 4); None for all workers.
+    Where only some workers have a GPU, those are taken if they are enough, else the others; a warning says which.
+    backend: "nccl", "gloo", or "auto" for NCCL where every rank has a GPU of its own (tensors on the CPU then still go
+    through gloo), else gloo.
     timeout: seconds that the whole job may take; None for no limit.
     max_restarts: how often the function is started anew, on all ranks, after the death of a worker; it should then
     continue from its checkpoint. An exception is never retried.
-    wait_for_workers: seconds to wait until so many workers are there and idle.
+    wait_for_workers: seconds to wait until so many workers (the most of a pair) are there and idle. An adaptive cluster
+    starts workers for tasks, not for ranks, so give it a minimum: cluster.adapt(minimum=n_workers, maximum=…).
+    wait_for_successors: seconds to wait after a death until as many workers as before are there, which takes minutes
+    where Slurm or Kubernetes has to start them. After that, a pair goes on with those that remain.
 
     A rank that raises ends the job with that rank's exception. Whatever ends it, the workers are free for the next.
 
@@ -52,7 +57,8 @@ def launch(client: Client, fn: Callable, /, *args: Any, backend: str = "auto", n
     if backend not in BACKENDS:
         raise ValueError(f"backend is {backend!r}: write one of {', '.join(BACKENDS)}.")
     return Job(client, partial(_in_process_group, backend=backend), fn, args, kwargs, n_workers=n_workers,
-               timeout=timeout, max_restarts=max_restarts, wait_for_workers=wait_for_workers)  # fmt: skip
+               timeout=timeout, max_restarts=max_restarts, wait_for_workers=wait_for_workers,
+               wait_for_successors=wait_for_successors)  # fmt: skip
 
 
 def run(client: Client, fn: Callable, /, *args: Any, **kwargs: Any) -> list[Any]:

@@ -20,8 +20,9 @@ NOT_BUILT = "Horovod is not built here. To build it, on Linux with a C++ compile
 RENDERED = Path(__file__).parents[1] / "notebook_output" / "09-horovod.ipynb"
 
 
-def launch(client: Client, fn: Callable, /, *args: Any, n_workers: int | None = None, timeout: float | None = None,
-           max_restarts: int = 0, wait_for_workers: float = 0, **kwargs: Any) -> Job:
+def launch(client: Client, fn: Callable, /, *args: Any, n_workers: int | tuple[int, int] | None = None,
+           timeout: float | None = None, max_restarts: int = 0, wait_for_workers: float = 0,
+           wait_for_successors: float = 30, **kwargs: Any) -> Job:
     """Start `fn(*args, **kwargs)` as one Horovod rank per worker process, and return the `Job` at once.
 
     `hvd.init()` has been called before the function runs, and `hvd.shutdown()` is after it. All else is as in
@@ -30,7 +31,7 @@ def launch(client: Client, fn: Callable, /, *args: Any, n_workers: int | None = 
     if not available():
         raise JobError(NOT_BUILT)
     return Job(client, _in_horovod, fn, args, kwargs, n_workers=n_workers, timeout=timeout, max_restarts=max_restarts,
-               wait_for_workers=wait_for_workers)
+               wait_for_workers=wait_for_workers, wait_for_successors=wait_for_successors)
 
 
 def run(client: Client, fn: Callable, /, *args: Any, **kwargs: Any) -> list[Any]:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache, partial
-from itertools import chain
+from itertools import chain, islice
 
 import pandas as pd
 import torch
-from distributed import Client, as_completed
+from distributed import Client
 from torch.fx.experimental.optimization import fuse
 
 from workshop_utils.data import IN_BREED, read_files
@@ -26,6 +26,7 @@ CPU_BATCHES_PER_TASK, GPU_BATCHES_PER_TASK = 8, 256
 CPU_FORWARD = 16  # photos: ResNet-50's activations then fit the caches; 26 ms of a core a photo at 32, 19 at 16
 GPU_FORWARD = 256  # photos
 CPU_AHEAD, GPU_AHEAD = 1, 3  # batches that are read or decoded during a forward pass
+TASKS_PER_THREAD = 4  # with the cluster at a time: the others have work while the next one in order takes long
 _INDEX = {breed.wnid: breed.index for breed in BREEDS}
 _loading = threading.Lock()
 
@@ -54,25 +55,33 @@ def classify(client: Client, paths: Iterable[str | os.PathLike], *, batch_size: 
     >>> frame.prediction.tolist(), frame.correct.tolist()
     (['boxer', 'pug'], [True, True])
     """
+    frames = list(classify_stream(client, paths, batch_size=batch_size, storage_options=storage_options,
+                                  weights=weights, precision=precision))
+    return pd.concat(frames or [_frame([], [])], ignore_index=True).infer_objects()
+
+
+def classify_stream(client: Client, paths: Iterable[str | os.PathLike], *, batch_size: int = 32,
+                    storage_options: dict | None = None, weights: str | os.PathLike = "auto",
+                    precision: str = "auto") -> Iterator[pd.DataFrame]:
+    """Return an iterator over `classify`'s rows, in the order of `paths`: a DataFrame a task, as soon as it is there.
+
+    Memory stays flat, however many paths there are, and `paths` may be a generator: only so many are taken from it, and
+    so many tasks given to the cluster, as keep the workers busy while you use a frame. The arguments are `classify`'s.
+    An error, an interrupt and `close()` of the iterator free the workers.
+    Raises at once ValueError for an argument that cannot be; when it comes to it, what loading the weights raises.
+    """
     if isinstance(paths, (str, bytes, os.PathLike)):
         raise ValueError(f"paths is the single path {str(paths)!r}: give a list of paths.")
     if not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size is {batch_size!r}: give a whole number of at least 1.")
     precision_of(precision)  # raises ValueError for one that is none
-    photos = [str(path) for path in paths]
-    batches = [photos[start : start + batch_size] for start in range(0, len(photos), batch_size)]
+    photos = map(str, paths)
+    batches = iter(lambda: list(islice(photos, batch_size)), [])
     on_gpu = any("gpu" in worker for worker in client.scheduler_info(n_workers=-1)["workers"].values())
-    tasks = split_guided(batches, sum(client.nthreads().values()) or 1,  # the only worker may be restarting
-                         GPU_BATCHES_PER_TASK if on_gpu else CPU_BATCHES_PER_TASK)
-    futures = client.map(classify_batches, tasks, pure=False, weights=resolve_weights(weights), precision=precision,
-                         storage_options=storage_options)
-    try:
-        # By default it would wait in the event loop of the client that was made last: another thread, maybe for ever.
-        rows = {future.key: rows for future, rows in as_completed(futures, loop=client.loop, with_results=True)}
-    finally:
-        client.cancel(futures)  # does nothing to finished ones; frees the workers after an error or Ctrl-C
-    frame = pd.DataFrame([row for future in futures for row in rows[future.key]], columns=COLUMNS)
-    return frame.astype({"probability": float, "correct": "boolean"})
+    tasks = split_guided(batches, _n_threads(client), GPU_BATCHES_PER_TASK if on_gpu else CPU_BATCHES_PER_TASK)
+    start = partial(client.submit, classify_batches, pure=False, weights=resolve_weights(weights), precision=precision,
+                    storage_options=storage_options)
+    return _frames(client, start, tasks)
 
 
 def classify_batches(batches: list[list[str]], *, weights: str = "auto", precision: str = "auto",
@@ -120,21 +129,21 @@ def precision_of(precision: str = "auto") -> str:
     return "bf16" if torch.cpu._is_avx512_bf16_supported() else "fp32"  # emulated bf16 is slower than fp32
 
 
-def split_guided(batches: list, n_threads: int, longest: int = CPU_BATCHES_PER_TASK) -> list[list]:
-    """Return `batches` cut into consecutive tasks: long ones first, single batches last, so that threads end together.
+def split_guided(batches: Iterable, n_threads: int, longest: int = CPU_BATCHES_PER_TASK) -> Iterator[list]:
+    """Yield `batches` cut into consecutive tasks: long ones first, single batches last, so that threads end together.
 
-    longest: how many batches a task has at most.
+    longest: how many batches a task has at most. At most 2 * n_threads * longest batches are taken ahead, which is what
+    it takes to know where the last, shorter tasks begin.
 
-    >>> [len(task) for task in split_guided(list(range(20)), n_threads=2)]
+    >>> [len(task) for task in split_guided(range(20), n_threads=2)]
     [5, 3, 3, 2, 1, 1, 1, 1, 1, 1, 1]
     """
-    tasks, start = [], 0
-    while start < len(batches):
-        left = len(batches) - start
-        size = min(max(left // (2 * n_threads), 1) if n_threads > 1 else left, longest)
-        tasks.append(batches[start : start + size])
-        start += size
-    return tasks
+    left = iter(batches)
+    ahead = deque(islice(left, 2 * n_threads * longest))
+    while ahead:
+        size = min(max(len(ahead) // (2 * n_threads), 1) if n_threads > 1 else len(ahead), longest)
+        yield [ahead.popleft() for _ in range(size)]
+        ahead.extend(islice(left, size))
 
 
 @contextmanager
@@ -147,6 +156,27 @@ def ieee_float32() -> Iterator[None]:
         yield
     finally:
         convolutions.allow_tf32, matmul.allow_tf32 = before
+
+
+def _n_threads(client):
+    return sum(client.nthreads().values()) or 1  # the only worker may be restarting
+
+
+def _frames(client, start, tasks):
+    """Yield a DataFrame for each task, in order, while those after it run; start(task) returns a Future of its rows."""
+    running = deque()  # (paths, Future)
+    try:
+        for task in chain(tasks, [None]):
+            if task:
+                running.append((list(chain(*task)), start(task)))
+            # Threads are counted anew, as workers come and go.
+            while running and (task is None or len(running) > TASKS_PER_THREAD * _n_threads(client)):
+                paths, future = running[0]
+                frame = _frame(paths, future.result())
+                running.popleft()
+                yield frame
+    finally:
+        client.cancel([future for _, future in running])  # frees the workers after an error or Ctrl-C
 
 
 @lru_cache(maxsize=2)
@@ -198,3 +228,9 @@ def _rows(paths, errors, results, categories):
             probability, index = next(results)
             rows.append((path, breed, categories[index], probability, None if truth is None else index == truth, None))
     return rows
+
+
+def _frame(paths, rows):
+    frame = pd.DataFrame(rows, columns=COLUMNS).astype({"probability": float, "correct": "boolean"})
+    frame["path"] = paths  # the strings that the client has, not their copies from a worker
+    return frame

@@ -32,7 +32,8 @@ def local_object_store(folder: str | os.PathLike) -> Iterator[dict]:
     """Serve `folder`'s files as `s3://workshop/<folder's name>/…`; yield the storage_options that reach them.
 
     A real S3 server (SeaweedFS) listens on free ports of loopback. Anyone may read, nobody may write. Leaving the
-    block, or the death of this process, ends the server and deletes what it stored. Raises ObjectStoreError.
+    block, or the death of this process, ends the server and deletes what it stored. Raises ObjectStoreError, also where
+    workers of the current Dask client are on other machines.
     """
     source = Path(folder).expanduser().resolve()
     if not source.is_dir():
@@ -46,7 +47,22 @@ def local_object_store(folder: str | os.PathLike) -> Iterator[dict]:
         assert supervisor.stdin
         supervisor.stdin.write(json.dumps([weed, ports, secret]).encode() + b"\n")  # leaving closes it: the end
         _upload(source, {"key": ADMIN, "secret": secret, **options}, supervisor, log)
+        _refuse_other_hosts(ports["s3.port"])
         yield {"anon": True, **options}
+
+
+def _refuse_other_hosts(port):
+    from distributed import default_client
+
+    try:
+        client = default_client()
+    except ValueError:  # there is none
+        return
+    answers = client.run(lambda: socket.socket().connect_ex((LOOPBACK, port)), on_error="ignore")
+    if strangers := [worker for worker, answer in answers.items() if answer]:
+        raise ObjectStoreError(f"The S3 server listens on this machine's loopback alone, which {strangers[0]} does not "
+                               "reach. Use storage that all workers reach: type\n"
+                               "%env WORKSHOP_SHARED=s3://BUCKET/FOLDER\nin a cell, and begin again.")
 
 
 def _find_weed():

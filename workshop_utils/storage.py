@@ -1,20 +1,81 @@
-"""Where files lie: the cache folder, whatever fsspec can open, and files written whole or not at all."""
+"""Where files lie: the cache folder, a place for all workers, any address; and files written whole or not at all."""
 
 import os
+import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import fsspec
 import platformdirs
+from fsspec.implementations.local import LocalFileSystem
 
 S3_CONNECTIONS = 64  # with botocore's own 10, a batch of 32 would wait four times for storage far away
+
+
+class NotShared(RuntimeError):
+    """What all workers have to reach lies where some of them cannot; the message says what to type."""
 
 
 def cache_folder() -> Path:
     """Return the folder for downloads and sketches: WORKSHOP_CACHE, else the user's cache folder."""
     return Path(os.environ.get("WORKSHOP_CACHE") or platformdirs.user_cache_dir("workshop-dask-pytorch"))
+
+
+def shared_folder() -> str:
+    """Return the address of a new folder that this process and all workers can read and write.
+
+    It is below WORKSHOP_SHARED, any address that fsspec knows, else a temporary folder of this machine.
+    Raises NotShared where that cannot be written, or is unset and workers do not see this machine's disk.
+    """
+    if root := _shared_root():
+        fs, path = open_address(address := f"{root}/{uuid.uuid4().hex}")
+        try:
+            if isinstance(fs, LocalFileSystem):  # others have none
+                fs.makedirs(path)
+        except OSError as error:
+            raise _cannot_write(root, error) from error
+        return address
+    return on_all_workers(tempfile.mkdtemp())
+
+
+def share(folder: Path) -> str:
+    """Return the address by which all workers reach the files of `folder`, which are copied where they have to be.
+
+    It is that of a copy below WORKSHOP_SHARED, to which files are added that it lacks, else `folder` itself.
+    Raises NotShared where that is unset and workers do not see `folder`, or where it cannot be written.
+    """
+    if not (root := _shared_root()):
+        return on_all_workers(str(folder))
+    try:
+        fs, target = open_address(f"{root}/{folder.name}")
+        fs.invalidate_cache()
+        have = {path: about["size"] for path, about in fs.find(target, detail=True).items()}
+        files = {f"{target}/{path.relative_to(folder).as_posix()}": path for path in folder.glob("*/*.jpg")}
+        lacking = [name for name, path in files.items() if have.get(name) != path.stat().st_size]
+        for parent in {name.rpartition("/")[0] for name in lacking} if isinstance(fs, LocalFileSystem) else ():
+            fs.makedirs(parent, exist_ok=True)
+        fs.put([str(files[name]) for name in lacking], lacking)
+    except Exception as error:  # each protocol has its own, such as botocore's
+        raise _cannot_write(root, error) from error
+    return f"{root}/{folder.name}"
+
+
+def on_all_workers(path: str) -> str:
+    """Return `path`, of this machine, if all workers of the current client see it, if there is one; raise NotShared."""
+    from distributed import default_client
+
+    client = None
+    with suppress(ValueError):  # there is none
+        client = default_client()
+    seen = client.run(os.path.exists, path, on_error="ignore") if client else {}
+    if blind := [worker for worker, sees in seen.items() if not sees]:
+        raise NotShared(f"{path!r} lies on this machine, and {len(blind)} of {len(seen)} workers do not see it, "
+                        f"{blind[0]} first. Give all a place that they reach: type\n"
+                        "%env WORKSHOP_SHARED=s3://BUCKET/FOLDER\n"
+                        "in a cell, or the path of a folder that all machines have, and run this again.")  # fmt: skip
+    return path
 
 
 def default_storage_options(url: str | os.PathLike) -> dict:
@@ -43,6 +104,16 @@ def open_address(url: str | os.PathLike, storage_options: dict | None = None) ->
         # Parts of a file at once; for more than one, s3fs asks for each file's size before it asks for the file.
         options = {"max_concurrency": 1, **options, "config_kwargs": of_botocore}
     return fsspec.core.url_to_fs(str(url), **options)
+
+
+def _cannot_write(root: str, error: Exception) -> NotShared:
+    return NotShared(f"WORKSHOP_SHARED is {root!r}, which cannot be written ({error}): set it to an address that this "
+                     "machine may write, and give it what the storage asks for, such as AWS_ACCESS_KEY_ID.")
+
+
+def _shared_root() -> str:
+    root = os.environ.get("WORKSHOP_SHARED", "").rstrip("/")
+    return root if "://" in root or not root else str(Path(root).expanduser().absolute())
 
 
 @contextmanager

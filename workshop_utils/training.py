@@ -18,6 +18,7 @@ from torchvision.models import ResNet
 from workshop_utils import models
 from workshop_utils.data import HELD_OUT, DataSource, ImageFolder, train_val_split
 from workshop_utils.inference import ieee_float32, precision_of
+from workshop_utils.preemption import ending_if_told, heed_parent_alone, heeds_sigterm
 from workshop_utils.results import log_metrics
 
 LR_BATCH = 32  # images a step that `lr` is meant for
@@ -42,6 +43,7 @@ def prepare(source: DataSource, *, pretrained: bool = True, image_size: int = 96
 
 
 @ieee_float32()
+@heeds_sigterm
 def train(model: torch.nn.Module, train_set: Dataset, val_set: Dataset | None = None, *, epochs: int = 1,
           batch_size: int = 32, accumulate: int = 1, lr: float = 0.01, body_lr: float = 1.0, freeze_epochs: int = 0,
           warmup_steps: int = 0, freeze_batchnorm: bool = True, precision: str = "fp32", compression: str | None = None,
@@ -73,7 +75,8 @@ def train(model: torch.nn.Module, train_set: Dataset, val_set: Dataset | None = 
     the DataLoader), comm_s (gradients on the way while nothing is left to compute), compute_s (all else). Rank 0 logs
     step, epoch, val_accuracy, val_loss after each epoch.
     Raises ValueError for settings that cannot be and for a checkpoint of another run, FloatingPointError where the
-    loss becomes infinite or NaN.
+    loss becomes infinite or NaN. With a checkpoint, Preempted on all ranks once any of them got SIGTERM: after the step
+    in which it came, which is saved; at the end of an epoch, after the next epoch's first.
     """
     settings = _settings(**locals())
     # A rank is given n // w images, hence (n // w) // (b / w) batches: that is n // b for any world size w.
@@ -98,8 +101,8 @@ def train(model: torch.nn.Module, train_set: Dataset, val_set: Dataset | None = 
                                          f"warmup_steps, {warmup_steps}.")
             log_metrics(step=step, epoch=epoch, **row, lr=rate, images=len(images), load_s=load_s)
             seconds += load_s + row["compute_s"] + row["comm_s"]
-            if step % checkpoint_every == 0 and step % steps_per_epoch:
-                _save(checkpoint, storage_options, settings, about, model, optimizer, step, {})
+            if checkpoint and step % steps_per_epoch:  # an epoch's last step is saved with its evaluation's numbers
+                _save_on_the_way(checkpoint, checkpoint_every, step, storage_options, settings, about, model, optimizer)
         numbers = {"steps": step, "images_per_s": (step - resumed_at) * batch_size / seconds, "train_loss": row["loss"]}
         for buffer in model.buffers() if _world()[1] > 1 else ():  # each rank's last batch left statistics of its own
             dist.broadcast(buffer, 0)
@@ -172,7 +175,7 @@ def _loader(dataset, batches, num_workers):
     """Return a DataLoader of lists of indices, which may change between two epochs; its children live as long as it."""
     on_gpu, how = _device().type == "cuda", {}
     if num_workers:
-        how["persistent_workers"] = True
+        how["persistent_workers"], how["worker_init_fn"] = True, heed_parent_alone
         if on_gpu:  # a fork would copy the threads' locks and CUDA's state
             how["multiprocessing_context"] = context = multiprocessing.get_context("forkserver")
             context.set_forkserver_preload(["workshop_utils.data"])
@@ -303,6 +306,12 @@ def _seconds(start, end):
 
 
 # --- save
+
+
+def _save_on_the_way(checkpoint, checkpoint_every, step, *state):
+    with ending_if_told(step, checkpoint, _device()) as told:
+        if told or step % checkpoint_every == 0:
+            _save(checkpoint, *state, step, {})
 
 
 def _save(checkpoint, storage_options, settings, about, model, optimizer, step, numbers):

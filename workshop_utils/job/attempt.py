@@ -17,7 +17,7 @@ from distributed.core import clean_exception
 
 from workshop_utils.job.errors import JobError, SchedulerLost, Stopped, WorkerDied
 from workshop_utils.job.rank import SETTLE_S, Place, run_rank, serve_store
-from workshop_utils.job.workers import alone, await_successors, choose, kill, listed, process_of, stacks_of, workers_of
+from workshop_utils.job.workers import alone, choose, kill, listed, process_of, stacks_of, workers_of
 
 HEARTBEAT_S = 2.0  # between two looks at the workers where nothing is heard; of a death, the scheduler tells at once
 GRACE_S = 2.0  # for the other ranks to end by themselves, before their workers are restarted
@@ -69,20 +69,23 @@ class Attempt:
         self._store: Future | None = None  # its release closes its server
         self._failed: tuple[int, BaseException, float] | None = None  # rank, its error, when it was heard of
 
-    def start(self, n_workers: int | None, patience: float) -> None:
-        """Return once each rank is with its worker. n_workers: None for all. patience: seconds to wait until idle."""
+    def start(self, fewest: int | None, most: int | None, patience: float, gone: list[dict[str, Any]]) -> None:
+        """Return once each rank is with its worker. All but patience, seconds to wait for `most`, is as in `choose`."""
         give_up = min(time.monotonic() + patience, self.call.deadline)
-        while not self.members:
+        while True:
             self._raise_for_cancelled()
+            late = time.monotonic() >= give_up
             with alone(self.client):
                 try:
-                    self.members = choose(self.client, n_workers)
+                    chosen = choose(self.client, fewest, most, gone)
                 except JobError as error:
-                    if time.monotonic() > give_up or isinstance(error, SchedulerLost):
+                    if late or isinstance(error, SchedulerLost):
                         raise
                 else:
-                    self._submit()
-                    return
+                    if late or len(chosen) >= (most or 1):
+                        self.members = chosen
+                        self._submit()
+                        return
             self._pause(AGAIN_S)
 
     def results(self) -> list[Any]:
@@ -110,8 +113,8 @@ class Attempt:
         found = stacks_of(self.client, list(self.members), (self.call.name, self.number))
         return [(rank, *found[address]) for rank, address in enumerate(self.members) if address in found]
 
-    def free(self) -> None:
-        """Return when no rank is at work any more, and restarted workers are back."""
+    def free(self) -> list[dict[str, Any]]:
+        """Return when no rank is at work any more, and what the scheduler knew of the workers that ended, or had to."""
         self._store = None
         grace_ends = time.monotonic() + (0 if self.call.cancelled else GRACE_S)
         while any(task.status == "pending" for task in self._tasks) and time.monotonic() < grace_ends:
@@ -125,7 +128,7 @@ class Attempt:
         # Where one rank died while they connected, gloo in the others is broken: their next launches hung or failed.
         restart = {a for a in (self.members if dead else busy) if self.members[a]["nanny"] and a not in dead}
         kill(self.client, list(restart))  # a thread cannot be stopped, a process can
-        await_successors(self.client, [self.members[address] for address in {*dead, *restart}])
+        return [self.members[address] for address in {*dead, *restart}]
 
     def _submit(self) -> None:
         for address in self.members:  # under this topic the scheduler tells of the worker's end
@@ -200,7 +203,11 @@ class Attempt:
 
     def _dead(self) -> list[str]:
         alive = {process_of(worker) for worker in workers_of(self.client).values()}
-        return [address for address, worker in self.members.items() if process_of(worker) not in alive]
+        gone = {address for address, worker in self.members.items() if process_of(worker) not in alive}
+        # An adaptive cluster retires a worker whose rank has returned before others, and moves the result: no death.
+        moved = self.client.who_has(self.ranks) if gone and self.ranks else {}
+        ranks = dict(zip(self.members, self.ranks, strict=False))
+        return [a for a in self.members if a in gone and not (a in ranks and moved.get(ranks[a].key))]
 
     def _pause(self, seconds: float) -> None:
         """Return at the next news, at the latest after so many seconds."""

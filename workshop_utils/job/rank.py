@@ -17,12 +17,13 @@ from distributed.comm import get_address_host
 from distributed.core import error_message
 
 from workshop_utils.job.errors import JobError, Stopped
-from workshop_utils.job.workers import REACH_S, listed
+from workshop_utils.job.workers import listed
 from workshop_utils.results import reporting
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
+REACH_S = 30  # for the store to answer, of which rank 0's worker has told before
 JOIN_S = 300  # for all ranks to be there: they import and unpickle, each at its own speed
 MAX_FRAMES = 30  # the innermost ones of a traceback that travels; Dask drops one of over 10 kB
 SETTLE_S = 1.0  # after a rank failed: another one may have died first; give its death time to be noticed

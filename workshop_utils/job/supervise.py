@@ -12,7 +12,7 @@ from distributed import Client, Future
 
 from workshop_utils.job.attempt import Attempt, Call
 from workshop_utils.job.errors import JobError, SchedulerLost, WorkerDied
-from workshop_utils.job.workers import REACH_S
+from workshop_utils.job.workers import await_successors
 
 _jobs: list["Job"] = []  # of this process, each until its workers are free
 
@@ -25,19 +25,20 @@ class Job:
     """
 
     def __init__(self, client: Client, bootstrap: Callable, fn: Callable, args: tuple, kwargs: dict, *,
-                 n_workers: int | None = None, timeout: float | None = None, max_restarts: int = 0,
-                 wait_for_workers: float = 0) -> None:  # fmt: skip
+                 n_workers: int | tuple[int, int] | None = None, timeout: float | None = None, max_restarts: int = 0,
+                 wait_for_workers: float = 0, wait_for_successors: float = 30) -> None:  # fmt: skip
         """Start `fn(*args, **kwargs)` on n_workers workers, all by default.
 
         bootstrap: called on each rank as (run, store, place), it returns what run() returns; `store` is a
         `torch.distributed.TCPStore` that all ranks of this attempt share, served by rank 0's worker, and `place` a
         `rank.Place`. All else, and what is raised, is as in `ddp.launch`.
         """
-        _refuse_wrong(n_workers, timeout, max_restarts, wait_for_workers)
+        self._fewest, self._most = _fewest_and_most(n_workers)
+        _refuse_wrong(timeout, max_restarts, wait_for_workers=wait_for_workers, wait_for_successors=wait_for_successors)
         self.name = f"{getattr(fn, '__name__', 'function')}-{uuid.uuid4().hex}"
         self.failures: list[WorkerDied] = []
         self._call = Call(client, self.name, bootstrap, _pickled(fn, args, kwargs), max_restarts, timeout)
-        self._changed, self._wanted = self._call.changed, (n_workers, wait_for_workers)
+        self._changed, self._patience = self._call.changed, (wait_for_workers, wait_for_successors)
         self._attempt = Attempt(self._call, 0)
         self._rows: list[dict[str, Any]] = []
         self._outcome: list[Any] = []
@@ -152,27 +153,30 @@ class Job:
             self._changed.notify_all()
         with suppress(Exception):  # the client may be closed by now
             if self._error and not isinstance(self._error, SchedulerLost):
-                self._attempt.free()
+                await_successors(self._call.client, self._attempt.free(), self._patience[1])
             for topic in (self.name, *self.workers):
                 self._call.client.unsubscribe_topic(topic)
         _jobs.remove(self)
 
     def _with_restarts(self) -> list[Any]:
+        fewest, most, patience, gone = self._fewest, self._most, self._patience[0], list[dict[str, Any]]()
         while True:
             try:
-                self._attempt.start(*self._wanted)
+                self._attempt.start(fewest, most, patience, gone)
                 return self._attempt.results()
             except WorkerDied as death:
                 if len(self.failures) == self._call.max_restarts:
                     raise
-                self._attempt.free()
                 self.failures.append(death)
-                self._wanted = len(self.workers), REACH_S
+                gone += self._attempt.free()
+                most, patience = len(self.workers), self._patience[1]
+                fewest = self._fewest or most
                 self._attempt = Attempt(self._call, len(self.failures))
             except JobError as error:
                 if self.workers or not self.failures or isinstance(error, SchedulerLost):
                     raise
-                self.failures[-1].add_note(f"No worker took its place within {REACH_S} s, so the job was not resumed.")
+                self.failures[-1].add_note(f"No worker took its place within {patience} s (wait_for_successors), so "
+                                           "the job was not resumed.")  # fmt: skip
                 raise self.failures[-1] from error
 
     def _is_ending(self) -> bool:
@@ -180,15 +184,23 @@ class Job:
         return self._ended or (failed and not self._call.max_restarts)
 
 
-def _refuse_wrong(n_workers: Any, timeout: Any, max_restarts: Any, wait_for_workers: Any) -> None:
-    if n_workers is not None and not (isinstance(n_workers, int) and n_workers >= 1):
-        raise ValueError(f"n_workers is {n_workers!r}: give a whole number of at least 1, or None for all workers.")
+def _fewest_and_most(n_workers: Any) -> tuple[int | None, int | None]:
+    pair = n_workers if isinstance(n_workers, tuple) else (n_workers, n_workers)
+    whole = len(pair) == 2 and all(isinstance(number, int) for number in pair)
+    if n_workers is not None and not (whole and 1 <= pair[0] <= pair[1]):
+        raise ValueError(f"n_workers is {n_workers!r}: give a whole number of at least 1, a pair (fewest, most) of "
+                         "them, or None for all workers.")  # fmt: skip
+    return pair
+
+
+def _refuse_wrong(timeout: Any, max_restarts: Any, **waits: Any) -> None:
     if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
         raise ValueError(f"timeout is {timeout!r}: give seconds, or None for no limit.")
     if not isinstance(max_restarts, int) or max_restarts < 0:
         raise ValueError(f"max_restarts is {max_restarts!r}: give a whole number of at least 0.")
-    if not (isinstance(wait_for_workers, (int, float)) and wait_for_workers >= 0):
-        raise ValueError(f"wait_for_workers is {wait_for_workers!r}: give seconds, 0 not to wait.")
+    for name, seconds in waits.items():
+        if not (isinstance(seconds, (int, float)) and seconds >= 0):
+            raise ValueError(f"{name} is {seconds!r}: give seconds, 0 not to wait.")
 
 
 def _pickled(fn: Callable, args: tuple, kwargs: dict) -> bytes:

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import tomllib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -31,13 +31,17 @@ def run_checks(requirements: str | Path) -> Iterator[tuple[str, bool, str]]:
     """
     looks = (_python, lambda: _packages(requirements), _machine, _gpu, _port, _workers, _data, _weights, _graphviz)
     for (name, cure), look in zip(CURES.items(), looks, strict=True):
-        try:
-            with warnings.catch_warnings(action="ignore"):
-                ok, text = True, look()
-        except Exception as error:
-            kind = "" if type(error).__module__.startswith("workshop_utils") else f"{type(error).__name__}: "
-            ok, text = False, f"{kind}{' '.join(str(error).split())[:400]} | To mend it: {cure}"
-        yield name, ok, text
+        yield look_at(name, look, cure)
+
+
+def look_at(name: str, look: Callable[[], str], cure: str) -> tuple[str, bool, str]:
+    """Return (name, ok, text) of one check: text is what `look` returns, or what it raises and the cure."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return name, True, look()
+    except Exception as error:
+        kind = "" if type(error).__module__.startswith("workshop_utils") else f"{type(error).__name__}: "
+        return name, False, f"{kind}{' '.join(str(error).split())[:400]} | To mend it: {cure}"
 
 
 def _need(condition, what):

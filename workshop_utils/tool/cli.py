@@ -39,15 +39,43 @@ def run(names: tuple[str, ...], output: Path | None) -> None:
 
 
 @main.command()
-def check() -> None:
-    """Say what this machine lacks for the workshop, and the cure; exit code 1 if anything does."""
+@click.option("--address", help="Look at the cluster of this scheduler instead, such as tcp://HOST:8786.")
+def check(address: str | None) -> None:
+    """Say what this machine, or a cluster, lacks for the workshop, and the cure; exit code 1 if anything does."""
     from workshop_utils.tool.check import run_checks
+    from workshop_utils.tool.check_cluster import run_cluster_checks
 
     failed = False
-    for name, ok, text in run_checks(_project() / "requirements.txt"):
+    for name, ok, text in run_cluster_checks(address) if address else run_checks(_project() / "requirements.txt"):
         click.echo(f"{'[OK]  ' if ok else '[FAIL]'} {name}: {text}")
         failed |= not ok
     sys.exit(failed)
+
+
+@main.command()
+@click.option("--threads", type=click.IntRange(1), help="Cores that one PyTorch operation may use; default: all.")
+def worker_env(threads: int | None) -> None:
+    """Print the lines after which `dask worker` starts workers that suit PyTorch."""
+    from dask.system import CPU_COUNT
+
+    from workshop_utils.cluster import worker_environment
+
+    click.echo(worker_environment(threads or CPU_COUNT))
+
+
+@main.command()
+@click.argument("address", required=False)
+@click.option("--port", type=click.IntRange(1, 65535), default=8786, help="Of the scheduler; default: 8786.")
+@click.option("--threads", type=click.IntRange(1), help="Cores that one PyTorch operation may use; default: its share.")
+def join(address: str | None, port: int, threads: int | None) -> None:
+    """Become a worker of the scheduler at ADDRESS, or whatever part of a cluster this process's rank asks for.
+
+    Without ADDRESS, torchrun, srun or a Kubeflow job starts this on each machine: rank 0 becomes the scheduler, which
+    listens at the address of rank 0's machine, the others its workers. A notebook connects to tcp://THAT_MACHINE:8786.
+    """
+    from workshop_utils.tool.join import become
+
+    become(address, port, threads)
 
 
 @main.group()
