@@ -1,0 +1,23 @@
+"""Train on the tasks of one Slurm allocation, from the checkpoint on if there is one: see train.sbatch."""
+
+import signal
+import sys
+
+from dask_jobqueue.slurm import SLURMRunner
+from distributed import Client
+
+from workshop_utils import ddp
+from workshop_utils.data import HELD_OUT, find_data
+from workshop_utils.training import prepare, train
+
+
+def teach(source, checkpoint, epochs):
+    return train(*prepare(source), checkpoint=checkpoint, epochs=epochs)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which the ranks heed: they save, and this ends after them
+    checkpoint, epochs = sys.argv[1], int(sys.argv[2])
+    with SLURMRunner(worker_class="distributed.Nanny") as runner, Client(runner) as client:
+        client.wait_for_workers(runner.n_workers)
+        print(ddp.run(client, teach, find_data(breeds=HELD_OUT), checkpoint, epochs)[0])
