@@ -1,0 +1,23 @@
+"""Two ranks in one allocation: task 0 is the scheduler, task 1 this script's client, the others are workers."""
+
+import os
+
+import torch
+import torch.distributed as dist
+from dask_jobqueue.slurm import SLURMRunner
+from distributed import Client
+
+from workshop_utils import ddp
+
+
+def add_up():
+    dist.all_reduce(total := torch.tensor(dist.get_rank()))
+    return os.environ["SLURM_PROCID"], total.item()
+
+
+if __name__ == "__main__":
+    nannies = {"worker_class": "distributed.Nanny", "worker_options": {"nthreads": 1}}
+    with SLURMRunner(**nannies) as runner, Client(runner) as client:
+        client.wait_for_workers(runner.n_workers)
+        for task, total in ddp.run(client, add_up):
+            print("a rank in task", task, "has the sum", total)
