@@ -6,16 +6,17 @@ READY := $(VENV)/.ready
 HOROVOD := $(VENV)/.horovod
 
 # `make test` compares all notebooks on one core each, and SEVERAL, a quick one about several workers, on all cores as
-# well. `make test-long` runs on all cores those that its tests do not run there with every cell twice.
+# well. `make test-long` runs the others so: some on several hosts, some on a bare Debian, the rest here.
 SEVERAL := 08
-TWICE := 01 04 06 08
-OTHERS = $(filter-out $(TWICE),$(foreach path,$(notdir $(wildcard notebook_output/*.ipynb)),$(firstword $(subst -, ,$(path)))))
+ON_HOSTS := 04 06 10
+ON_DEBIAN := 01 03 05
+ALL = $(foreach path,$(notdir $(wildcard notebook_output/*.ipynb)),$(firstword $(subst -, ,$(path))))
 
 # The stored outputs were made with the sketches and their weights, whatever this machine's user has set or downloaded.
-OFFLINE := WORKSHOP_DATA= WORKSHOP_WEIGHTS= WORKSHOP_NAMES= DASK_SCHEDULER_ADDRESS= WORKSHOP_CACHE=$(CURDIR)/$(VENV)/cache
+OFFLINE := WORKSHOP_DATA= WORKSHOP_WEIGHTS= WORKSHOP_NAMES= WORKSHOP_SHARED= DASK_SCHEDULER_ADDRESS= WORKSHOP_CACHE=$(CURDIR)/$(VENV)/cache
 COMPARE := $(OFFLINE) $(BIN)/python tests/notebooks/compare.py
 
-.PHONY: lab run test test-notebooks test-long gpu setup horovod pins clean
+.PHONY: lab run test test-notebooks test-clusters test-long gpu setup horovod pins clean
 
 lab: setup
 	$(BIN)/workshop lab
@@ -34,9 +35,13 @@ test: setup
 test-notebooks: setup  # all of them, or ONLY="01 06"
 	$(COMPARE) $(ONLY)
 
-test-long: setup  # what takes long or needs root
+test-clusters: setup  # several hosts, SSH and Slurm on this machine; what cannot be had here is skipped with its reason
+	bash tests/clusters/install.sh $(BIN)
+	$(BIN)/pytest -m clusters tests/clusters
+
+test-long: test-clusters  # what takes long or needs root
 	$(BIN)/pytest -m long
-	$(COMPARE) $(sort $(OTHERS))
+	$(COMPARE) $(filter-out $(SEVERAL) $(ON_HOSTS) $(ON_DEBIAN),$(ALL))
 
 gpu:  # proves the GPU paths, on a machine with a GPU; all steps, or STEPS="environment tests"
 	@$(PYTHON) tools/prove_gpu.py $(STEPS)
@@ -60,7 +65,7 @@ $(HOROVOD): requirements.txt tools/build_horovod.sh | $(READY)  # again after ne
 	@touch $@
 
 pins:  # after changing a range in pyproject.toml
-	$(BIN)/uv pip compile pyproject.toml --extra test --extra frameworks --universal --python-version 3.11 --generate-hashes \
+	$(BIN)/uv pip compile pyproject.toml --extra test --extra clusters --extra frameworks --universal --python-version 3.11 --generate-hashes \
 	  --no-header --no-emit-index-url --no-annotate --quiet --output-file requirements.txt
 
 clean:

@@ -8,18 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
-import torchvision
 from distributed.core import Status
+from samples import ODD_NAMES, S3_SECRET, make_weights
 
 from workshop_utils import object_store
 from workshop_utils.cluster import start_cluster
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.dogs.sketches import write_sketches
-from workshop_utils.models import save_checkpoint
 
-ODD_NAMES = ["a b.jpg", "dög.jpg", "50%.jpg", "a%20b.jpg", "a#1.jpg", "a?.jpg", "a[1].jpg", "a*.jpg", "a{b}.jpg"]
 FAILED = pytest.StashKey[bool]()
-S3_SECRET = "known-to-the-tests"
 
 
 def pytest_configure(config):
@@ -37,7 +34,7 @@ def pytest_runtest_setup(item):
 
 @pytest.fixture(autouse=True)
 def no_settings_of_the_users(monkeypatch, tmp_path):
-    for name in ("DATA", "WEIGHTS", "NAMES"):
+    for name in ("DATA", "WEIGHTS", "NAMES", "SHARED"):
         monkeypatch.delenv(f"WORKSHOP_{name}", raising=False)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
@@ -141,15 +138,6 @@ def s3_admin(s3):
 def weights(tmp_path_factory):
     """A checkpoint of a ResNet-18 that was never trained, but whose answers differ from photo to photo."""
     return make_weights(tmp_path_factory.mktemp("weights") / "random.pt", seed=0)
-
-
-def make_weights(path, seed):
-    torch.manual_seed(seed)
-    model = torchvision.models.resnet18(num_classes=1000)
-    model.train()(torch.rand(16, 3, 128, 128))  # sets BatchNorm's statistics, or all photos would look alike
-    torch.nn.init.normal_(model.fc.weight, std=0.5)
-    save_checkpoint(path, arch="resnet18", num_classes=1000, state_dict=model.state_dict())
-    return str(path)
 
 
 @pytest.fixture(scope="session")

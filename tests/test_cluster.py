@@ -22,11 +22,13 @@ from distributed import Client, LocalCluster
 from workshop_utils.cluster import (
     DASHBOARD_PORT,
     LOOPBACK,
+    THREADS,
     ClusterError,
     describe_workers,
     n_gpus,
     port_is_free,
     start_cluster,
+    worker_environment,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:Port 8787 is busy")  # with the cluster that all tests share
@@ -195,15 +197,49 @@ def test_the_dashboards_port_is_told_from_the_schedulers(client):
         start_cluster(address=address, timeout_s=2)
 
 
-@pytest.mark.parametrize("address", ["localhost", "tcp://127.0.0.1:port", "http://127.0.0.1:8787", "tls://x:1", 8786])
+@pytest.mark.parametrize("address", ["localhost", "tcp://127.0.0.1:port", "http://127.0.0.1:8787", 8786])
 def test_a_malformed_address_is_named_with_the_right_form(address):
     with pytest.raises(ClusterError, match=r"is not a scheduler's address.*tcp://HOST:PORT"):
         start_cluster(address=address, timeout_s=2)
 
 
-def test_a_cluster_without_workers_is_refused_with_the_command_that_starts_one():
-    with scheduler(0) as address, pytest.raises(ClusterError, match=f"no workers.*dask worker {address}"):
-        start_cluster(address=address)
+def test_a_cluster_to_which_no_worker_comes_is_refused_with_the_command_that_starts_one():
+    with scheduler(0) as address, pytest.raises(ClusterError, match=f"within 0.5 s.*workshop join {address}"):
+        start_cluster(address=address, wait_for_workers=0.5)
+
+
+def test_an_adaptive_cluster_without_workers_starts_one_when_it_is_joined(capfd):
+    settings = {"protocol": "tcp", "host": LOOPBACK, "dashboard_address": f"{LOOPBACK}:0"}
+    with LocalCluster(n_workers=0, processes=False, **settings) as cluster:
+        cluster.adapt(minimum=0, maximum=2, interval="0.1s")
+        with end_of(start_cluster(address=cluster.scheduler_address)) as client:
+            assert client.submit(sum, [1, 2]).result(timeout=30) == 3
+    assert f"{cluster.scheduler_address} has no workers yet; waiting" in capfd.readouterr().out
+
+
+@pytest.mark.long
+def test_workers_that_were_started_for_other_work_are_told_the_lines_which_make_them_suit(tmp_path, monkeypatch):
+    for name in THREADS:  # nannies of this process left them, and they would win
+        monkeypatch.delenv(name, raising=False)
+    with (
+        scheduler() as address,
+        worker_process(address, tmp_path),
+        pytest.warns(UserWarning, match="MALLOC_TRIM_THRESHOLD_ is 65536.*daemonic.*") as said,
+    ):
+        start_cluster(address=address).close()
+    lines = str(said[0].message).splitlines()[1:]
+    assert f"PyTorch uses 1 of the {CPU_COUNT} cores" in str(said[0].message) or CPU_COUNT == 1
+    assert "\n".join(lines) == worker_environment(CPU_COUNT)
+    told = subprocess.run(["bash", "-c", "\n".join([*lines, "env -0"])], capture_output=True, text=True, check=True)
+    typed = dict(line.split("=", 1) for line in told.stdout.split("\0") if line.startswith("DASK_DISTRIBUTED__"))
+    with (
+        scheduler() as address,
+        worker_process(address, tmp_path, PYTHONPATH=str(Path(__file__).parent), **typed),  # has this file's function
+        warnings.catch_warnings(action="error", category=UserWarning),
+        end_of(start_cluster(address=address)) as client,
+    ):
+        assert describe_workers(client).torch_threads.tolist() == [CPU_COUNT]
+        assert client.submit(sum_through_a_dataloader).result(timeout=60) == 45
 
 
 @pytest.mark.parametrize("value", [0, -1, "two", 1.5])
@@ -385,3 +421,11 @@ def test_each_gpu_has_a_worker_of_its_own(client):
 def test_more_workers_than_gpus_are_refused():
     with pytest.raises(ClusterError, match=f"has {n_gpus()} GPU"):
         start_cluster(n_gpus() + 1)
+
+
+def test_each_gpu_worker_of_a_host_has_a_first_device_of_its_own():
+    from dask_cuda.utils import cuda_visible_devices
+
+    seen = [cuda_visible_devices(worker, ["GPU-a", "GPU-b", "GPU-c"]).split(",") for worker in range(3)]
+    assert [devices[0] for devices in seen] == ["GPU-a", "GPU-b", "GPU-c"]  # cuda:0, which a rank takes
+    assert all(sorted(devices) == ["GPU-a", "GPU-b", "GPU-c"] for devices in seen)  # NCCL may have to see its peers'

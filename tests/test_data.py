@@ -1,5 +1,6 @@
 """Photos are found wherever they lie, read many at a time in any kind of process, and bad ones are named."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -7,6 +8,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import warnings
 import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,8 +20,9 @@ import numpy as np
 import pytest
 import s3fs
 import torch
-from conftest import ODD_NAMES
+from fsspec.implementations.local import LocalFileSystem
 from PIL import Image
+from samples import ODD_NAMES
 from torch.utils.data import DataLoader, Subset
 from torchvision.transforms.functional import pil_to_tensor
 
@@ -139,6 +142,42 @@ def test_a_missing_bucket_and_a_missing_folder_on_s3_hold_no_photos(s3):
     for url in ("s3://nosuchbucket/dogs", "s3://workshop/nothing"):
         with pytest.raises(NoPhotos, match=url):
             list_photos(url, storage_options=s3)
+
+
+def test_s3_is_asked_for_all_folders_before_it_has_answered_for_one(monkeypatch, s3, dogs):
+    list_one, asked = s3fs.S3FileSystem._lsdir, []
+
+    async def together(self, path, *args, **kwargs):
+        asked.append(path)
+        give_up = time.monotonic() + 10
+        while len(asked) > 1 and len(asked) < 1 + 4 and time.monotonic() < give_up:  # the root, then four folders
+            await asyncio.sleep(0.01)
+        assert len(asked) in (1, 1 + 4)
+        return await list_one(self, path, *args, **kwargs)
+
+    s3fs.S3FileSystem.clear_instance_cache()  # what was listed before is remembered
+    monkeypatch.setattr(s3fs.S3FileSystem, "_lsdir", together)
+    assert len(list_photos("s3://workshop/served/dogs", storage_options=s3)) == len(list_photos(dogs)) == 12
+    assert sorted(map(Path, asked)) == [Path("workshop/served/dogs", name) for name in ("", *ImageFolder(dogs).classes)]
+
+
+def test_only_folders_of_wanted_breeds_are_listed(monkeypatch, dogs, tmp_path):
+    mine = shutil.copytree(dogs, tmp_path / "mine")
+    (mine / "cats").mkdir()
+    list_one, asked = LocalFileSystem.ls, []
+    monkeypatch.setattr(LocalFileSystem, "ls", lambda fs, path, **how: asked.append(path) or list_one(fs, path, **how))
+    assert len(list_photos(mine)) == 12 and len(asked) == 1 + 4
+    asked.clear()
+    assert len(list_photos(mine, breeds=[BREEDS[2]])) == 3
+    assert asked == [str(mine), str(mine / BREEDS[2].folder)]
+
+
+def test_of_some_breeds_none_and_of_all_breeds_none_are_told_apart(tmp_path, dogs):
+    with pytest.raises(NoPhotos, match=f"holds no images of {BREEDS[7].wnid}, {BREEDS[9].wnid}"):
+        list_photos(dogs, breeds=[BREEDS[9], BREEDS[7]])
+    with pytest.raises(NoPhotos, match="holds 0 images"):
+        list_photos(tmp_path, breeds=[BREEDS[7]])
+    assert list_photos(dogs, breeds=[]) == []
 
 
 @pytest.mark.parametrize("path", ["dog.jpg", "/n02085620-Chihuahua", "cats/dog.jpg", "n020-Pug/a.jpg", ""])

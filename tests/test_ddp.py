@@ -354,12 +354,17 @@ def test_what_cannot_be_sent_is_refused(client):
         ({"n_workers": 0}, ValueError, "n_workers is 0: give a whole number"),
         ({"n_workers": 1.5}, ValueError, "n_workers is 1.5"),
         ({"n_workers": "2"}, ValueError, "n_workers is '2'"),
+        ({"n_workers": (3, 2)}, ValueError, r"n_workers is \(3, 2\): give .* a pair \(fewest, most\)"),
+        ({"n_workers": (0, 2)}, ValueError, r"n_workers is \(0, 2\)"),
+        ({"n_workers": (1, 2, 3)}, ValueError, r"n_workers is \(1, 2, 3\)"),
+        ({"n_workers": (3, 4)}, JobError, r"needs 3 workers.*adaptive.*cluster.adapt\(minimum=3\).*wait_for_workers"),
         ({"timeout": 0}, ValueError, "timeout is 0: give seconds"),
         ({"timeout": "1 min"}, ValueError, "timeout is '1 min'"),
         ({"timeout": float("nan")}, ValueError, "timeout is nan"),
         ({"max_restarts": -1}, ValueError, "max_restarts is -1: give a whole number"),
         ({"max_restarts": None}, ValueError, "max_restarts is None"),
         ({"wait_for_workers": -1}, ValueError, "wait_for_workers is -1: give seconds"),
+        ({"wait_for_successors": "1 min"}, ValueError, "wait_for_successors is '1 min': give seconds"),
         ({"backend": "mpi"}, ValueError, "backend is 'mpi': write one of auto, gloo"),
     ],
 )
@@ -372,7 +377,7 @@ def test_wrong_settings_are_refused(client, settings, error, message):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("other", ["waits in all_reduce", "sleeps"])
+@pytest.mark.parametrize("other", ["waits in all_reduce", pytest.param("sleeps", marks=pytest.mark.long)])
 def test_a_killed_rank_is_named(client, elapsed, rank, other):
     def die(rank, other):
         if dist.get_rank() == rank:

@@ -59,6 +59,7 @@ def test_the_gpus_use_is_logged_with_what_ran_at_the_time(record, monkeypatch, t
     assert "classify begins" in log.read_text() and "asked: dmon -s u -o T" in log.read_text()
 
 
+@pytest.mark.long
 def test_classify_is_compared_with_what_a_user_would_choose_and_with_its_slower_stage(weights, tmp_path):
     printed = ran("import gpu_inference\ngpu_inference.compare(24, 1, 'cpu')", tmp_path, WORKSHOP_WEIGHTS=weights)
     figures = json.loads(next(tmp_path.glob("*-inference.json")).read_text())

@@ -6,16 +6,16 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from itertools import cycle, islice
 from pathlib import Path
 from random import Random
 
 import pandas as pd
 import pytest
 import torch
-from conftest import make_weights
-from distributed import Client, LocalCluster, as_completed
+from distributed import Client, LocalCluster
 from PIL import Image
+from samples import make_weights
 
 from workshop_utils import inference
 from workshop_utils.data import list_photos, read_files
@@ -26,8 +26,10 @@ from workshop_utils.inference import (
     COLUMNS,
     CPU_BATCHES_PER_TASK,
     GPU_BATCHES_PER_TASK,
+    TASKS_PER_THREAD,
     classify,
     classify_batches,
+    classify_stream,
     loaded_model,
     precision_of,
     split_guided,
@@ -190,19 +192,81 @@ def test_a_worker_that_comes_late_finds_its_work(paths, weights):
         assert classify(client, paths, weights=weights).path.tolist() == paths
 
 
-def test_results_are_awaited_in_the_given_clients_event_loop_though_another_client_is_newer(
-    client, paths, weights, monkeypatch
-):
-    loops = []
-
-    def noting(futures, loop=None, **more):
-        loops.append(loop)
-        return as_completed(futures, loop=loop, **more)
-
-    monkeypatch.setattr(inference, "as_completed", noting)
+def test_results_are_awaited_in_the_given_clients_event_loop_though_another_client_is_newer(client, paths, weights):
+    over = threading.Event()
     with Client(processes=False, dashboard_address="127.0.0.1:0") as newer:
+        assert newer.loop is not client.loop
+        newer.loop.add_callback(over.wait, 60)  # it does nothing else meanwhile
         assert classify(client, paths, weights=weights).path.tolist() == paths
-        assert loops == [client.loop] and newer.loop is not client.loop
+        assert not over.is_set()
+        over.set()
+
+
+# --- streamed
+
+
+def test_a_streams_frames_are_classifys_rows_in_order(client, paths, weights):
+    many = paths * 5
+    frames = list(classify_stream(client, many, batch_size=4, weights=weights, precision="fp32"))
+    assert len(frames) > 4 and [path for frame in frames for path in frame.path] == many
+    expected = classify(client, many, batch_size=4, weights=weights, precision="fp32")
+    pd.testing.assert_frame_equal(pd.concat(frames, ignore_index=True), expected, check_exact=False)
+
+
+def test_paths_without_end_are_taken_as_they_are_needed(client, paths, weights):
+    taken = []
+    endless = (taken.append(path) or path for path in cycle(paths))
+    stream = classify_stream(client, endless, batch_size=2, weights=weights)
+    n_threads, longest = sum(client.nthreads().values()), 2 * CPU_BATCHES_PER_TASK  # paths of a task
+    for n_frames in range(1, 4):
+        assert next(stream).path.tolist() == taken[(n_frames - 1) * longest : n_frames * longest]
+        assert len(taken) <= (n_frames + (TASKS_PER_THREAD + 2) * n_threads) * longest
+    stream.close()
+    wait_until_idle(client)
+
+
+def test_tasks_and_results_that_have_been_used_are_kept_nowhere(client, paths, weights):
+    def n_tasks(dask_scheduler):
+        return len(dask_scheduler.tasks)
+
+    known = len(client.futures), client.run_on_scheduler(n_tasks)
+    most = TASKS_PER_THREAD * sum(client.nthreads().values()) + 1
+    for _ in classify_stream(client, paths * 30, batch_size=1, weights=weights):
+        assert len(client.futures) - known[0] <= most
+        assert client.run_on_scheduler(n_tasks) - known[1] <= most + 3  # it learns a moment later
+    deadline = time.monotonic() + 10
+    while len(client.futures) > known[0]:  # released in the client's event loop
+        assert time.monotonic() < deadline, client.futures
+        time.sleep(0.01)
+
+
+def test_a_closed_stream_frees_the_workers(client, paths, weights):
+    stream = classify_stream(client, cycle(paths), batch_size=8, weights=weights)
+    next(stream)
+    assert any(client.processing().values())
+    stream.close()
+    wait_until_idle(client)
+    assert next(stream, None) is None
+
+
+def test_an_error_among_the_paths_is_the_callers_and_frees_the_workers(client, paths, weights):
+    def listing():
+        yield from paths * 20
+        raise OSError("the listing broke off")
+
+    with pytest.raises(OSError, match="the listing broke off"):
+        classify(client, listing(), batch_size=2, weights=weights)
+    wait_until_idle(client)
+
+
+def test_a_stream_refuses_wrong_arguments_before_the_first_frame_is_asked_for(client):
+    with pytest.raises(ValueError, match="batch_size is 0"):
+        classify_stream(client, ["a.jpg"], batch_size=0)
+
+
+def test_rows_hold_the_strings_they_were_given(client, paths, weights):
+    frame = classify(client, paths, weights=weights)
+    assert all(mine is given for mine, given in zip(frame.path, paths, strict=True))
 
 
 def times_loaded():
@@ -236,12 +300,19 @@ def test_weights_saved_anew_under_the_same_name_are_loaded_anew(client, paths, t
 @pytest.mark.parametrize("n_batches", [0, 1, 2, 3, 7, 8, 9, 64, 1000])
 @pytest.mark.parametrize("n_threads", [1, 2, 5, 64])
 def test_tasks_hold_every_batch_once_long_ones_first(n_batches, n_threads):
-    tasks = split_guided(list(range(n_batches)), n_threads)
+    tasks = list(split_guided(range(n_batches), n_threads))
     sizes = [len(task) for task in tasks]
     assert [batch for task in tasks for batch in task] == list(range(n_batches))
     assert sizes == sorted(sizes, reverse=True) and all(1 <= size <= CPU_BATCHES_PER_TASK for size in sizes)
     if n_threads > 1:  # they would not end together otherwise
         assert sizes[-n_threads:].count(1) == min(n_threads, n_batches)
+
+
+def test_tasks_are_the_same_for_batches_whose_number_is_not_known(n_batches=50):
+    taken = []
+    tasks = split_guided((taken.append(n) or n for n in range(n_batches)), n_threads=2, longest=4)
+    assert next(tasks) == [0, 1, 2, 3] and len(taken) == 16
+    assert list(tasks) == list(islice(split_guided(list(range(n_batches)), 2, 4), 1, None))
 
 
 def test_precision_is_as_asked_or_what_the_machine_is_fast_in(monkeypatch, weights):
@@ -281,9 +352,8 @@ def test_a_worker_with_a_gpu_gets_long_tasks(client, monkeypatch):
     for worker in info["workers"].values():
         worker["gpu"] = {"name": "one that is not here", "memory-total": 1}
     monkeypatch.setattr(client, "scheduler_info", lambda n_workers: info)
-    monkeypatch.setattr(client, "map", lambda fn, tasks, **kwargs: lengths.extend(map(len, tasks)) or [])
-    with suppress(KeyError):
-        classify(client, ["photo.jpg"] * 2000, batch_size=1)
+    monkeypatch.setattr(inference, "_frames", lambda client, start, tasks: lengths.extend(map(len, tasks)) or [])
+    classify(client, ["photo.jpg"] * 2000, batch_size=1)
     assert max(lengths) == GPU_BATCHES_PER_TASK and sum(lengths) == 2000
 
 

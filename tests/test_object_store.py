@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 import s3fs
-from conftest import S3_SECRET
+from samples import S3_SECRET
 
 from workshop_utils.object_store import ADMIN, ObjectStoreError, local_object_store
 

@@ -104,6 +104,7 @@ def is_running(pid):
         return False
 
 
+@pytest.mark.long
 def test_what_a_gpu_run_depends_on_is_printed_though_a_part_fails(tmp_path):
     command = [sys.executable, "tools/gpu_environment.py", "--device", "cpu"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PATH": "/no/such"})

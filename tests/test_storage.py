@@ -3,8 +3,18 @@
 import os
 
 import pytest
+from samples import S3_SECRET
 
-from workshop_utils.storage import default_storage_options, open_address, whole_file
+from workshop_utils.data import find_data, list_photos
+from workshop_utils.object_store import ADMIN
+from workshop_utils.storage import (
+    NotShared,
+    default_storage_options,
+    on_all_workers,
+    open_address,
+    shared_folder,
+    whole_file,
+)
 
 
 def test_a_written_file_takes_its_place_when_the_block_ends_and_its_folder_is_made(tmp_path):
@@ -52,3 +62,52 @@ def test_an_address_is_opened_with_its_own_options_before_the_workshops():
     assert (fs.anon, path, fs.config_kwargs["max_pool_connections"]) == (True, "bucket/dogs", 7)
     with pytest.raises(ValueError, match="nosuch"):
         open_address("nosuch://bucket/dogs")
+
+
+def test_without_a_setting_files_for_all_workers_lie_in_a_new_folder_of_this_machine(client):
+    one, other = shared_folder(), shared_folder()
+    assert one != other and os.path.isdir(one) and os.path.isdir(other)
+
+
+def test_workers_that_do_not_see_this_machines_disk_are_named_with_the_line_to_type(client, tmp_path):
+    with pytest.raises(NotShared, match=r"gone' .* 2 of 2 workers .*tcp://(?s:.*)\n%env WORKSHOP_SHARED=s3://"):
+        on_all_workers(str(tmp_path / "gone"))
+
+
+def test_sketches_are_shared_in_a_folder_that_all_machines_have(monkeypatch, tmp_path):
+    monkeypatch.setenv("WORKSHOP_SHARED", f"{tmp_path}/mounted/")
+    source = find_data(1, ["pug"])
+    assert source.url == f"{tmp_path}/mounted/sketches-1" and source.weights == "sketches"
+    (photo,) = list_photos(source.url)
+    whole = os.path.getsize(photo)
+    open(photo, "wb").close()  # cut off while it was copied
+    find_data(2, ["pug"]), find_data(1, ["pug", "boxer"])
+    assert os.path.getsize(photo) == whole and len(list_photos(source.url)) == 2
+    assert shared_folder().startswith(f"{tmp_path}/mounted/") and os.path.isdir(shared_folder())
+
+
+def test_sketches_are_shared_in_object_storage(monkeypatch, s3, s3_admin):
+    endpoint = s3["client_kwargs"]["endpoint_url"]
+    for name, value in {"ENDPOINT_URL": endpoint, "ACCESS_KEY_ID": ADMIN, "SECRET_ACCESS_KEY": S3_SECRET}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("WORKSHOP_SHARED", "s3://workshop/shared")
+    source = find_data(2, ["pug"])
+    assert source.url == "s3://workshop/shared/sketches-2"
+    paths = list_photos(source.url, storage_options=source.storage_options)
+    assert len(paths) == 2 and paths[0].startswith(source.url)
+    written = s3_admin.find("workshop/shared", detail=True, refresh=True)
+    assert find_data(2, ["pug"]) == source and s3_admin.find("workshop/shared", detail=True, refresh=True) == written
+
+
+def test_shared_storage_that_cannot_be_written_is_named(monkeypatch, s3):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3["client_kwargs"]["endpoint_url"])
+    monkeypatch.setenv("WORKSHOP_SHARED", "s3://workshop/mine")
+    with pytest.raises(NotShared, match="'s3://workshop/mine', which cannot be written .*AWS_ACCESS_KEY_ID"):
+        find_data(1, ["pug"])
+
+
+def test_a_shared_folder_that_cannot_be_made_is_named(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("WORKSHOP_SHARED", str(tmp_path / "file"))
+    with pytest.raises(NotShared, match="file', which cannot be written"):
+        shared_folder()

@@ -102,6 +102,7 @@ def test_two_ranks_end_with_the_weights_of_one_process(alone, on_two_ranks):
     assert changed(alone[1], resnet().state_dict()) >= {"conv1.weight", "fc.weight"}
 
 
+@pytest.mark.long
 def test_accumulating_gives_the_gradient_of_the_whole_batch(client, alone):
     on_two_ranks = ddp.run(client, trained, n_workers=2, accumulate=2, num_workers=1, **FIVE_STEPS)
     for _, weights in (trained(accumulate=4, **FIVE_STEPS), *on_two_ranks):

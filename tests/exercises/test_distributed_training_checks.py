@@ -155,6 +155,7 @@ def test_the_accuracy_over_all_images_passes(as_type, client):
         distributed_training.check_global_accuracy(accuracy_by(lambda sums: as_type(over_all(sums))), client)
 
 
+@pytest.mark.long
 def test_one_worker_is_enough_to_answer(capsys):
     client = start_cluster(1)
     try:

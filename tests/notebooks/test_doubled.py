@@ -1,16 +1,17 @@
 """The notebooks compare when an attendee runs every cell twice."""
 
+import os
 import shutil
 
 import nbformat
 import pytest
+from compare import LONGEST, each_on_one_core
 from lessons import RENDERED, ROOT, read
-from test_nbval import run_nbval
 
-CHOSEN = sorted(path for path in RENDERED.glob("*.ipynb") if path.stem[:2] in ("01", "04", "06", "08"))
+from workshop_utils.cluster import THREADS
+
+NAMES = sorted(("01", "04", "06", "08", "10"), key=lambda name: name not in LONGEST)
 FOLDER = ROOT / ".nbval-long"  # as deep as the notebooks, which open files beside them
-
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 def doubled(notebook):
@@ -24,25 +25,26 @@ def doubled(notebook):
     return notebook
 
 
-@pytest.fixture(scope="module")
-def run_doubled():
-    """Return a function that runs the doubled notebook offline and returns what became of its cells, and the log."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("WORKSHOP_DATA", "WORKSHOP_WEIGHTS", "WORKSHOP_NAMES", "DASK_SCHEDULER_ADDRESS"):
-            patch.setenv(name, "")
-        patch.setenv("WORKSHOP_CACHE", str(ROOT / ".venv/cache"))
-        FOLDER.mkdir()
-
-        def run(path):
-            copy = FOLDER / path.name
-            nbformat.write(doubled(read(path)), copy)
-            return run_nbval(ROOT, copy, timeout=800)
-
-        yield run
+@pytest.fixture
+def copies(monkeypatch):
+    """The doubled notebooks, which run offline."""
+    for name in ("WORKSHOP_DATA", "WORKSHOP_WEIGHTS", "WORKSHOP_NAMES", "WORKSHOP_SHARED", "DASK_SCHEDULER_ADDRESS"):
+        monkeypatch.setenv(name, "")
+    for name in THREADS:  # left in this process by the clusters of other tests
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORKSHOP_CACHE", str(ROOT / ".venv/cache"))
+    FOLDER.mkdir()
+    try:
+        for name in NAMES:
+            (path,) = RENDERED.glob(f"{name}-*.ipynb")
+            nbformat.write(doubled(read(path)), FOLDER / path.name)
+        yield [next(FOLDER.glob(f"{name}-*.ipynb")) for name in NAMES]
+    finally:
         shutil.rmtree(FOLDER)
 
 
-@pytest.mark.parametrize("path", CHOSEN, ids=lambda path: path.stem)
-def test_every_cell_can_be_run_twice(path, run_doubled):
-    found, said = run_doubled(path)
-    assert found == {path.stem: {"PASSED"}}, said
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="keeps a process on a core, as only Linux can")
+def test_every_cell_can_be_run_twice(copies):
+    assert each_on_one_core(copies, os.sched_getaffinity(0)), "see what differs above"

@@ -1,0 +1,68 @@
+"""`workshop check --address` says of a running cluster what it lacks, and the cure."""
+
+import os
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from distributed import Client
+
+from workshop_utils.cluster import THREADS, worker_settings
+
+pytestmark = pytest.mark.clusters
+WORKSHOP = Path(sys.executable).parent / "workshop"
+
+
+@contextmanager
+def cluster(folder, n_workers, **settings):
+    """A scheduler and workers as Dask's manual says, with these environment variables; yield the address."""
+    environment = {name: value for name, value in os.environ.items() if name not in THREADS} | settings
+    with ExitStack() as stack:
+
+        def start(what, *flags):
+            command = [sys.executable, "-m", f"distributed.cli.dask_{what}", *flags, "--host", "127.0.0.1"]
+            process = subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.DEVNULL)
+            stack.callback(process.wait, 30)
+            stack.callback(process.terminate)
+
+        start("scheduler", "--port", "0", "--no-dashboard", "--scheduler-file", str(folder / "scheduler.json"))
+        with Client(scheduler_file=str(folder / "scheduler.json")) as client:
+            for _ in range(n_workers):
+                start("worker", client.scheduler.address, "--nthreads", "1", "--no-dashboard")
+            client.wait_for_workers(n_workers, timeout=90)
+            yield client.scheduler.address
+
+
+def check(address, **settings):
+    environment = {**os.environ, **settings}
+    done = subprocess.run([WORKSHOP, "check", "--address", address], env=environment, capture_output=True, text=True)
+    assert not done.stderr, done.stderr
+    return done.returncode, done.stdout
+
+
+def test_a_cluster_for_pytorch_is_well(tmp_path):
+    with cluster(tmp_path, 2, **worker_settings(1)) as address:
+        code, said = check(address, WORKSHOP_SHARED=str(tmp_path / "shared"))
+    assert "2 workers on 1 host(s), 0 with a GPU; its versions are this process's" in said
+    assert f"{tmp_path}/shared is read and written by this machine and 2 workers" in said
+    assert "ranks: 2 met and added up, over lo" in said
+    assert said.count("[OK]") == 5 and code == 0
+    assert not list((tmp_path / "shared").iterdir())
+
+
+def test_a_cluster_for_other_work_is_told_what_mends_it(tmp_path):
+    with cluster(tmp_path, 1) as address:
+        code, said = check(address)
+    assert "[FAIL] environment: MALLOC_TRIM_THRESHOLD_ is 65536" in said and 'eval "$(workshop worker-env)"' in said
+    assert "[FAIL] children:" in said and said.count("[OK]") == 3 and code == 1
+
+
+def test_where_no_cluster_is_that_is_all_that_is_said():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+    code, said = check(address)
+    assert f"[FAIL] scheduler and workers: No Dask scheduler answered at '{address}'" in said
+    assert len(said.splitlines()) == 1 and code == 1

@@ -1,0 +1,135 @@
+"""On hosts that share no disk, no loopback and no names, photos are classified and models trained as on one."""
+
+import os
+import socket
+import time
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from hosts import SILENCE_S, until
+
+from workshop_utils import ddp, horovod
+from workshop_utils.data import HELD_OUT, find_data, list_photos
+from workshop_utils.inference import classify
+from workshop_utils.job import WorkerDied
+from workshop_utils.results import log_metrics
+from workshop_utils.storage import NotShared, shared_folder
+from workshop_utils.training import prepare, train
+
+pytestmark = pytest.mark.clusters
+
+
+def test_hosts_share_no_disk_no_name_and_no_package(on_hosts, hosts_cluster, tmp_path):
+    def about(path):
+        try:
+            means = socket.gethostbyname(socket.gethostname())
+        except OSError:
+            means = None
+        return socket.gethostname(), means, os.path.exists(path), os.path.exists("workshop_utils")
+
+    (tmp_path / "file").touch()
+    told = on_hosts.run(about, str(tmp_path / "file"))
+    assert sorted(told.values()) == [("one", "127.0.0.1", False, False), ("two", None, False, False)]
+    found = on_hosts.run(lambda: __import__("workshop_utils").__file__)
+    assert all(path.startswith("/tmp/dask-scratch-space/") for path in found.values())
+
+
+def test_ranks_meet_at_rank_0s_own_address_through_the_hosts_own_network(on_hosts, hosts_cluster):
+    def sum_up():
+        total = torch.tensor([1.0 + dist.get_rank()])
+        dist.all_reduce(total)
+        names = "MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+        return total.item(), socket.gethostname(), *map(os.environ.get, names)
+
+    where = hosts_cluster.hosts[0].address, "eth0", "=eth0"
+    assert ddp.run(on_hosts, sum_up, timeout=60) == [(3.0, "one", *where), (3.0, "two", *where)]
+    listening = [c.laddr.ip for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    assert not {hosts_cluster.network.address, "0.0.0.0", "::"} & {*listening}  # nobody has to reach the client
+
+
+@pytest.mark.skipif(not horovod.available(), reason="Horovod is not built: make horovod")
+def test_horovods_ranks_meet_as_well(on_hosts):
+    def sum_up():
+        import horovod.torch as hvd
+
+        total = hvd.allreduce(torch.tensor([1.0 + hvd.rank()]), op=hvd.Sum)
+        return total.item(), hvd.rank(), hvd.local_rank(), hvd.cross_rank(), socket.gethostname()
+
+    assert horovod.run(on_hosts, sum_up, timeout=60) == [(3.0, 0, 0, 0, "one"), (3.0, 1, 0, 1, "two")]
+
+
+def test_photos_in_the_shared_storage_are_classified(on_hosts):
+    source = find_data(per_breed=1)
+    assert source.url.startswith(os.environ["WORKSHOP_SHARED"])
+    paths = list_photos(source.url, storage_options=source.storage_options)
+    frame = classify(on_hosts, paths, storage_options=source.storage_options, weights=source.weights, batch_size=8)
+    assert frame.path.tolist() == paths and frame.error.isna().all() and frame.correct.mean() > 0.8
+
+
+def test_without_shared_storage_find_data_says_what_to_type(on_hosts, monkeypatch):
+    monkeypatch.delenv("WORKSHOP_SHARED")
+    with pytest.raises(NotShared, match=r"2 of 2 workers do not see it(.|\n)*%env WORKSHOP_SHARED=s3://"):
+        find_data(per_breed=1, breeds=["pug"])
+
+
+@pytest.fixture(scope="module")
+def teach():
+    def teach(source, **settings):  # in here it is pickled by value, as a notebook's functions are
+        model, train_set, val_set = prepare(source, image_size=64)
+        return train(model, train_set, val_set, batch_size=16, lr=0.03, **{"freeze_epochs": 9} | settings)
+
+    return teach
+
+
+def test_training_goes_on_from_a_checkpoint_in_the_shared_storage(on_hosts, teach):
+    source, checkpoint = find_data(8, HELD_OUT, light="dusk"), f"{shared_folder()}/breeds.pt"
+    first, again = (ddp.run(on_hosts, teach, source, checkpoint=checkpoint, epochs=2)[0] for _ in range(2))
+    assert first["resumed_at"] == 0 and again["resumed_at"] == first["steps"] == 8
+    assert again["accuracy"] == first["accuracy"]
+
+
+def has_reached(step, job):
+    """Return once both ranks have taken so many steps."""
+    until(lambda: (steps := job.metrics().get("step")) is not None and (steps == step).sum() >= 2, job.stacks)
+
+
+def test_a_host_that_is_cut_off_is_reported_in_seconds(on_hosts, hosts_cluster):
+    def endless():
+        while True:
+            dist.all_reduce(torch.ones(1))
+            log_metrics(step=1)
+            time.sleep(0.1)
+
+    with ddp.launch(on_hosts, endless) as job:
+        has_reached(1, job)
+        hosts_cluster.lose(hosts_cluster.hosts[1])
+        start = time.monotonic()
+        with pytest.raises(WorkerDied, match=f"Rank 1 died: worker {job.workers[1]} .*lost with its machine"):
+            job.result()
+    assert time.monotonic() - start < 2 * SILENCE_S
+
+
+def test_training_goes_on_from_the_checkpoint_when_a_lost_host_is_back(on_hosts, hosts_cluster, teach):
+    source, checkpoint = find_data(8, HELD_OUT, light="dusk"), f"{shared_folder()}/breeds.pt"
+    settings = {"checkpoint": checkpoint, "checkpoint_every": 2, "epochs": 4}
+    with ddp.launch(on_hosts, teach, source, max_restarts=1, wait_for_successors=60, **settings) as job:
+        has_reached(6, job)
+        hosts_cluster.lose(hosts_cluster.hosts[1])
+        until(lambda: len(on_hosts.nthreads()) == 1, hosts_cluster.network.said)
+        hosts_cluster.bring_back()
+        results = job.result()
+    assert len(results) == 2 and len(job.failures) == 1
+    assert 4 <= results[0]["resumed_at"] < results[0]["steps"] == 16
+
+
+def test_training_goes_on_from_the_checkpoint_on_the_hosts_that_are_left(on_hosts, hosts_cluster, teach):
+    source, checkpoint = find_data(8, HELD_OUT, light="dusk"), f"{shared_folder()}/breeds.pt"
+    settings = {"checkpoint": checkpoint, "checkpoint_every": 2, "epochs": 4, "wait_for_successors": 15}
+    with ddp.launch(on_hosts, teach, source, n_workers=(1, 2), max_restarts=1, **settings) as job:
+        has_reached(6, job)
+        hosts_cluster.lose(hosts_cluster.hosts[1])
+        results = job.result()
+    assert len(results) == 1 and len(job.failures) == 1
+    assert 4 <= results[0]["resumed_at"] < results[0]["steps"] == 16

@@ -1,0 +1,137 @@
+"""Whatever launcher starts `workshop join`, on each machine or many times on one, a notebook finds a cluster."""
+
+import os
+import re
+import shutil
+import socket
+import sys
+from contextlib import contextmanager
+from multiprocessing import current_process
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from click.testing import CliRunner
+from dask.system import CPU_COUNT
+from distributed import LocalCluster
+from hosts import until
+
+from workshop_utils import ddp
+from workshop_utils.cluster import LOOPBACK, start_cluster
+from workshop_utils.tool.cli import main
+from workshop_utils.tool.join import LAUNCHERS
+
+pytestmark = pytest.mark.clusters
+BIN = Path(sys.executable).parent
+PLAIN = {name: value for name, value in os.environ.items() if not name.startswith((*LAUNCHERS, "SLURM_"))}
+
+
+@contextmanager
+def running(folder, *commands):
+    """Run (command, variables) side by side; at the end, stop them as launchers do, and expect that nothing is left."""
+    with open(folder / "log", "a") as log:
+        started = [
+            psutil.Popen(list(map(str, command)), env=PLAIN | variables, cwd=folder, stdout=log, stderr=log)
+            for command, variables in commands
+        ]
+    try:
+        yield folder / "log"
+        everything = [child for process in started for child in process.children(recursive=True)]
+    finally:
+        for process in started:
+            process.terminate()
+        left = psutil.wait_procs(started, timeout=30)[1]
+        for process in left:
+            process.kill()
+    assert not left
+    assert not psutil.wait_procs(everything, timeout=10)[1]
+
+
+def by_torchrun(port):
+    torchrun = [BIN / "torchrun", "--nproc-per-node=3", "--no-python"]
+    return [([*torchrun, BIN / "workshop", "join", "--port", port], {})]
+
+
+def by_slurm(port):
+    """What `srun` would set for three tasks on one machine."""
+    shared = {"SLURM_NTASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "3", "SLURM_STEP_NODELIST": "localhost",
+              "SLURM_CONF": "slurm.conf"}  # fmt: skip
+    ranks = [shared | {"SLURM_PROCID": f"{rank}", "SLURM_LOCALID": f"{rank}"} for rank in range(3)]
+    return [([BIN / "workshop", "join", "--port", port], rank) for rank in ranks]
+
+
+def by_kubeflow(port):
+    """What Kubeflow sets in three pods, each of which counts as a machine; of the first, it gives the name."""
+    shared = {"WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": "23456"}
+    command = [BIN / "workshop", "join", "--port", port, "--threads", 1]
+    return [(command, shared | {"RANK": f"{rank}"}) for rank in range(3)]
+
+
+@pytest.fixture
+def about():
+    def about():  # in here it is pickled by value
+        names = "MALLOC_TRIM_THRESHOLD_", "OMP_NUM_THREADS", "RANK"
+        return current_process().daemon, *map(os.environ.get, names)
+
+    return about
+
+
+@pytest.fixture
+def port():
+    with socket.create_server((LOOPBACK, 0)) as server:
+        return server.getsockname()[1]
+
+
+@pytest.mark.filterwarnings("ignore:Workers do not suit PyTorch")  # which are not all there yet, to share the cores
+@pytest.mark.parametrize("launcher", [by_torchrun, by_slurm, by_kubeflow])
+def test_a_launcher_starts_a_cluster_that_a_notebook_joins(launcher, port, about, tmp_path):
+    if launcher == by_slurm and not shutil.which("scontrol"):
+        pytest.skip("needs: apt install slurm-client")
+
+    def sum_up():
+        total = torch.tensor([1.0 + dist.get_rank()])
+        dist.all_reduce(total)
+        return total.item()
+
+    (tmp_path / "slurm.conf").write_text("ClusterName=none\nSlurmctldHost=localhost\n")  # or scontrol would not start
+    with (
+        running(tmp_path, *launcher(port)) as log,
+        start_cluster(address=f"tcp://{LOOPBACK}:{port}", timeout_s=60) as client,
+    ):
+        until(lambda: len(client.nthreads()) == 2, log.read_text)
+        assert ddp.run(client, sum_up, timeout=60) == [3.0, 3.0]
+        threads = 1 if launcher == by_kubeflow else max(1, CPU_COUNT // 2)
+        assert list(client.run(about).values()) == [(False, None, str(threads), None)] * 2
+
+
+def test_with_an_address_it_is_one_worker(about, tmp_path):
+    with (
+        LocalCluster(n_workers=0, processes=False, protocol="tcp", host=LOOPBACK, dashboard_address=None) as cluster,
+        running(tmp_path, ([BIN / "workshop", "join", cluster.scheduler_address], {})),
+        start_cluster(address=cluster.scheduler_address) as client,
+    ):
+        assert list(client.run(about).values()) == [(False, None, str(CPU_COUNT), None)]
+        assert list(client.nthreads().values()) == [1]
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "said"),
+    [
+        ([], {}, "Nothing says what to become.*tcp://HOST:8786.*torchrun --no-python.*srun.*RANK and MASTER_ADDR"),
+        ([], {"RANK": "1"}, "Nothing says what to become .KeyError: 'MASTER_ADDR'"),
+        ([], {"RANK": "one", "MASTER_ADDR": LOOPBACK}, "Nothing says what to become .ValueError.*'one'"),
+        ([], {"SLURM_PROCID": "1"}, "Nothing says what to become .KeyError: 'SLURM_LOCALID'"),
+        ([], {"RANK": "1", "MASTER_ADDR": "nowhere.invalid"}, "tcp://nowhere.invalid:8786' cannot be reached"),
+        (["localhost"], {}, "'localhost' is not a scheduler's address: write tcp://HOST:PORT"),
+        (["tcp://localhost"], {}, "'tcp://localhost' is not a scheduler's address: write tcp://HOST:PORT"),
+    ],
+)
+def test_what_says_nothing_of_a_cluster_is_named_with_the_cure(words, variables, said, monkeypatch):
+    for name in {*os.environ} - {*PLAIN}:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(os, "execve", lambda *command: pytest.fail(f"it became {command}"))
+    done = CliRunner().invoke(main, ["join", *words], env=variables)
+    assert done.exit_code == 1
+    assert re.search(said, done.output), done.output

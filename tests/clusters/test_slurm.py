@@ -1,0 +1,142 @@
+"""The files of deploy/slurm, on a real Slurm: workers as jobs for a notebook, and training in one allocation."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+from distributed import as_completed
+from slurm import missing, slurm
+
+from workshop_utils import ddp
+from workshop_utils.cluster import THREADS, start_cluster
+from workshop_utils.data import HELD_OUT, find_data, list_photos
+from workshop_utils.inference import classify
+from workshop_utils.models import checkpoint_exists, load_checkpoint
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy" / "slurm"
+pytestmark = [pytest.mark.clusters, pytest.mark.skipif(bool(missing()), reason=f"Slurm {missing()}")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("slurm")
+
+
+@pytest.fixture(scope="module")
+def environment(folder):
+    """What the user's shell has: Slurm's commands, the workshop's, a cache that holds the sketches."""
+    (folder / "daemons").mkdir()
+    with pytest.MonkeyPatch.context() as patch, slurm(folder / "daemons") as environment:
+        patch.setenv("WORKSHOP_CACHE", str(folder / "cache"))
+        find_data(breeds=HELD_OUT)
+        bin = Path(sys.executable).parent
+        paths = {"PYTHONPATH": str(ROOT), "PATH": f"{bin}:{environment['PATH']}"}
+        for name in ("MALLOC_TRIM_THRESHOLD_", *THREADS):  # nannies of other tests left them in this process
+            environment.pop(name, None)
+        yield environment | paths | {"WORKSHOP_CACHE": str(folder / "cache"), "WORKSHOP_WEIGHTS": "sketches"}
+
+
+def told(environment, *command):
+    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def until(condition, timeout_s=90):
+    give_up = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up, "it took too long"
+        time.sleep(0.1)
+
+
+def no_job_is_left(environment):
+    return not told(environment, "squeue", "--noheader")
+
+
+@pytest.fixture
+def client(environment, folder):
+    """Of the cluster that a user starts with the ten lines of cluster.py."""
+    heeding_ctrl_c = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # which a shell's & would leave ignored
+    process = subprocess.Popen([sys.executable, DEPLOY / "cluster.py", "2"], env=environment, stdout=subprocess.PIPE,
+                               text=True, cwd=folder, preexec_fn=heeding_ctrl_c)  # fmt: skip
+    try:
+        (address,) = re.findall(r"export DASK_SCHEDULER_ADDRESS=(\S+)", process.stdout.readline())
+        with start_cluster(address=address) as client:
+            client.wait_for_workers(2, timeout=90)
+            yield client
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+        until(lambda: no_job_is_left(environment))
+    finally:
+        process.kill()
+
+
+def test_workers_that_are_jobs_classify_photos_train_many_models_and_are_the_ranks_of_a_job(client, environment):
+    nodes = client.run(lambda: os.environ["SLURMD_NODENAME"])
+    assert sorted(nodes.values()) == ["n1", "n2"] and len(told(environment, "squeue", "--noheader").splitlines()) == 2
+    photos = list_photos(Path(environment["WORKSHOP_CACHE"], "sketches-8"))[:32]
+    frame = classify(client, photos, batch_size=8, weights="sketches")
+    assert list(frame.path) == [str(photo) for photo in photos] and not frame.error.any()
+
+    def model(seed):
+        import torch
+
+        torch.manual_seed(seed)
+        layer, x = torch.nn.Linear(1, 1), torch.randn(64, 1)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        for _ in range(100):
+            loss = ((layer(x) - 3 * x) ** 2).mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss.item()
+
+    losses = [loss for _, loss in as_completed(client.map(model, range(20)), with_results=True)]
+    assert len(losses) == 20 and max(losses) < 1e-3
+
+    def node():
+        import torch
+        import torch.distributed as dist
+
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        return os.environ["SLURMD_NODENAME"], total.item(), os.environ["OMP_NUM_THREADS"]  # of the job's prologue
+
+    assert sorted(ddp.run(client, node, timeout=90)) == [("n1", 2.0, "4"), ("n2", 2.0, "4")]
+
+
+def test_training_that_slurm_ends_goes_on_with_the_next_job_from_the_step_that_all_ranks_saved(environment, folder):
+    checkpoint, logs = folder / "dogs.pt", []
+
+    def submit():
+        """Start the next job; the test's nodes share two cores, whatever they say."""
+        logs.append(folder / f"{len(logs)}.log")
+        command = ("sbatch", "--parsable", "--cpus-per-task=1", f"--output={logs[-1]}", DEPLOY / "train.sbatch")
+        return told(environment, *command, checkpoint, "12")
+
+    def step():
+        return load_checkpoint(checkpoint)["training"]["step"] if checkpoint_exists(checkpoint) else 0
+
+    def end_of(job, *command):
+        """End it by this command once it has saved anything; return the step that it says it has saved at last."""
+        before = step()
+        until(lambda: step() > before or no_job_is_left(environment))
+        told(environment, *command, job)
+        until(lambda: no_job_is_left(environment))
+        (saved,) = re.findall(r"Preempted: Rank \S+(?:, \d)* got SIGTERM.* after step (\d+),", logs[-1].read_text())
+        return int(saved)
+
+    before_the_end_of_an_allocation = "scancel", "--signal=TERM"  # what #SBATCH --signal=TERM@120 does
+    first = end_of(submit(), *before_the_end_of_an_allocation)
+    assert step() == first >= 3
+    second = end_of(submit(), "scancel")
+    assert step() == second > first
+    submit()
+    until(lambda: no_job_is_left(environment))
+    (resumed_at,) = re.findall(r"'resumed_at': (\d+)", logs[-1].read_text())
+    assert int(resumed_at) == second and step() == 24

@@ -1,0 +1,109 @@
+"""A cluster that talks TLS is joined by Dask's own settings, and tells who has no certificate of it what to set."""
+
+import datetime
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+
+import dask
+import pytest
+import torch
+import torch.distributed as dist
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from distributed import Client
+
+from workshop_utils import ddp
+from workshop_utils.cluster import LOOPBACK, ClusterError, start_cluster, worker_settings
+
+pytestmark = pytest.mark.clusters
+ROLES = "scheduler", "worker", "client"
+
+
+def certificates(folder):
+    """Make a CA and a certificate of it for all roles; return Dask's settings that name the files."""
+
+    def certify(name, issuer, key, signing_key, is_ca):
+        now, name = datetime.datetime.now(datetime.UTC), x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+        ours = x509.CertificateBuilder().subject_name(name).issuer_name(issuer.subject if issuer else name)
+        ours = ours.public_key(key.public_key()).serial_number(x509.random_serial_number())
+        ours = ours.not_valid_before(now).not_valid_after(now + datetime.timedelta(hours=1))
+        ours = ours.add_extension(x509.BasicConstraints(is_ca, None), critical=True)
+        return ours.sign(signing_key, hashes.SHA256())
+
+    ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    ca = certify("the test's CA", None, ca_key, ca_key, True)
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    (folder / "ca.pem").write_bytes(ca.public_bytes(pem))
+    (folder / "cert.pem").write_bytes(certify("the test", ca, key, ca_key, False).public_bytes(pem))
+    (folder / "key.pem").write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+    of_roles = {f"{role}.{what}": str(folder / f"{what}.pem") for role in ROLES for what in ("cert", "key")}
+    files = {"ca-file": str(folder / "ca.pem"), **of_roles}
+    return {f"distributed.comm.tls.{name}": path for name, path in files.items()}
+
+
+def as_variables(settings):
+    """Return Dask's settings as environment variables."""
+    return {f"DASK_{name.upper()}".replace(".", "__").replace("-", "_"): value for name, value in settings.items()}
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    return certificates(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def address(settings, tmp_path_factory):
+    """The address of a scheduler with two workers, which talk with nobody but by TLS."""
+    folder = tmp_path_factory.mktemp("cluster")
+    required = {"DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True"}
+    environment = os.environ | as_variables(settings) | worker_settings(1) | required
+    with ExitStack() as stack:
+
+        def start(what, *words):
+            command = [sys.executable, "-m", f"distributed.cli.dask_{what}", *words, "--host", LOOPBACK]
+            with open(folder / "log", "a") as log:
+                process = subprocess.Popen([*command, "--no-dashboard"], cwd=folder, env=environment, stderr=log)
+            stack.callback(process.wait, 30)
+            stack.callback(process.terminate)
+
+        file = str(folder / "scheduler.json")
+        start("scheduler", "--protocol", "tls", "--port", "0", "--scheduler-file", file)
+        for _ in range(2):
+            start("worker", "--scheduler-file", file, "--nthreads", "1", "--protocol", "tls")
+        with dask.config.set(settings), Client(scheduler_file=file) as client:
+            client.wait_for_workers(2, timeout=60)
+            address = client.scheduler.address
+        yield address
+
+
+@pytest.mark.filterwarnings("ignore:Workers do not suit PyTorch")  # each has one core of several
+def test_ranks_meet_on_a_cluster_that_talks_tls(address, settings):
+    def sum_up():
+        total = torch.tensor([1.0 + dist.get_rank()])
+        dist.all_reduce(total)
+        return total.item()
+
+    with dask.config.set(settings), start_cluster(address=address) as client:
+        assert ddp.run(client, sum_up, timeout=60) == [3.0, 3.0]
+        assert all(worker.startswith("tls://") for worker in [address, *client.nthreads()])
+
+
+def test_who_has_no_certificate_is_refused_and_told_what_to_set(address):
+    with pytest.raises(ClusterError, match=f"{address}.*DASK_DISTRIBUTED__COMM__TLS__CA_FILE"):
+        start_cluster(address=address, timeout_s=5)
+
+
+def test_who_has_a_certificate_of_somebody_else_is_refused(address, tmp_path):
+    with (
+        dask.config.set(certificates(tmp_path)),
+        pytest.raises(ClusterError, match=f"{address}.*CERTIFICATE_VERIFY_FAILED"),
+    ):
+        start_cluster(address=address, timeout_s=5)
+
+
+def test_who_talks_no_tls_is_refused(address):
+    with pytest.raises(ClusterError, match="No Dask scheduler answered.*tcp:// or tls://"):
+        start_cluster(address=address.replace("tls", "tcp"), timeout_s=5)

@@ -1,0 +1,18 @@
+"""What tests and their fixtures both name. Not in conftest.py: tests/clusters has one of its own."""
+
+import torch
+import torchvision
+
+from workshop_utils.models import save_checkpoint
+
+ODD_NAMES = ["a b.jpg", "dög.jpg", "50%.jpg", "a%20b.jpg", "a#1.jpg", "a?.jpg", "a[1].jpg", "a*.jpg", "a{b}.jpg"]
+S3_SECRET = "known-to-the-tests"
+
+
+def make_weights(path, seed):
+    torch.manual_seed(seed)
+    model = torchvision.models.resnet18(num_classes=1000)
+    model.train()(torch.rand(16, 3, 128, 128))  # sets BatchNorm's statistics, or all photos would look alike
+    torch.nn.init.normal_(model.fc.weight, std=0.5)
+    save_checkpoint(path, arch="resnet18", num_classes=1000, state_dict=model.state_dict())
+    return str(path)

@@ -1,0 +1,118 @@
+"""A rank that is told to end: all ranks save the same step and leave, and the next run goes on from it."""
+
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+
+import cloudpickle
+import pytest
+import torch.distributed as dist
+from test_training import FIVE_STEPS, Reads, noise, trained
+
+from workshop_utils import ddp
+from workshop_utils.models import load_checkpoint
+from workshop_utils.preemption import Preempted, heed_parent_alone, sigterm_noticed
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
+
+
+def told_in_step(step, images_a_step, rank=0):
+    """Return images of which a rank gets a real SIGTERM while it reads those of this step (from 1) of a run."""
+
+    def told(count):
+        if count == (step - 1) * images_a_step and (not dist.is_initialized() or dist.get_rank() == rank):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return Reads(noise(), told)
+
+
+@pytest.fixture
+def handler():
+    handler = signal.getsignal(signal.SIGTERM)
+    yield handler
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+@pytest.mark.usefixtures("handler")
+@pytest.mark.long
+def test_one_process_saves_the_step_in_which_it_was_told_and_goes_on_from_it(tmp_path):
+    checkpoint = tmp_path / "run.pt"
+    with pytest.raises(Preempted, match=f"^Rank 0 got SIGTERM.*after step 3.*checkpoint='{checkpoint}'"):
+        trained(told_in_step(3, 16), checkpoint=checkpoint, **FIVE_STEPS)
+    assert load_checkpoint(checkpoint)["training"]["step"] == 3
+    numbers, weights = trained(checkpoint=checkpoint, **FIVE_STEPS)
+    assert (numbers["resumed_at"], numbers["steps"]) == (3, 5)
+    undisturbed = trained(**FIVE_STEPS)[1]
+    assert all(weights[name].equal(undisturbed[name]) for name in undisturbed)
+
+
+@pytest.mark.usefixtures("handler")
+@pytest.mark.long
+def test_at_an_epochs_end_its_evaluation_comes_first(tmp_path):
+    with pytest.raises(Preempted, match="after step 6"):
+        trained(told_in_step(5, 16), checkpoint=tmp_path / "run.pt", **FIVE_STEPS | {"epochs": 2})
+    assert load_checkpoint(tmp_path / "run.pt")["training"]["numbers"] == {}
+    assert trained(told_in_step(5, 16), checkpoint=tmp_path / "done.pt", **FIVE_STEPS)[0]["steps"] == 5
+
+
+def test_without_a_checkpoint_there_is_nothing_to_save_and_the_signal_does_what_it_did_before():
+    told, before = [], signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+    try:
+        trained(told_in_step(2, 16), **FIVE_STEPS)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert told == [1]
+
+
+@pytest.mark.long
+def test_a_child_that_reads_images_outlives_a_signal_to_all_processes_but_not_its_parents(tmp_path):
+    numbers, _ = trained(told_in_step(3, 16), num_workers=1, **FIVE_STEPS)  # the child signals itself
+    assert numbers["steps"] == 5
+    context = multiprocessing.get_context("fork")
+    heeds = context.Event()
+    process = context.Process(target=lambda: (heed_parent_alone(), heeds.set(), time.sleep(1000)))
+    process.start()
+    assert heeds.wait(10)
+    os.kill(process.pid, signal.SIGTERM)
+    process.join(10)
+    assert process.exitcode == 0
+
+
+def test_one_rank_is_told_and_both_save_the_same_step(client, tmp_path):
+    def handlers(dask_worker):
+        return signal.getsignal(signal.SIGTERM)
+
+    checkpoint, pids, before = str(tmp_path / "run.pt"), client.run(os.getpid), client.run(handlers)
+
+    def teach(told):
+        images = told_in_step(3, 8, rank=1) if told else noise()
+        return trained(images, checkpoint=checkpoint, **FIVE_STEPS)[0]
+
+    with pytest.raises(Preempted, match="Rank 1 got SIGTERM.*after step 3"):
+        ddp.run(client, teach, True)
+    assert load_checkpoint(checkpoint)["training"]["step"] == 3
+    assert client.run(os.getpid) == pids and client.run(handlers) == before
+    assert [numbers["resumed_at"] for numbers in ddp.run(client, teach, False)] == [3, 3]
+
+
+def test_where_no_main_thread_can_be_had_training_goes_on_unnoticed(handler):
+    seen = []
+
+    def work():
+        with sigterm_noticed():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [handler]
+
+
+def test_it_travels_as_it_is():
+    error = pickle.loads(pickle.dumps(Preempted(7, [0, 2], "s3://bucket/run.pt")))
+    assert str(error).startswith("Rank 0, 2 got SIGTERM, so training ended after step 7,")
+    assert "checkpoint='s3://bucket/run.pt'" in str(error)

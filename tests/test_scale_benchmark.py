@@ -1,0 +1,92 @@
+"""The benchmarks of scale count what they say, and the prediction of a step is arithmetic on stated terms."""
+
+import importlib
+import os
+from pathlib import Path
+
+import pytest
+
+from workshop_utils.data import list_photos
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module
+
+
+def test_one_rank_sends_nothing(benchmark):
+    assert benchmark("steps").predict(1, 1.2, [100, 300], latency_s=9.0, bytes_per_s=1.0) == pytest.approx(1.2)
+
+
+def test_a_bucket_waits_for_its_gradients_and_for_the_bucket_before_it(benchmark):
+    predict = benchmark("steps").predict
+    # The first is ready after 0.75 s and takes 1 s, the second is ready after 1 s, and waits.
+    assert predict(2, 1.0, [100, 100], latency_s=0.0, bytes_per_s=100.0, backward=0.5) == pytest.approx(2.75)
+    # On a fast link only the last one's way shows, 0.01 s.
+    assert predict(2, 1.0, [100, 100], latency_s=0.0, bytes_per_s=10_000.0, backward=0.5) == pytest.approx(1.01)
+
+
+def test_more_ranks_pay_latency_for_each_bucket_and_less_than_twice_the_bytes(benchmark):
+    predict = benchmark("steps").predict
+    assert predict(8, 0.0, [80, 80], latency_s=1.0, bytes_per_s=1e9) == pytest.approx(2 * 2 * 7)
+    assert predict(64, 0.0, [64], latency_s=0.0, bytes_per_s=1.0) == pytest.approx(2 * 63)
+
+
+def test_the_fit_finds_the_link_that_made_the_figures(benchmark):
+    seconds = {str(size): 2 * 0.003 + size / 25e6 for size in (1e5, 1e6, 1e7)}
+    latency_s, bytes_per_s = benchmark("steps").fit({str(int(float(size))): took for size, took in seconds.items()})
+    assert (latency_s, bytes_per_s) == pytest.approx((0.003, 25e6))
+
+
+def test_the_curve_falls_with_every_rank(benchmark):
+    steps = benchmark("steps")
+    for compute_s in steps.NETWORK_COMPUTE_S:
+        rows = [row for row in steps.curve([2_000_000, 40_000_000]) if row["compute_s"] == compute_s]
+        assert [row["ranks"] for row in rows] == [1, 2, 4, 8, 16, 32, 64]
+        efficiency = [row["efficiency"] for row in rows]
+        assert efficiency[0] == pytest.approx(1) and efficiency == sorted(efficiency, reverse=True)
+
+
+@pytest.mark.long
+def test_a_generated_bucket_lists_as_many_photos_as_asked_for(benchmark):
+    bucket, folders = benchmark("generated_bucket"), ["n00000001-a", "n00000002-b", "n00000003-c"]
+    with bucket.generated_bucket(folders, 4000, 0) as endpoint:
+        options = {"anon": True, "client_kwargs": {"endpoint_url": endpoint}}
+        photos = list_photos("s3://any/dogs", storage_options=options)
+    assert len(set(photos)) == 4000 and photos[-1] == "s3://any/dogs/n00000003-c/n00000003_0001332.jpg"
+
+
+@pytest.mark.long
+def test_the_ways_to_list_find_the_same_in_as_many_requests(benchmark):
+    scale = benchmark("scale")
+    rows = scale.list_all(1, [("seaweedfs", 240, 0, scale.LISTINGS), ("generated", 1000, 0, scale.LISTINGS)])
+    assert [row["found"] for row in rows] == [240] * 3 + [1000] * 3
+    assert all(row["requests"] == 1 + 120 for row in rows)
+
+
+@pytest.mark.long
+def test_a_driver_is_measured_in_each_way_over_all_its_paths(benchmark):
+    scale = benchmark("scale")
+    streamed, whole = scale.drive_all(1, [2000])
+    assert streamed["rows_held"] == 0 < whole["rows_held"]
+    for row in (streamed, whole):
+        assert row["paths"] == 2000 and row["tasks"] > 8 and row["graph_bytes"] > 1000
+        assert row["client_ms"] > 0 and row["client_most"] >= row["client_before"] > 0
+    assert len(scale.table([streamed, whole])) == 3
+
+
+@pytest.mark.long
+def test_a_launch_is_measured_until_all_ranks_run(benchmark, client):
+    launched = benchmark("scale").one_launch(client)
+    assert 0 < launched["runs_s"] <= launched["results_s"]
+
+
+@pytest.mark.long
+@pytest.mark.skipif(os.geteuid() != 0, reason="making network namespaces needs root")
+def test_two_hosts_take_the_time_that_their_link_needs(benchmark):
+    found = benchmark("steps").on_hosts(2, mbit=400, n_steps=1)
+    assert sum(found["buckets"]) == 44_640_000
+    assert found["step_s"] > 1.2 and found["all_reduce_s"]["16777216"] > 0.25  # 16 MB at 50 MB/s take 0.34 s
