@@ -65,7 +65,7 @@ $(HOROVOD): requirements.txt tools/build_horovod.sh | $(READY)  # again after ne
 	@touch $@
 
 pins:  # after changing a range in pyproject.toml
-	$(BIN)/uv pip compile pyproject.toml --extra test --extra clusters --extra frameworks --universal --python-version 3.11 --generate-hashes \
+	$(BIN)/uv pip compile pyproject.toml --extra test --extra book --extra clusters --extra frameworks --universal --python-version 3.11 --generate-hashes \
 	  --no-header --no-emit-index-url --no-annotate --quiet --output-file requirements.txt
 
 clean:
