@@ -108,7 +108,7 @@ def test_notebooks_print_what_is_stored(ready):
     assert f"\nON_DEBIAN := {NOTEBOOKS}\n" in (ROOT / "Makefile").read_text()
     said = ready.run(f"make test-notebooks ONLY='{NOTEBOOKS}'")
     assert re.search(r"=+ \d{2,} passed(, \d+ warnings?)? in .* =+$", said, flags=re.MULTILINE), said
-    assert re.search(r"^Compared on \d+ local processes on \d+ cores: " + NOTEBOOKS + "$", said, flags=re.MULTILINE), said
+    assert re.search(rf"^Compared on \d+ local processes on \d+ cores: {NOTEBOOKS}$", said, flags=re.MULTILINE), said
 
 
 @pytest.mark.skipif(sys.version_info[:2] == PYTHON, reason="this machine has the same Python as the Debian")
