@@ -16,13 +16,20 @@ ALL = $(foreach path,$(notdir $(wildcard notebook_output/*.ipynb)),$(firstword $
 OFFLINE := WORKSHOP_DATA= WORKSHOP_WEIGHTS= WORKSHOP_NAMES= WORKSHOP_SHARED= DASK_SCHEDULER_ADDRESS= WORKSHOP_CACHE=$(CURDIR)/$(VENV)/cache
 COMPARE := $(OFFLINE) $(BIN)/python tests/notebooks/compare.py
 
-.PHONY: lab run test test-notebooks test-clusters test-long gpu setup horovod pins clean
+.PHONY: lab run book links test test-notebooks test-clusters test-long newest gpu setup horovod pins clean
 
 lab: setup
 	$(BIN)/workshop lab
 
 run: setup
 	$(BIN)/workshop run
+
+book: setup  # the site, and in slides/ the slides with their PDF
+	$(BIN)/sphinx-build -q -W --keep-going -c docs . build/book
+	$(BIN)/sphinx-build -q -W --keep-going -b revealjs docs/slides build/book/slides
+
+links: setup  # asks every external address that the book names; needs the network
+	$(BIN)/sphinx-build -q -c docs -b linkcheck . build/links
 
 test: setup
 	@$(MAKE) --no-print-directory horovod || echo "The tests of Horovod are skipped; notebook 09 shows stored outputs."
@@ -42,6 +49,9 @@ test-clusters: setup  # several hosts, SSH and Slurm on this machine; what canno
 test-long: test-clusters  # what takes long or needs root
 	$(BIN)/pytest -m long
 	$(COMPARE) $(filter-out $(SEVERAL) $(ON_HOSTS) $(ON_DEBIAN),$(ALL))
+
+newest: setup  # the lessons with the newest versions that the ranges allow; the report is build/newest/report.md
+	$(OFFLINE) $(BIN)/python tools/try_newest.py
 
 gpu:  # proves the GPU paths, on a machine with a GPU; all steps, or STEPS="environment tests"
 	@$(PYTHON) tools/prove_gpu.py $(STEPS)

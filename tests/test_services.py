@@ -1,0 +1,68 @@
+"""What GitHub, Codespaces and Binder are told to run exists here, needs no secret, and uses the same pins."""
+
+import json
+import os
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "tools"))
+from try_newest import LONGEST_REPORT, report, versions  # noqa: E402
+
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+INSTALL = ROOT / "tools/install_for_cpu.sh"
+PINNED = "torch==2.15.0 \\\n    --hash=sha256:aa\nnumpy==2.4 ; python_version < '4' \\\n    --hash=sha256:bb\n"
+
+
+def steps(path):
+    return [step for job in yaml.safe_load(path.read_text())["jobs"].values() for step in job["steps"]]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_calls_make_needs_no_secret_and_may_write_only_what_it_must(path):
+    called = [word for step in steps(path) for word in re.findall(r"\bmake (\S+)", step.get("run", ""))]
+    assert called and set(called) <= TARGETS
+    assert "secrets." not in path.read_text()
+    assert yaml.safe_load(path.read_text())["permissions"]["contents"] == "read"
+
+
+def test_the_weekly_workflow_opens_an_issue_with_the_report_that_make_newest_writes():
+    (issue,) = [step for step in steps(ROOT / ".github/workflows/newest.yml") if "gh issue" in step.get("run", "")]
+    assert "--body-file build/newest/report.md" in issue["run"] and issue["if"].startswith("failure()")
+
+
+def test_a_report_names_what_changed_and_what_the_lessons_printed():
+    newest = PINNED.replace("2.15.0", "2.16.0rc1")
+    text = report(PINNED, newest, "\x1b[91m04-parallel-inference, on one core: differs after 9 s\x1b[0m")
+    assert "| torch | 2.15.0 | 2.16.0rc1 |" in text and "numpy" not in text
+    assert "\n04-parallel-inference, on one core: differs after 9 s\n" in text
+    assert "No pin has a newer version." in report(PINNED, PINNED, "")
+    assert len(report(PINNED, newest, "x" * 100_000)) < LONGEST_REPORT + 1_000
+
+
+def test_versions_are_read_from_pins_with_and_without_hashes():
+    assert versions(PINNED) == {"torch": "2.15.0", "numpy": "2.4"}
+    assert versions("dask[complete]==2026.7.1\n") == {"dask": "2026.7.1"}
+
+
+def test_codespaces_and_binder_install_the_pins():
+    container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())
+    assert container["updateContentCommand"] == "tools/install_for_cpu.sh"
+    assert (ROOT / ".devcontainer" / container["build"]["dockerfile"]).exists()
+    assert "exec tools/install_for_cpu.sh" in (ROOT / ".binder/postBuild").read_text()
+    assert "--constraints requirements.txt" in INSTALL.read_text()
+    assert all(os.access(script, os.X_OK) for script in (INSTALL, ROOT / ".binder/postBuild"))
+    for text in ((ROOT / ".binder/runtime.txt").read_text(), (ROOT / ".devcontainer/Dockerfile").read_text()):
+        assert re.search(r"python[-:]3\.11", text)
+
+
+def test_the_citation_has_the_version_and_the_licence_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (citation["version"], citation["license"]) == (project["version"], project["license"])
