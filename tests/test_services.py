@@ -18,6 +18,7 @@ WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 INSTALL = ROOT / "tools/install_for_cpu.sh"
 PINNED = "torch==2.15.0 \\\n    --hash=sha256:aa\nnumpy==2.4 ; python_version < '4' \\\n    --hash=sha256:bb\n"
+PINNED += "numpy==1.0 ; python_version < '3' \\\n    --hash=sha256:cc\n"
 
 
 def steps(path):

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "build/newest"
 UV = [Path(sys.executable).with_name("uv"), "pip"]
@@ -36,9 +38,10 @@ def run(command):
 
 
 def versions(pins):
-    """Return {package: version} of a requirements file's text; of several versions of a package, the first."""
-    found = re.findall(r"^([\w.-]+)(?:\[.*\])?==([^\s;\\]+)", pins, flags=re.MULTILINE)
-    return dict(reversed(found))
+    """Return {package: version} of a requirements file's text, as far as its lines are for this Python and system."""
+    lines = re.findall(r"^([\w.-]+(?:\[.*?\])?==[^\\\n]+)", pins, flags=re.MULTILINE)
+    here = [pin for pin in map(Requirement, lines) if not pin.marker or pin.marker.evaluate()]
+    return {pin.name: next(iter(pin.specifier)).version for pin in here}
 
 
 def report(pinned, newest, said):
