@@ -33,10 +33,16 @@ def check_sum(answer: int | None, right: int) -> None:
 '''
 
 
+HINTS = "\n\n".join(
+    f"<details><summary>Hint {name}</summary>\n\nAdd them.\n\n</details>"
+    for name in ("1: a nudge", "2: the API", "3: the code")
+)
+
+
 def an_exercise(name, terms):
     solution = {"tags": ["solution", "hide-input"], "jupyter": {"source_hidden": True}}
     return [
-        nbformat.v4.new_markdown_cell(f"### Exercise\n\nAdd {terms}.\n\n<details><summary>Hint</summary>+</details>"),
+        nbformat.v4.new_markdown_cell(f"### Exercise\n\nAdd {terms}.\n\n{HINTS}"),
         nbformat.v4.new_code_cell(f"{name} = None  # your code here", metadata={"tags": ["exercise"]}),
         nbformat.v4.new_code_cell(f"if unanswered({name}):\n    {name} = ours({terms})", metadata=solution),
         nbformat.v4.new_code_cell(f"small.check_sum({name}, {terms})", metadata={"tags": ["check"]}),

@@ -79,7 +79,9 @@ def test_it_has_parameters_and_two_exercises_of_four_cells(path):
     stubs = [position for position, kind in enumerate(kinds) if kind == "exercise"]
     assert len(stubs) >= 2
     for position in stubs:
-        assert cells[position - 1].cell_type == "markdown" and "<details>" in cells[position - 1].source
+        assert cells[position - 1].cell_type == "markdown"
+        hints = re.findall(r"<details><summary>(.*?)</summary>", cells[position - 1].source)
+        assert hints == ["Hint 1: a nudge", "Hint 2: the API", "Hint 3: the code"]
         assert kinds[position + 1 : position + 3] == ["solution", "check"]
         assert cells[position + 1].metadata["jupyter"]["source_hidden"]
 
