@@ -23,7 +23,7 @@ def test_a_section_has_the_minutes_of_its_cells_words_and_exercises(tmp_path):
         new_markdown_cell("# Try\n\n**Time:** soon."),
         new_markdown_cell("## 1 · Read\n\n" + "word " * 4 * WORDS),
         new_code_cell("1\n" * 2 * LINES),
-        new_markdown_cell("## 2 · Do\n\nTask <details>" + "hint " * 900 + "</details>"),
+        new_markdown_cell("## 2 · Do\n\nTask ![" + "seen " * 900 + "](a.svg) <details>" + "hint " * 900 + "</details>"),
         new_code_cell("a = None", metadata={"tags": ["exercise"]}),
         new_code_cell("solve()\n" * 900, metadata={"tags": ["solution", "hide-input"]}),
         new_markdown_cell("## Going further\n\n" + "word " * 9000),

@@ -9,7 +9,7 @@ import nbformat
 WORDS, LINES = 130, 20  # of prose and of code, read in a minute
 MINUTES = {"exercise": 4, "guess": 1, "solution": 0, "check": 0}  # for cells with such a tag, instead of their lines
 FURTHER = "## Going further"  # is read at home
-FOLDED = re.compile(r"<details>.*?</details>", re.DOTALL)
+UNREAD = re.compile(r"<details>.*?</details>|!\[[^\]]*\]\([^)]*\)", re.DOTALL)  # folded hints, and pictures' alt text
 SECTION = re.compile(r"^(## .+)\n*(?:\*\d+ minutes?\*)?\n*", re.MULTILINE)
 TOTAL = re.compile(r"\*\*Time:\*\* .*")
 
@@ -27,7 +27,7 @@ def write_minutes(path: Path, notebook: nbformat.NotebookNode, seconds: list[flo
             continue
         for part in re.split(r"^(?=## )", cell.source, flags=re.MULTILINE):
             section = part.split("\n")[0] if part.startswith("## ") else section
-            minutes[section] += len(FOLDED.sub("", part).split()) / WORDS
+            minutes[section] += len(UNREAD.sub("", part).split()) / WORDS
     in_class = sum(minutes.values()) - minutes[FURTHER]
     total = f"**Time:** {5 * round(in_class / 5)} minutes in class; its cells run for {sum(seconds) / 60:.1f} of them."
     source = nbformat.read(path, as_version=4)
