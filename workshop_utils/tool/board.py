@@ -37,6 +37,7 @@ class _Cell:
 
 @dataclass
 class _Attendee:
+    nickname: str
     cells: dict[int, _Cell] = field(default_factory=dict)  # by column, the one tried last at the end
     seen: float = 0.0
 
@@ -61,7 +62,7 @@ class Board:
             raise ValueError(f"{nickname!r}, {state!r}")
         if nickname not in self._attendees and len(self._attendees) >= MOST_ATTENDEES:
             raise RoomIsFull
-        attendee = self._attendees.setdefault(nickname, _Attendee())
+        attendee = self._attendees.setdefault(nickname, _Attendee(nickname))
         cell = attendee.cells.pop(column, None) or _Cell(state, now)
         if cell.state not in (state, "passed"):
             cell.state, cell.since = state, now
@@ -74,16 +75,20 @@ class Board:
         here: the column tried last. stuck_s: for how long that is not passed, or None. seen_s: since the last report.
         cells: per column None or (state, seconds in it, number of tries).
         """
-        now, rows = self._clock(), []
-        for nickname, attendee in self._attendees.items():
-            here, last = list(attendee.cells.items())[-1]
-            cells: list[tuple | None] = [None] * len(self.exercises)
-            for column, cell in attendee.cells.items():
-                cells[column] = (cell.state, int(now - cell.since), cell.n_tries)
-            stuck_s = int(now - last.since) if last.state == "not yet" else None
-            seen_s = int(now - attendee.seen)
-            rows.append({"nickname": nickname, "here": here, "stuck_s": stuck_s, "seen_s": seen_s, "cells": cells})
-        return sorted(rows, key=lambda row: (row["stuck_s"] is None, -(row["stuck_s"] or 0), row["nickname"].casefold()))
+        now = self._clock()
+        return [self._row(one, now) for one in sorted(self._attendees.values(), key=_urgency)]
+
+    def _row(self, attendee, now):
+        cells: list[tuple | None] = [None] * len(self.exercises)
+        for column, cell in attendee.cells.items():  # the last of which is where the attendee is
+            cells[column] = (cell.state, int(now - cell.since), cell.n_tries)
+        return {
+            "nickname": attendee.nickname,
+            "here": column,
+            "stuck_s": int(now - cell.since) if cell.state == "not yet" else None,
+            "seen_s": int(now - attendee.seen),
+            "cells": cells,
+        }
 
     def write_csv(self, file: TextIO) -> None:
         """Write a line for each exercise that an attendee tried: nickname, notebook, exercise, state, tries."""
@@ -94,6 +99,12 @@ class Board:
             for column, cell in sorted(attendee.cells.items()):
                 notebook, _, exercise = self.exercises[column]
                 lines.writerow((name, notebook, exercise, cell.state, cell.n_tries))
+
+
+def _urgency(attendee):
+    last = list(attendee.cells.values())[-1]
+    stuck = last.state == "not yet"
+    return not stuck, last.since if stuck else 0, attendee.nickname.casefold()
 
 
 def read_exercises(folder: Path) -> list[Exercise]:

@@ -83,8 +83,8 @@ def _announce(host, port, attendees_token, instructors_token):
     line = "WORKSHOP_ROOM=" + FORM.replace("TOKEN", attendees_token).replace("HOST:PORT", f"{shown}:{port}")
     click.echo(
         f"Your page, for you alone:\n\n  http://{shown}:{port}/#{instructors_token}\n\n"
-        f"What attendees set, each with a NICKNAME of their own, in a terminal before `make lab`:\n\n  export {line}\n\n"
-        f"or in a cell of a notebook:\n\n  %env {line}\n"
+        "What attendees set, each with a NICKNAME of their own, in a terminal before `make lab`:\n\n"
+        f"  export {line}\n\nor in a cell of a notebook:\n\n  %env {line}\n"
     )
     if host in ("127.0.0.1", "localhost", "::1"):
         click.echo("Only this machine reaches it. For others: workshop room --host 0.0.0.0\n")
