@@ -34,7 +34,7 @@ def pytest_runtest_setup(item):
 
 @pytest.fixture(autouse=True)
 def no_settings_of_the_users(monkeypatch, tmp_path):
-    for name in ("DATA", "WEIGHTS", "NAMES", "SHARED"):
+    for name in ("DATA", "WEIGHTS", "NAMES", "SHARED", "ROOM"):
         monkeypatch.delenv(f"WORKSHOP_{name}", raising=False)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)

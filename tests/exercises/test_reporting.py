@@ -1,0 +1,214 @@
+"""Check cells report to the instructor's board where an attendee asks for it; nobody waits for it or fails by it."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from queue import Empty, Queue
+from threading import Thread
+
+import pytest
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
+
+from workshop_utils.exercises import NotYet, exercise, expect, ours, passed, reporting
+
+A_CHECK = """
+from workshop_utils.exercises import exercise, expect, passed
+
+@exercise
+def check_two(answer):
+    expect(answer == 2, "add one and one.")
+    passed("Two.")
+
+check_two(2)
+"""
+
+
+@exercise
+def check_two(answer):
+    expect(answer == 2, "add one and one.")
+    passed("Two.")
+
+
+class Server:
+    """A board that answers with a status, or those of a list in turn, and remembers what it was sent."""
+
+    def __init__(self, *statuses):
+        self.requests = Queue()
+        statuses, board = list(statuses), self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                board.requests.put((self.path, dict(self.headers), json.loads(body)))
+                if status := statuses.pop(0) if len(statuses) > 1 else statuses[0]:
+                    self.send_response(status)
+                    self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://Ada:secret@127.0.0.1:{self.server.server_port}"
+        Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def next(self):
+        return self.requests.get(timeout=20)
+
+
+@pytest.fixture
+def serve():
+    servers = []
+    yield lambda *statuses: servers.append(Server(*statuses)) or servers[-1]
+    for one in servers:
+        one.server.shutdown()
+        one.server.server_close()
+
+
+@pytest.fixture
+def silent():
+    """The address of a board that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"http://Ada:secret@127.0.0.1:{listening.getsockname()[1]}"
+
+
+@pytest.fixture(autouse=True)
+def nothing_said_yet():
+    reporting._sender.cache_clear()
+    reporting._said.clear()
+
+
+def test_without_the_variable_nothing_is_imported_or_started():
+    env = {name: value for name, value in os.environ.items() if name != "WORKSHOP_ROOM"}
+    after = "\nimport sys, threading\n"
+    after += (
+        "print(threading.active_count(), 'workshop_utils.exercises.reporting' in sys.modules, 'http' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", A_CHECK + after], env=env, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("Correct. Two.\n1 False False\n", "")
+
+
+def test_nickname_notebook_exercise_and_state_are_sent_and_no_more(serve, monkeypatch):
+    board = serve(204)
+    monkeypatch.setenv("WORKSHOP_ROOM", board.url)
+    check_two(2)
+    path, headers, body = board.next()
+    assert body == {"nickname": "Ada", "notebook": "test_reporting", "exercise": "two", "state": "passed"}
+    of_the_board = {"Host": f"127.0.0.1:{board.server.server_port}", "Authorization": "Bearer secret"}
+    of_the_body = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
+    assert path == "/report" and headers == {**of_the_board, **of_the_body, "Content-Length": headers["Content-Length"]}
+
+
+def test_the_state_says_how_a_check_ended(serve, monkeypatch):
+    board, solution = serve(204), ours(2)
+    monkeypatch.setenv("WORKSHOP_ROOM", board.url)
+    failing = exercise(lambda answer: answer.mean())
+    for check, answer in ((check_two, 2), (check_two, 3), (failing, 3), (check_two, solution)):
+        with suppress(NotYet):
+            check(answer)
+    assert [board.next()[2]["state"] for _ in range(4)] == ["passed", "not yet", "not yet", "solution"]
+
+
+def test_a_report_that_did_not_arrive_is_sent_again(serve, monkeypatch):
+    monkeypatch.setattr(reporting, "PAUSES_S", (0, 0, 0))
+    board = serve(None, 204)  # closes the first connection without an answer
+    monkeypatch.setenv("WORKSHOP_ROOM", board.url)
+    check_two(2)
+    assert board.next() == board.next()
+    with pytest.raises(Empty):
+        board.requests.get(timeout=0.1)
+
+
+@pytest.mark.parametrize("room", ["silent", "nobody"])
+def test_a_check_waits_for_no_board(room, silent, serve, monkeypatch, capfd):
+    if room == "nobody":
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            silent = f"http://Ada:secret@127.0.0.1:{closed.getsockname()[1]}"
+    monkeypatch.setenv("WORKSHOP_ROOM", silent)
+    started = time.monotonic()
+    for _ in range(2 * reporting.MOST_WAITING):
+        check_two(2)
+        with pytest.raises(NotYet, match="^add one and one.$"):
+            check_two(3)
+    assert time.monotonic() - started < reporting.TIMEOUT_S, "not even one report was waited for"
+    assert capfd.readouterr() == ("Correct. Two.\n" * 2 * reporting.MOST_WAITING, "")
+    assert reporting._sender()[0].qsize() <= reporting.MOST_WAITING
+
+
+@pytest.mark.parametrize(
+    ("room", "what"),
+    [
+        ("yes", "lacks a part"),
+        ("http://127.0.0.1:8800", "lacks a part"),
+        ("http://Ada:secret@127.0.0.1", "lacks a part"),
+        ("https://Ada:secret@127.0.0.1:8800", "lacks a part"),
+        ("http://Ada:secret@127.0.0.1:port", "no address"),
+        ("http://Ada:secret@[127:8800", "no address"),
+        ("http://NICKNAME:secret@127.0.0.1:8800", "a nickname of your own"),
+        ("http://:secret@127.0.0.1:8800", "a nickname of your own"),
+        ("http://a%00b:secret@127.0.0.1:8800", "a nickname of your own"),
+        (f"http://{'x' * 21}:secret@127.0.0.1:8800", "of 1 to 20 characters"),
+    ],
+)
+def test_a_wrong_variable_is_said_once_with_the_cure_and_without_the_token(room, what, monkeypatch, capsys):
+    monkeypatch.setenv("WORKSHOP_ROOM", room)
+    check_two(2)
+    check_two(2)
+    said = capsys.readouterr()
+    assert said.out == "Correct. Two.\n" * 2
+    (line,) = said.err.splitlines()
+    assert line.startswith("WORKSHOP_ROOM") and what in line and "secret" not in line
+    assert line.endswith("Set it to http://NICKNAME:TOKEN@HOST:PORT, as your instructor gave it, or unset it.")
+
+
+@pytest.mark.parametrize(("status", "what"), [(403, "does not know your token"), (400, "refused a report (400)")])
+def test_a_refusal_is_said_once_at_a_later_check(serve, monkeypatch, capsys, status, what):
+    board = serve(status)
+    monkeypatch.setenv("WORKSHOP_ROOM", board.url)
+    check_two(2)
+    with (waiting := reporting._sender()[0]).all_tasks_done:
+        assert waiting.all_tasks_done.wait_for(lambda: not waiting.unfinished_tasks, 20)
+    assert capsys.readouterr() == ("Correct. Two.\n", "")
+    check_two(2)
+    check_two(2)
+    said = capsys.readouterr()
+    assert said.out == "Correct. Two.\n" * 2 and len(said.err.splitlines()) == 1
+    assert what in said.err and "unset it" in said.err and "secret" not in said.err
+
+
+def test_whatever_goes_wrong_here_is_not_the_attendees(monkeypatch, capfd):
+    monkeypatch.setenv("WORKSHOP_ROOM", "http://Ada:secret@127.0.0.1:8800")
+    monkeypatch.setattr(reporting, "_sender", lambda: 1 / 0)
+    check_two(2)
+    assert capfd.readouterr() == ("Correct. Two.\n", "")
+
+
+def test_a_process_that_ends_after_a_check_still_sends(serve):
+    board = serve(204)
+    subprocess.run([sys.executable, "-c", A_CHECK], env={**os.environ, "WORKSHOP_ROOM": board.url}, check=True)
+    assert board.next()[2]["exercise"] == "two"
+
+
+def test_a_process_that_ends_waits_for_no_board(silent):
+    env, started = {**os.environ, "WORKSHOP_ROOM": silent}, time.monotonic()
+    done = subprocess.run([sys.executable, "-c", A_CHECK], env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "Correct. Two.\n", "")
+    assert time.monotonic() - started < sum(reporting.PAUSES_S), "nor for the tries to send it again"
+
+
+def test_a_notebooks_kernel_reports_what_its_check_cell_said(serve, tmp_path):
+    board = serve(204)
+    cells = [
+        new_code_cell(f"%env WORKSHOP_ROOM={board.url}"),
+        new_code_cell("from workshop_utils.exercises import learning_results as exercises\n"
+                      "exercises.check_acted(None, None)", metadata={"tags": ["check", "raises-exception"]}),
+    ]  # fmt: skip
+    notebook = NotebookClient(new_notebook(cells=cells), resources={"metadata": {"path": tmp_path}}).execute()
+    assert notebook.cells[1].outputs[0].ename == "NotYet"
+    said = {"nickname": "Ada", "notebook": "learning_results", "exercise": "acted", "state": "not yet"}
+    assert board.next()[2] == said

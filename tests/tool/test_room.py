@@ -1,0 +1,234 @@
+"""`workshop room` as an instructor starts it, 30 attendees in processes of their own, and its page in Chromium."""
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+import pytest
+from click.testing import CliRunner
+
+from workshop_utils.tool import room
+from workshop_utils.tool.cli import main
+
+PROJECT = Path(__file__).parents[2]
+WORKSHOP = Path(sys.executable).parent / "workshop"
+CHROMIUM = Path("/usr/bin/chromium")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
+N = 30
+ATTENDEE = """
+import sys
+from workshop_utils.exercises import NotYet, exercise, expect, passed
+
+def check_tree(answer):
+    expect(answer == "right", "look again.")
+    passed("Yes.")
+
+check_tree.__module__ = "workshop_utils.exercises.dask_basics"
+try:
+    exercise(check_tree)(sys.argv[1])
+except NotYet:
+    pass
+"""
+
+
+class Served:
+    def __init__(self, said, process):
+        self.process, self.said = process, said
+        self.page = re.search(r"http://\S+/#\S+", said).group()
+        self.line = re.search(r"export WORKSHOP_ROOM=(\S+)", said).group(1)
+        address = urlsplit(self.line)
+        self.host, self.port, self.token = address.hostname, address.port, address.password
+
+    def attend(self, nickname, answer):
+        """Start a process that checks an answer, as an attendee's kernel does."""
+        env = {**os.environ, "WORKSHOP_ROOM": self.line.replace("NICKNAME", quote(nickname, safe=""))}
+        return subprocess.Popen([sys.executable, "-c", ATTENDEE, answer], env=env, stdout=subprocess.DEVNULL)
+
+    def ask(self, method, path, token, body=None):
+        """Return (status, body) of the answer; status None where the server closed the connection instead."""
+        connection = HTTPConnection(self.host, self.port, timeout=20)
+        try:
+            connection.request(method, path, body, {"Authorization": f"Bearer {token}"})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        except ConnectionError:
+            return None, b""
+        finally:
+            connection.close()
+
+    def report(self, **changed):
+        said = {"nickname": "Eve", "notebook": "dask_basics", "exercise": "tree", "state": "passed", **changed}
+        return self.ask("POST", "/report", self.token, json.dumps(said))[0]
+
+    def attendees(self):
+        return json.loads(self.ask("GET", "/board", urlsplit(self.page).fragment)[1])["attendees"]
+
+
+@contextmanager
+def served(*args):
+    command = [WORKSHOP, "room", "--port", "0", *map(str, args)]
+    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            said = "".join(iter(process.stdout.readline, "Ctrl-C ends it.\n"))
+            yield Served(said, process)
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def board():
+    with served() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if not CHROMIUM.exists():
+        pytest.skip(f"{CHROMIUM} is not installed: apt install chromium")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser):
+    page = browser.new_page(viewport={"width": 1400, "height": 1000})
+    page.said = []
+    page.on("console", lambda message: page.said.append(message.text))
+    page.on("pageerror", lambda error: page.said.append(str(error)))
+    yield page
+    page.close()
+
+
+def test_thirty_attendees_stand_on_the_page_and_a_cell_turns_green_before_ones_eyes(board, page):
+    from axe_playwright_python.sync_playwright import Axe
+
+    page.goto(board.page)
+    page.get_by_text("Nobody yet.").wait_for()
+    names = ["<script>alert(1)</s>", "Zoë", *(f"Attendee {number}" for number in range(N - 2))]
+    started = [board.attend(name, "wrong" if number % 2 else "right") for number, name in enumerate(names)]
+    assert not any(one.wait(60) for one in started)
+    page.locator(f"tbody tr:nth-child({N})").wait_for()
+    assert sorted(page.locator("tbody th").all_inner_texts()) == sorted(names)  # <script> is text
+    assert page.locator("#summary").inner_text() == f"{N} attendees, {N // 2} not yet; most are in 02 · dask basics"
+    assert page.locator("tbody tr.stuck").count() == N // 2
+    stuck_first = page.locator("tbody tr").evaluate_all("rows => rows.map(row => row.className)")
+    assert stuck_first == ["stuck"] * (N // 2) + [""] * (N // 2)
+    red = page.locator("tbody tr", has_text="Zoë").locator("[data-state='not yet']")
+    assert red.count() == 1 and red.inner_text().startswith("not yet for <1 min, 1 try")
+
+    board.attend("Zoë", "right").wait(60)
+    page.locator("tbody tr:not(.stuck)", has_text="Zoë").locator("[data-state=passed]").wait_for()
+    count = page.locator("thead tr", has=page.locator("[data-state=passed]")).locator("td.here").all_inner_texts()
+    assert count[0] == str(N // 2 + 1)
+
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        assert Axe().run(page).violations_count == 0, scheme
+    titles, marks = (
+        page.locator(f"{row} [data-notebook]").evaluate_all(
+            "cells => cells.map(cell => cell.getBoundingClientRect().x)"
+        )
+        for row in ("thead tr:nth-child(2)", "tbody tr:first-child")
+    )
+    assert titles == marks, "each exercise's title stands over its marks"
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Space")
+    assert page.locator("tbody tr:first-child td[data-notebook]:visible").count() == 3  # notebook 02 alone
+    assert page.said == []
+
+
+def test_the_page_without_its_token_says_how_to_open_it(board, page):
+    page.goto(f"http://{board.host}:{board.port}/#{board.token}")
+    page.get_by_text("Open this page by its whole address").wait_for()
+    assert page.locator("tbody tr").count() == 0
+
+
+def test_a_page_whose_server_has_ended_says_so(page):
+    with served() as running:
+        page.goto(running.page)
+        page.get_by_text("Nobody yet.").wait_for()
+    page.get_by_text("`workshop room` does not answer").wait_for()
+
+
+def test_attendees_cannot_read_the_board_and_strangers_can_do_nothing(board):
+    instructors_token = urlsplit(board.page).fragment
+    report = json.dumps({"nickname": "Eve", "notebook": "dask_basics", "exercise": "tree", "state": "passed"})
+    for method, path, tokens in (("GET", "/board", (board.token, "", "ü", "x")),
+                                 ("POST", "/report", (instructors_token, "", "x"))):  # fmt: skip
+        for token in tokens:
+            assert board.ask(method, path, token, report if method == "POST" else None)[0] == 403
+    assert "Eve" not in [row["nickname"] for row in board.attendees()]
+    status, text = board.ask("GET", "/", "")
+    assert status == 200 and board.token.encode() not in text and instructors_token.encode() not in text
+
+
+@pytest.mark.parametrize(
+    "changed", [{"exercise": "cats"}, {"exercise": []}, {"state": None}, {"nickname": "E\u202eve"}]
+)
+def test_what_is_no_report_is_answered_with_400(board, changed):
+    assert board.report(**changed) == 400
+
+
+@pytest.mark.parametrize("body", ["", "[]", "3", "{}", "[" * 500, "\xff\x00"])
+def test_what_is_no_json_of_four_parts_is_answered_with_400(board, body):
+    assert board.ask("POST", "/report", board.token, body)[0] == 400
+
+
+def test_a_long_body_is_refused_and_the_longest_nickname_is_not(board):
+    said = {"nickname": "Long", "notebook": "dask_basics", "exercise": "tree", "state": "passed"}
+    assert board.ask("POST", "/report", board.token, json.dumps(said) + " " * 1000)[0] in (400, 413, None)
+    assert "Long" not in [row["nickname"] for row in board.attendees()]
+    assert board.report(nickname="🐕" * 20) == 204  # each is escaped to twelve bytes
+
+
+def test_the_page_may_load_and_run_nothing_but_its_own(board):
+    connection = HTTPConnection(board.host, board.port, timeout=20)
+    connection.request("GET", "/")
+    answer = connection.getresponse()
+    policy, text = answer.headers["Content-Security-Policy"], answer.read().decode()
+    (nonce,) = set(re.findall('nonce="(.+?)"', text))
+    assert policy.startswith("default-src 'none'; connect-src 'self'") and policy.count(f"'nonce-{nonce}'") == 2
+    assert answer.headers["Cache-Control"] == "no-store" and answer.headers["Server"] is None
+    assert "innerHTML" not in text and "unsafe" not in policy
+    connection.close()
+
+
+def test_ctrl_c_ends_it_and_leaves_a_csv(tmp_path):
+    with served("--csv", tmp_path / "room.csv") as running:
+        assert running.report(nickname="Ada", state="solution") == 204
+        running.process.send_signal(signal.SIGINT)
+        assert "room.csv has what was reported." in running.process.stdout.read()
+        assert running.process.wait(20) == 0
+    header, *rows = csv.reader((tmp_path / "room.csv").open(encoding="utf-8"))
+    assert rows == [["Ada", "02-dask-basics", "tree", "solution", "1"]] and os.listdir(tmp_path) == ["room.csv"]
+
+
+def test_a_busy_port_and_a_file_that_is_there_are_said_with_the_cure(board, tmp_path):
+    (tmp_path / "old.csv").write_text("kept")
+    for args, said in ((["--port", str(board.port)], "Choose another --port"),
+                       (["--host", "203.0.113.1"], "--host is an address of this machine"),
+                       (["--csv", str(tmp_path / "old.csv")], "give --csv a new name")):  # fmt: skip
+        result = CliRunner().invoke(main, ["room", *args])
+        assert result.exit_code == 1 and said in result.output
+    assert (tmp_path / "old.csv").read_text() == "kept"
+
+
+def test_the_printed_lines_lead_where_others_reach_it(board, capsys):
+    assert "Only this machine reaches it. For others: workshop room --host 0.0.0.0" in board.said
+    assert board.line.startswith("http://NICKNAME:") and f"%env WORKSHOP_ROOM={board.line}" in board.said
+    room._announce("0.0.0.0", 8800, "theirs", "yours")
+    said = capsys.readouterr().out
+    assert re.search(r"^  export WORKSHOP_ROOM=http://NICKNAME:theirs@[\w.]+:8800$", said, re.MULTILINE)
+    assert "0.0.0.0" not in said and ":8800/#yours" in said
