@@ -13,7 +13,7 @@ ON_DEBIAN := 01 03 05
 ALL = $(foreach path,$(notdir $(wildcard notebook_output/*.ipynb)),$(firstword $(subst -, ,$(path))))
 
 # The stored outputs were made with the sketches and their weights, whatever this machine's user has set or downloaded.
-OFFLINE := WORKSHOP_DATA= WORKSHOP_WEIGHTS= WORKSHOP_NAMES= WORKSHOP_SHARED= DASK_SCHEDULER_ADDRESS= WORKSHOP_CACHE=$(CURDIR)/$(VENV)/cache
+OFFLINE := WORKSHOP_DATA= WORKSHOP_WEIGHTS= WORKSHOP_NAMES= WORKSHOP_SHARED= WORKSHOP_ROOM= DASK_SCHEDULER_ADDRESS= WORKSHOP_CACHE=$(CURDIR)/$(VENV)/cache
 COMPARE := $(OFFLINE) $(BIN)/python tests/notebooks/compare.py
 
 .PHONY: lab run book links test test-notebooks test-clusters test-long newest gpu setup horovod pins clean
