@@ -55,9 +55,9 @@ html_css_files = ["book.css"]
 html_extra_path = ["_root"]
 html_show_sphinx = False
 html_context = {"default_mode": "auto"}  # light or dark as the reader's system
+html_sidebars = {"**": ["search-button-field.html", "sbt-sidebar-nav.html"]}
 html_theme_options = {
     "home_page_in_toc": True,
-    "logo": {"text": project, "alt_text": project},
     "show_toc_level": 2,
     "toc_title": "On this page",
     "pygments_light_style": "a11y-high-contrast-light",

@@ -1,4 +1,4 @@
-"""In each notebook's page, the first use of a term of docs/glossary.md becomes a link to it, with its meaning as tooltip."""
+"""On each notebook's page, the first use of a term of docs/glossary.md is a link to it, with its meaning as tooltip."""
 
 import re
 from functools import cache

@@ -1,4 +1,4 @@
-"""When a page's notebook was last run, with which versions and on what: `workshop run` writes that into the notebook."""
+"""When a page's notebook was last run, with what and on what: `workshop run` writes that into the notebook."""
 
 import json
 from pathlib import Path
