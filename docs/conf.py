@@ -64,5 +64,5 @@ html_theme_options = {
     "pygments_dark_style": "a11y-high-contrast-dark",
     "footer_content_items": ["verified.html"],
     **({"repository_url": book_repository, "use_repository_button": True, "use_issues_button": True}
-       if book_repository else {}),
+       if book_repository.startswith("https://github.com/") else {}),
 }  # fmt: skip
