@@ -61,6 +61,15 @@ def test_every_page_says_when_and_with_what_it_was_last_run(pages):
         assert "last run" in pages[path].text, path
 
 
+def test_a_notebook_that_was_not_rendered_ends_the_build_with_the_cure(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs/_ext")
+    from book.verified import last_run
+
+    (tmp_path / "12-new.ipynb").write_text('{"metadata": {}}')
+    with pytest.raises(Exception, match="12-new.ipynb does not say when it was last run. Render it: workshop run 12"):
+        last_run(tmp_path / "12-new.ipynb")
+
+
 @pytest.mark.parametrize("name", LESSONS)
 def test_hints_and_solutions_are_folded(pages, name):
     page = lesson(pages, name)

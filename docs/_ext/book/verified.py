@@ -5,14 +5,19 @@ from pathlib import Path
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
 
 
 def last_run(path: Path) -> dict[str, str]:
     """Return what `workshop run` noted in a rendered notebook: date, python, torch, dask, device.
 
-    Raises KeyError if it noted nothing.
+    Raises ExtensionError, which ends the build, if it noted nothing.
     """
-    return json.loads(path.read_text(encoding="utf-8"))["metadata"]["verified"]
+    metadata = json.loads(path.read_text(encoding="utf-8"))["metadata"]
+    if "verified" not in metadata:
+        number = path.stem.split("-")[0]
+        raise ExtensionError(f"{path.name} does not say when it was last run. Render it: workshop run {number}")
+    return metadata["verified"]
 
 
 def in_words(run: dict[str, str]) -> str:
