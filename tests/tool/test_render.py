@@ -1,7 +1,10 @@
 """Notebooks are executed as they are in the lesson, and what is written changes only when results do."""
 
+import importlib.metadata
 import os
+import platform
 import sys
+from datetime import date
 from pathlib import Path
 
 import nbformat
@@ -42,6 +45,17 @@ def test_a_notebook_runs_in_its_own_folder_and_keeps_tags_and_counts(tmp_path):
     assert written.cells[2].metadata == {"tags": ["solution"]}
     assert written.metadata.kernelspec.name == "python3"
     assert outputs(path) == []
+
+
+def test_a_run_says_when_it_was_and_with_what(tmp_path):
+    path = notebook(tmp_path, "1 + 1")
+    before = date.today().isoformat()
+    assert render(path, tmp_path / "out").error is None
+    run = nbformat.read(tmp_path / "out" / path.name, 4).metadata["verified"]
+    assert before <= run["date"] <= date.today().isoformat()
+    assert run["python"] == platform.python_version() and run["torch"] == importlib.metadata.version("torch")
+    assert run["dask"] == importlib.metadata.version("dask") and run["device"]
+    assert "verified" not in nbformat.read(path, 4).metadata
 
 
 def test_two_runs_write_the_same_bytes(tmp_path):

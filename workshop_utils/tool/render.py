@@ -1,8 +1,11 @@
 """Execute notebooks headless and keep their outputs in a form that differs only where the results do."""
 
+import importlib.metadata
+import platform
 import re
 import sys
 import time
+from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,8 +33,9 @@ class Rendered(NamedTuple):
 def render(path: str | Path, output: str | Path) -> Rendered:
     """Execute the notebook at `path` in its own folder, with a bar, write it to the folder `output`, return a Rendered.
 
-    The written file has outputs and execution counts, and no times, widget ids or paths of this machine. It appears
-    whole; where a cell fails, what an earlier run wrote stays. Both files say how many minutes their sections take.
+    The written file has outputs and execution counts, and no times, widget ids or paths of this machine. Its metadata
+    says when and with what it was run, which the book shows. It appears whole; where a cell fails, what an earlier run
+    wrote stays. Both files say how many minutes their sections take.
     """
     path, cells, error = Path(path), [], None
     seconds: list[float] = []
@@ -41,6 +45,7 @@ def render(path: str | Path, output: str | Path) -> Rendered:
         _execute(notebook, path, seconds)
         write_minutes(path, notebook, seconds)
         tidy(notebook, path.resolve().parents[1])
+        notebook.metadata["verified"] = verified()
         with whole_file(Path(output, path.name)) as part:
             nbformat.write(notebook, part)
     except Exception as caught:  # whatever ends one notebook must not end the others
@@ -65,6 +70,21 @@ def tidy(notebook: nbformat.NotebookNode, project: Path) -> None:
             if len(output.get("data", ())) > 1:
                 output.data.pop(WIDGET, None)
             _rename(output, paths, folders)
+
+
+def verified() -> dict[str, str]:
+    """Return what a run depends on: date, versions of python, torch and dask, and the device."""
+    import torch
+    from dask.system import CPU_COUNT
+
+    gpus = torch.cuda.device_count()
+    return {
+        "date": date.today().isoformat(),
+        "python": platform.python_version(),
+        "torch": importlib.metadata.version("torch"),
+        "dask": importlib.metadata.version("dask"),
+        "device": f"{gpus} x {torch.cuda.get_device_name()}" if gpus else f"{CPU_COUNT} CPU cores",
+    }
 
 
 def _execute(notebook, path, seconds):

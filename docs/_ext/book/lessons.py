@@ -1,0 +1,94 @@
+"""What the notebooks say of themselves, for pages about them: title, minutes in class, what one can do afterwards.
+
+    ```{lessons} 01 03 04
+    ```
+lists these notebooks, and {minutes}`01 03 04` is their minutes in class, added up.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective, SphinxRole
+
+TITLE = re.compile(r"^# (.+)", re.MULTILINE)
+MINUTES = re.compile(r"\*\*Time:\*\* (\d+) minutes in class")
+ABLE = re.compile(r"\*\*After this notebook you can\*\*\n\n((?:- .+\n)+)")
+
+
+class Lesson(NamedTuple):
+    """One notebook. path: its rendered file, relative to the project."""
+
+    path: str
+    title: str
+    minutes: int
+    able: list[str]
+
+
+def read_lesson(root: str | Path, number: str) -> Lesson:
+    """Return what notebook `number`, such as "04", says in its first cell.
+
+    Raises ValueError if there is no such notebook, or if its first cell says nothing of the kind.
+    """
+    found = sorted(Path(root, "notebook_output").glob(f"{number}-*.ipynb"))
+    if not found:
+        raise ValueError(f"There is no notebook {number!r} in notebook_output/.")
+    text = "".join(json.loads(found[0].read_text(encoding="utf-8"))["cells"][0]["source"]) + "\n"
+    parts = [pattern.search(text) for pattern in (TITLE, MINUTES, ABLE)]
+    if not all(parts):
+        raise ValueError(f"{found[0].name} does not begin with a title, 'you can' and '**Time:** … minutes in class'.")
+    title, minutes, able = (part.group(1) for part in parts if part)
+    path = found[0].relative_to(root).as_posix()
+    return Lesson(path, title, int(minutes), [line[2:] for line in able.splitlines()])
+
+
+def in_words(minutes: int) -> str:
+    """Return minutes as a reader says them.
+
+    >>> [in_words(minutes) for minutes in (45, 60, 150, 61)]
+    ['45 minutes', '1 hour', '2 hours and 30 minutes', '1 hour and 1 minute']
+    """
+    hours, rest = divmod(minutes, 60)
+    parts = [f"{n} {unit}{'s' if n > 1 else ''}" for n, unit in ((hours, "hour"), (rest, "minute")) if n]
+    return " and ".join(parts)
+
+
+class Lessons(SphinxDirective):
+    """A list of notebooks, with the minutes of each and what one can do afterwards."""
+
+    required_arguments = 1
+    final_argument_whitespace = True
+
+    def run(self) -> list[nodes.Node]:
+        """Return the list's nodes."""
+        up, lines = "../" * self.env.docname.count("/"), []
+        for lesson in (read_lesson(self.env.srcdir, number) for number in self.arguments[0].split()):
+            lines.append(f"- **[{lesson.title}]({up}{lesson.path})**, {in_words(lesson.minutes)}. Afterwards you can")
+            lines += [f"  - {line}" for line in lesson.able]
+        return self.parse_text_to_nodes("\n".join(lines))
+
+
+class Minutes(SphinxRole):
+    """The minutes in class of several notebooks, added up, in words."""
+
+    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+        """Return the text's node."""
+        total = sum(read_lesson(self.env.srcdir, number).minutes for number in self.text.split())
+        return [nodes.Text(in_words(total))], []
+
+
+def note_notebooks(app: Sphinx, env: object, added: set[str], changed: set[str], removed: set[str]) -> list[str]:
+    """Return the pages to read again because notebooks have changed: those that use the list or the role."""
+    notebooks = {name for name in added | changed | removed if name.startswith("notebook_output/")}
+    users = {name for name in app.env.found_docs if name.startswith("docs/") and "/" not in name.removeprefix("docs/")}
+    return sorted(users - removed) if notebooks else []
+
+
+def setup(app: Sphinx) -> None:
+    """Register the list and the role."""
+    app.add_directive("lessons", Lessons)
+    app.add_role("minutes", Minutes())
+    app.connect("env-get-outdated", note_notebooks)

@@ -1,0 +1,94 @@
+"""Links from a page to what is not in the book: to the repository where it is known, otherwise plain text."""
+
+import posixpath
+from pathlib import Path
+from urllib.parse import quote
+
+from docutils import nodes
+from sphinx import addnodes
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+
+BADGES = (  # what a page says, and where it leads to; {path} is that of the notebook without outputs
+    ("Open in Codespaces", "https://codespaces.new/{owner_and_name}?quickstart=1"),
+    ("Open in Binder", "https://mybinder.org/v2/gh/{owner_and_name}/{branch}?urlpath=lab%2Ftree%2F{path}"),
+)
+
+
+def repository_url(app: Sphinx, path: str) -> str:
+    """Return the address of a file or folder of the repository, or "" where the repository is not known."""
+    kind = "tree" if Path(app.srcdir, path).is_dir() else "blob"
+    return f"{app.config.book_repository}/{kind}/{app.config.book_branch}/{path}" if app.config.book_repository else ""
+
+
+def source_notebook(app: Sphinx, docname: str) -> str:
+    """Return the path of the notebook that a page was rendered from, or "" for a page that is none."""
+    path = f"notebooks/{Path(docname).name}.ipynb"
+    return path if docname.startswith("notebook_output/") and Path(app.srcdir, path).exists() else ""
+
+
+def resolve_links(app: Sphinx, doctree: nodes.document) -> None:
+    """Replace each relative link that leaves the book, before Sphinx looks for its target."""
+    docname = app.env.docname
+    for node in [*doctree.findall(addnodes.download_reference), *doctree.findall(addnodes.pending_xref)]:
+        path = _target(app, docname, node)
+        twin = f"notebook_output/{Path(path).stem}"
+        if path.startswith("notebooks/") and twin in app.env.found_docs:
+            node.replace_self(_to_page(twin, docname, node))
+        elif path and Path(app.srcdir, path).exists() and _is_outside(app.env, path):
+            url = repository_url(app, path)
+            text = node.children
+            node.replace_self(nodes.reference("", "", *_bare(text), refuri=url) if url else text)
+
+
+def add_badges(app: Sphinx, doctree: nodes.document) -> None:
+    """Put a line under a notebook's title with links that open it elsewhere, where the repository is on GitHub."""
+    path, repository = source_notebook(app, app.env.docname), app.config.book_repository
+    if not path or not repository.startswith("https://github.com/"):
+        return
+    names = {"owner_and_name": repository.removeprefix("https://github.com/"), "branch": app.config.book_branch,
+             "path": quote(path, safe="")}  # fmt: skip
+    links = [nodes.reference("", text, refuri=url.format(**names), classes=["badge-link"]) for text, url in BADGES]
+    line = nodes.paragraph("", "", links[0], nodes.Text(" "), links[1], classes=["launch"])
+    title = next(doctree.findall(nodes.title))
+    title.parent.insert(title.parent.index(title) + 1, line)
+
+
+def add_source_link(app: Sphinx, pagename: str, template: str, context: dict, doctree: nodes.document | None) -> None:
+    """Give a page's template the address of the file to edit, for a notebook the one without outputs."""
+    path = source_notebook(app, pagename) or (pagename in app.env.found_docs and f"{pagename}.md")
+    context["source_url"] = repository_url(app, path) if path else ""
+
+
+def setup(app: Sphinx) -> None:
+    """Have Sphinx call these."""
+    app.connect("doctree-read", resolve_links, priority=100)  # before Sphinx collects files to download
+    app.connect("doctree-read", add_badges)
+    app.connect("html-page-context", add_source_link)
+
+
+def _target(app: Sphinx, docname: str, node: nodes.Element) -> str:
+    if node.get("reftype") != "myst" or "://" in node["reftarget"]:
+        return ""
+    if node.get("refdomain") == "doc":  # MyST found the file, and took it for a page
+        return next((node["reftarget"] + end for end in (".md", ".ipynb") if _exists(app, node["reftarget"] + end)), "")
+    path = node["reftarget"].split("#")[0]
+    return posixpath.normpath(posixpath.join(posixpath.dirname(docname), path)) if path else ""
+
+
+def _exists(app: Sphinx, path: str) -> bool:
+    return Path(app.srcdir, path).exists()
+
+
+def _is_outside(env: BuildEnvironment, path: str) -> bool:
+    return env.path2doc(str(Path(env.srcdir, path))) not in env.found_docs
+
+
+def _to_page(target: str, docname: str, node: nodes.Element) -> nodes.Element:
+    xref = addnodes.pending_xref("", *node.children, refdomain="doc", reftarget=target, reftargetid=None,
+                                 refdoc=docname, reftype="myst", refexplicit=True)  # fmt: skip
+    return xref
+
+
+def _bare(children: list[nodes.Node]) -> list[nodes.Node]:
+    return [child.deepcopy() for child in children]
