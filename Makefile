@@ -27,6 +27,7 @@ run: setup
 book: setup  # the site, and in slides/ the slides with their PDF
 	$(BIN)/sphinx-build -q -W --keep-going -c docs . build/book
 	$(BIN)/sphinx-build -q -W --keep-going -b revealjs docs/slides build/book/slides
+	@echo "The book is build/book/index.html, the slides are build/book/slides/index.html and slides.pdf."
 
 links: setup  # asks every external address that the book names; needs the network
 	$(BIN)/sphinx-build -q -c docs -b linkcheck . build/links
