@@ -2,9 +2,9 @@
 
     python benchmarks/room.py [--seats N ...] [--page]
 
-Each seat is kept on its share of the cores, as a container or `taskset` would keep it; so this needs Linux. When all are
-ready, all run two cells of the lessons at the same moment: `classify` over the 960 sketches (notebook 04), and nine
-training steps of 32 images (notebook 06). Memory is the proportional share (PSS) of a seat's processes after that.
+Each seat is kept on its share of the cores, as a container or `taskset` would keep it; so this needs Linux. When all
+are ready, they run two cells of the lessons at the same moment: `classify` over the 960 sketches (notebook 04), and
+nine training steps of 32 images (notebook 06). Memory is the proportional share (PSS) of a seat's processes after that.
 JupyterLab's server is measured apart, before a notebook is open. The figures go into the page for instructors, too;
 --page does only that.
 """
