@@ -69,7 +69,7 @@ def test_the_stored_page_asks_these_questions_and_another_run_stores_the_same(tm
     before = source.read_bytes()
     assert render(source, tmp_path).error is None
     assert source.read_bytes() == before, "sections have no minutes here: their headings do not begin with ##"
-    assert (tmp_path / "quiz.ipynb").read_bytes() == (RENDERED / "quiz.ipynb").read_bytes(), "run: workshop run quiz"
+    assert read(tmp_path / "quiz.ipynb").cells == read(RENDERED / "quiz.ipynb").cells, "run: workshop run quiz"
 
 
 @pytest.fixture(scope="module")
