@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
 import dask
-from lessons import RENDERED, ROOT
+from lessons import NUMBERED, RENDERED, ROOT
 from with_stubs import copy_all
 
 from workshop_utils.cluster import describe_workers, n_gpus, start_cluster
@@ -81,7 +81,7 @@ def plan(names, named, each_alone, cores):
 
 
 def main(named, each_alone):
-    names = sorted(path.stem[:2] for path in RENDERED.glob("*.ipynb"))
+    names = sorted(path.stem[:2] for path in RENDERED.glob(NUMBERED))
     if missing := sorted(set(named) - set(names)):
         sys.exit(f"There is no notebook {', '.join(missing)}: choose among {', '.join(names)}.")
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") and not n_gpus() else set()

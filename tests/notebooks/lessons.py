@@ -5,7 +5,8 @@ from pathlib import Path
 import nbformat
 
 ROOT = Path(__file__).parents[2]
-SOURCES = sorted((ROOT / "notebooks").glob("*.ipynb"))
+NUMBERED = "[0-9]*.ipynb"  # the lessons; quiz.ipynb is none
+SOURCES = sorted((ROOT / "notebooks").glob(NUMBERED))
 RENDERED = ROOT / "notebook_output"
 
 

@@ -8,7 +8,7 @@ import shutil
 import textwrap
 
 import nbformat
-from lessons import RENDERED, ROOT, read, tags
+from lessons import NUMBERED, RENDERED, ROOT, read, tags
 
 COPIES = ROOT / ".nbval"
 FAILED_AS_IT_SHOULD = "the stub gets a hint\n"
@@ -37,7 +37,7 @@ def copy_all():
     """Make the copies anew; return their paths in order."""
     shutil.rmtree(COPIES, ignore_errors=True)
     COPIES.mkdir()
-    for path in sorted(RENDERED.glob("*.ipynb")):
+    for path in sorted(RENDERED.glob(NUMBERED)):
         nbformat.write(with_stub_checks(read(path)), COPIES / path.name)
     return sorted(COPIES.iterdir())
 
