@@ -10,7 +10,7 @@ HOROVOD := $(VENV)/.horovod
 SEVERAL := 08
 ON_HOSTS := 04 06 10
 ON_DEBIAN := 01 03 05
-ALL = $(foreach path,$(notdir $(wildcard notebook_output/*.ipynb)),$(firstword $(subst -, ,$(path))))
+ALL = $(foreach path,$(notdir $(wildcard notebook_output/[0-9]*.ipynb)),$(firstword $(subst -, ,$(path))))
 
 # The stored outputs were made with the sketches and their weights, whatever this machine's user has set or downloaded.
 OFFLINE := WORKSHOP_DATA= WORKSHOP_WEIGHTS= WORKSHOP_NAMES= WORKSHOP_SHARED= WORKSHOP_ROOM= DASK_SCHEDULER_ADDRESS= WORKSHOP_CACHE=$(CURDIR)/$(VENV)/cache
