@@ -1,5 +1,6 @@
 """A cluster starts or is joined as promised, suits PyTorch, stays on loopback, and says what to do when it cannot."""
 
+import builtins
 import os
 import signal
 import socket
@@ -148,6 +149,25 @@ def test_the_dashboard_has_the_port_of_dasks_setting_and_with_0_any_without_a_wa
         end_of(start_cluster(1)) as client,
     ):
         assert client.dashboard_link.startswith(f"http://{LOOPBACK}:")
+
+
+def test_a_notebook_that_starts_a_second_cluster_closes_its_first_but_not_one_that_it_joined(monkeypatch, capsys):
+    monkeypatch.setattr(builtins, "__IPYTHON__", True, raising=False)
+    with socket.create_server((LOOPBACK, 0)) as server:
+        port = server.getsockname()[1]
+    with (
+        dask.config.set({"workshop.dashboard-port": port}),
+        scheduler(1) as address,
+        end_of(start_cluster(address=address)) as joined,
+        end_of(start_cluster(1)) as first,
+    ):
+        assert not capsys.readouterr().out
+        pids = first.run(os.getpid).values()
+        with end_of(start_cluster(1)) as second:
+            assert capsys.readouterr().out == "The cluster that this notebook started before is closed.\n"
+            assert first.status == "closed" and not any(map(psutil.pid_exists, pids))
+            assert f":{port}/" in second.dashboard_link
+            assert joined.submit(sum, [1, 2]).result(timeout=30) == 3
 
 
 def test_an_address_comes_before_dasks_setting_and_that_before_a_new_cluster():

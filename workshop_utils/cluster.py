@@ -1,6 +1,7 @@
 """Start or join a Dask cluster whose workers suit PyTorch."""
 
 import asyncio
+import builtins
 import importlib.util
 import logging
 import os
@@ -21,7 +22,7 @@ import pandas as pd
 from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster
 from distributed.comm import get_address_host
-from distributed.core import rpc
+from distributed.core import Status, rpc
 from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
 from distributed.security import Security
 from distributed.versions import VersionMismatchWarning
@@ -37,6 +38,7 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # PyTo
 SAME_ON_WORKERS = ("python", "dask", "distributed", "cloudpickle", "numpy", "torch", "torchvision", "dask-pytorch-ddp",
                    "fsspec", "pandas", "pillow", "platformdirs", "s3fs")
 SAME_ON_SCHEDULER = ("python", "dask", "distributed", "cloudpickle")
+_started: list[Client] = []  # by start_cluster, in a notebook
 
 
 class ClusterError(RuntimeError):
@@ -50,7 +52,8 @@ def start_cluster(n_workers: int | None = None, *, threads_per_worker: int = 1, 
     In order: `address`; Dask's own setting `scheduler-address` (`DASK_SCHEDULER_ADDRESS`); a vendor's cluster where its
     environment variables say so; one worker per GPU; else one local process per core, up to four, which share the
     cores. What is started here listens on loopback only. Its dashboard has the port of Dask's setting
-    `workshop.dashboard-port` (`DASK_WORKSHOP__DASHBOARD_PORT`), 8787 unless set, 0 for any that is free.
+    `workshop.dashboard-port` (`DASK_WORKSHOP__DASHBOARD_PORT`), 8787 unless set, 0 for any that is free. A notebook
+    starts one at a time on its machine: the one that it started before is closed, and a line says so.
 
     n_workers: how many workers to start; None for the default above. Ignored where a running cluster is joined.
     threads_per_worker: tasks that one local worker runs at a time.
@@ -150,17 +153,27 @@ def _start_local(n_workers, threads_per_worker):
     if not isinstance(port, int) or not 0 <= port < 2**16:
         raise ClusterError(f"Dask's setting workshop.dashboard-port is {port!r}: give DASK_WORKSHOP__DASHBOARD_PORT a "
                            "port's number, 0 for any that is free, or unset it.")
+    _close_earlier()
     busy = not port_is_free(port)
     # Logs are silenced: a failed task's error waits in its future; get_worker_logs() has the rest.
     client = Client(Cluster(n_workers=n_workers, threads_per_worker=threads_per_worker, silence_logs=logging.CRITICAL,
                             host=LOOPBACK, dashboard_address=f"{LOOPBACK}:{0 if busy else port}",
                             worker_dashboard_address=f"{LOOPBACK}:0"))
     if busy:
-        warnings.warn(f"Port {port} is busy, probably with an earlier cluster of some notebook, so this "
-                      f"one's dashboard is at {client.dashboard_link}. To free port and memory, call shutdown() on the "
-                      "earlier client before you run this cell again, or shut the other notebook's kernel down.",
-                      stacklevel=3)
+        warnings.warn(f"Port {port} is busy, probably with the cluster of another notebook, so this one's dashboard "
+                      f"is at {client.dashboard_link}. To free port and memory, shut the other notebook's kernel down, "
+                      "and run this cell again.", stacklevel=3)
+    if hasattr(builtins, "__IPYTHON__"):  # a program may want two clusters side by side
+        _started.append(client)
     return client
+
+
+def _close_earlier():
+    while _started:
+        earlier = _started.pop()
+        if earlier.cluster.status == Status.running:
+            earlier.shutdown() if earlier.status == "running" else earlier.cluster.close()
+            print("The cluster that this notebook started before is closed.")
 
 
 def _set_worker_environment(torch_threads):

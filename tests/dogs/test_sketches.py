@@ -221,3 +221,15 @@ def test_the_shipped_resnet_names_twenty_breeds(shipped):
 
 def test_the_accuracy_in_the_weights_file_is_true(shipped):
     assert accuracy(shipped, SEEN, range(500_000, 500_003)) == pytest.approx(shipped[0]["accuracy"], abs=0.03)
+
+
+def test_a_drawing_that_takes_long_says_how_far_it_is(tmp_path, monkeypatch, capsys):
+    def slow(breed, seed, size, light):
+        time.sleep(0.3)
+        return Image.new("RGB", (8, 8))
+
+    write_sketches(tmp_path / "quick", 1, BREEDS[:3])
+    assert not capsys.readouterr().err
+    monkeypatch.setattr(sketches, "draw_dog", slow)
+    write_sketches(tmp_path / "slow", 1, BREEDS[:5])
+    assert "drawing sketches: 100%" in capsys.readouterr().err

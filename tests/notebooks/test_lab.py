@@ -1,41 +1,65 @@
-"""`workshop lab` in a real browser: notebook 01 opens with three dashboards, which light up when its cluster starts."""
+"""`workshop lab` in a real browser, on a machine where others have 8787, below a base URL as behind a hub's proxy.
 
-import json
+An attendee finds notebook, contents and dashboards; goes through notebook 01, with a mistake; restarts the kernel.
+"""
+
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import pytest
-from playwright.sync_api import TimeoutError, sync_playwright
+from lessons import code_cells, read
+from playwright.sync_api import Error, expect, sync_playwright
 
-from workshop_utils.cluster import DASHBOARD_PORT, LOOPBACK, port_is_free
+from workshop_utils.cluster import DASHBOARD_PORT, LOOPBACK, n_gpus, port_is_free
 from workshop_utils.tool import lab
 
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 WORKSHOP = Path(sys.executable).parent / "workshop"
 PROJECT = Path(__file__).parents[2]
-DASHBOARDS = ("Task Stream", "Progress", "Workers Memory")
+BASE = "/user/anna/"
+DASHBOARDS = ("Task Stream", "Progress", "Workers Memory") + ("GPU Utilization", "GPU Memory") * bool(n_gpus())
+TABS = "#jp-main-dock-panel .lm-TabBar-tabLabel"
+TENSORBOARD = """\
+import os, sys
+os.environ["TENSORBOARD_BINARY"] = os.path.join(os.path.dirname(sys.executable), "tensorboard")
+%load_ext tensorboard
+%tensorboard --logdir . --port 0"""
+
+pytestmark = pytest.mark.timeout(180)
 
 
-def stored(name):
-    return json.loads(Path(lab.__file__).with_name(name).read_text(encoding="utf-8"))
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A home and in it a copy of the workshop, which JupyterLab may write into."""
+    folder = tmp_path_factory.mktemp("lab")
+    shutil.copytree(PROJECT / "notebooks", folder / "workshop" / "notebooks")
+    shutil.copytree(PROJECT / "img", folder / "workshop" / "img")
+    return folder
 
 
-@contextmanager
-def running_lab(folder, *args):
-    """Start `workshop lab` in a clean home; yield the address that it prints."""
-    env = {**os.environ, "HOME": str(folder), "WORKSHOP_CACHE": str(folder / "cache")}
-    command = [WORKSHOP, "lab", "--no-browser", *args]
+@pytest.fixture(scope="module")
+def url(folder):
+    """The address that `workshop lab` prints."""
+    env = {**os.environ, "HOME": str(folder), "WORKSHOP_CACHE": str(folder / "cache"), "DASK_SCHEDULER_ADDRESS": ""}
+    command = [WORKSHOP, "lab", "--no-browser", f"--ServerApp.base_url={BASE}"]
+    taken = socket.create_server((LOOPBACK, DASHBOARD_PORT)) if port_is_free(DASHBOARD_PORT) else nullcontext()
     log = folder / "lab.log"
-    with log.open("w") as target, subprocess.Popen(command, cwd=PROJECT, env=env, stderr=target, text=True) as running:
+    with (
+        taken,
+        log.open("w") as target,
+        subprocess.Popen(command, cwd=folder / "workshop", env=env, stderr=target, text=True) as running,
+    ):
         try:
             while not (found := re.search(r"http://127\.0\.0\.1:\S+token=\w+", log.read_text())):
                 assert running.poll() is None, log.read_text()
@@ -48,66 +72,121 @@ def running_lab(folder, *args):
             running.send_signal(signal.SIGTERM)
 
 
-def run_cell(page, cell):
-    """Run a cell with the keyboard, again if a panel that was just opened took the focus, and wait for its end."""
-    prompt = cell.locator(".jp-InputPrompt")
-    for _ in range(10):
-        cell.locator(".cm-content").click()
-        page.keyboard.press("Control+Enter")
-        try:
-            prompt.filter(has_text=re.compile(r"\[(\*|\d+)\]")).wait_for(timeout=5_000)
-            break
-        except TimeoutError:
-            continue
-    prompt.filter(has_text=re.compile(r"\[\d+\]")).wait_for()
-
-
-@pytest.fixture
-def page():
+@pytest.fixture(scope="module")
+def page(url):
     if not CHROMIUM.exists():
         pytest.skip(f"{CHROMIUM} is not installed: apt install chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         page = browser.new_page(viewport={"width": 1600, "height": 1000})
-        page.set_default_timeout(90_000)
+        page.set_default_timeout(60_000)
+        expect.set_options(timeout=60_000)
+        page.goto(url)
+        page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for()
+        expect(page.locator(TABS)).to_have_count(1 + len(DASHBOARDS))
         yield page
         browser.close()
 
 
-def test_the_dashboards_light_up_when_the_notebook_starts_its_cluster(page, tmp_path):
-    if not port_is_free(DASHBOARD_PORT):
-        pytest.skip(f"port {DASHBOARD_PORT} belongs to another cluster, so the notebook's is elsewhere")
-    with running_lab(tmp_path, "--port", "8931") as url:
-        assert url.startswith("http://127.0.0.1:8931/lab/workspaces/workshop?token=")
-        page.goto(url.split("?")[0])
-        assert "/login?" in page.url  # no token, no entry
-        page.goto(url)
-        tabs = page.locator("#jp-main-dock-panel .lm-TabBar-tabLabel")
-        for title in ("01-getting-started.ipynb", *DASHBOARDS):
-            tabs.filter(has_text=title).wait_for()
-        page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for()
-        start = page.locator(".jp-CodeCell", has_text="client = start_cluster").first
-        for cell in (page.locator(".jp-CodeCell").first, start):
-            run_cell(page, cell)
-        said = start.locator(".jp-OutputArea").inner_text()
-        assert "busy" not in said, said
-        for title in DASHBOARDS:
-            route = "individual-" + title.lower().replace(" ", "-")
-            panel = page.frame_locator(f"iframe[src='http://127.0.0.1:8787/{route}']")
-            panel.locator(".bk-Figure, .bk-Row, .bk-Column, canvas").first.wait_for(state="attached")
-    assert not (tmp_path / ".jupyter" / "lab" / "user-settings").exists()
+def cell_with(page, text):
+    return page.locator(".jp-CodeCell", has_text=text).first
 
 
-def test_the_layout_names_only_widgets_that_it_describes():
-    data = stored("workspace.json")["data"]
-    main = data["layout-restorer:data"]["main"]
-    notebook, dashboards = main["dock"]["children"]
-    shown = notebook["widgets"] + [widget for area in dashboards["children"] for widget in area["widgets"]]
-    assert main["current"] == shown[0] == f"notebook:{lab.FIRST}" and data[shown[0]]["data"]["path"] == lab.FIRST
-    assert tuple(data[widget]["data"]["item"]["label"] for widget in shown[1:]) == DASHBOARDS
-    assert set(shown) == set(data) - {"layout-restorer:data"}
+def run(page, cell, code=None):
+    """Run a cell from the keyboard, with other code if given; return what it says."""
+    prompt = cell.locator(".jp-InputPrompt")
+    before = prompt.inner_text()
+    while prompt.inner_text() == before:  # a panel that was just opened may have taken the focus
+        cell.locator(".cm-content").click()
+        if code:
+            page.keyboard.press("Control+a")
+            page.keyboard.insert_text(code)
+        page.keyboard.press("Control+Enter")
+        page.wait_for_timeout(500)
+    expect(prompt).to_have_text(re.compile(r"\[\d+\]"))
+    return cell.locator(".jp-Cell-outputArea").inner_text()
 
 
-def test_the_dashboards_are_sought_where_a_cluster_puts_them():
-    address = stored("overrides.json")["dask-labextension:plugin"]["defaultURL"]
-    assert address == f"http://{LOOPBACK}:{DASHBOARD_PORT}"
+def run_from(page, cell, n_cells):
+    """Run a cell and those after it, `n_cells` in all, as an attendee does, with Shift and Enter."""
+    cell.locator(".cm-content").click()
+    for _ in range(n_cells):
+        page.keyboard.press("Shift+Enter")
+
+
+def wait_for_task(page, name, dashboard="progress"):
+    """Wait until a pane draws tasks of this name, and the others draw something."""
+    names = "m => [...(m.data instanceof Map ? m.data.get('name') : m.data.name) ?? []]"
+    there = f"name => Bokeh.documents.some(d => [...d.all_models].some(m => m.data && ({names})(m).includes(name)))"
+    give_up = time.monotonic() + 40
+    while True:
+        frame = page.frame(url=re.compile(f"{BASE}workshop/dashboard/individual-{dashboard}"))
+        with suppress(Error):  # it is just loading
+            if frame and frame.evaluate(there, name):
+                break
+        assert time.monotonic() < give_up, [frame.url for frame in page.frames]
+        page.wait_for_timeout(200)
+    for title in DASHBOARDS:
+        route = "individual-" + title.lower().replace(" ", "-")
+        page.frame_locator(f"iframe[src$='{route}']").locator(".bk-Figure").first.wait_for(state="attached")
+
+
+def test_nobody_enters_without_the_token(url):
+    with urlopen(url.split("?")[0]) as answer:
+        assert "/login?" in answer.url
+
+
+def test_the_notebook_is_between_its_contents_and_the_dashboards(page):
+    expect(page.locator(TABS)).to_have_text(["01-getting-started.ipynb", *DASHBOARDS])
+    expect(page.locator(".jp-TableOfContents-tree").get_by_text("Exercise 2")).to_be_visible()
+    width = {name: page.locator(name).bounding_box()["width"] for name in ("#jp-left-stack", ".jp-NotebookPanel")}
+    assert 180 < width["#jp-left-stack"] < 280 and width[".jp-NotebookPanel"] > 780, width
+
+
+def test_an_attendee_goes_through_notebook_01_with_a_mistake(page, folder):
+    path = folder / "workshop" / lab.FIRST
+    sources = [cell.source for cell in read(path).cells]
+    stub = sources.index("total_bones = None  # your code here")
+    run(page, cell_with(page, "n_workers = None"))
+    run_from(page, cell_with(page, "with LocalCluster"), stub - 3)
+    answer, check = cell_with(page, "total_bones ="), cell_with(page, "check_total_bones")
+    run(page, answer, "total_bones = client.run(os.getenv, 'BONES')")
+    said = run(page, check)
+    assert said.startswith("Not yet: that is one answer per worker") and "Traceback" not in said
+    run(page, answer, "total_bones = sum(map(int, client.run(os.getenv, 'BONES').values()))")
+    assert run(page, check).startswith("Correct.")
+    run_from(page, check, len(sources) - stub - 3)
+    wait_for_task(page, "brightness", "task-stream")
+    run(page, cell_with(page, "client.shutdown()"))
+    page.keyboard.press("Control+s")
+    expect(page.locator(".lm-TabBar-tab.jp-mod-dirty")).to_have_count(0)
+    for cell in code_cells(read(path)):
+        assert cell.execution_count or "unanswered(total_bones)" in cell.source  # our solution was not needed
+        assert "traceback" not in str(cell.outputs).lower(), cell.outputs
+
+
+def test_the_dashboards_follow_a_restarted_kernel_and_a_second_cluster(page):
+    page.get_by_role("menuitem", name="Kernel", exact=True).click()
+    page.locator("[data-command='kernelmenu:restart']").click()
+    with page.expect_response(re.compile("/restart")):
+        page.locator(".jp-Dialog-button.jp-mod-accept").click()
+    page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for()
+    page.locator(".jp-TableOfContents-tree").get_by_text("Start a cluster").click()
+    cell = cell_with(page, "client = start_cluster")
+    start = "from workshop_utils.cluster import start_cluster\nclient = start_cluster(1)\n"
+    said = run(page, cell, f"{start}def first(x): return x\nkept = client.map(first, range(9))")
+    assert not said, "neither a busy port nor an earlier cluster"
+    wait_for_task(page, "first")
+    said = run(page, cell, f"{start}def second(x): return x\nkept = client.map(second, range(9))")
+    assert said.strip() == "The cluster that this notebook started before is closed."
+    wait_for_task(page, "second")
+
+
+def test_tensorboard_comes_through_the_proxy(page):
+    run(page, page.locator(".jp-CodeCell").first, TENSORBOARD)
+    board = page.frame_locator(f"iframe[src*='{BASE}proxy/']")
+    expect(board.get_by_text("No dashboards are active")).to_be_visible()
+
+
+def test_the_users_own_settings_are_left_alone(page, folder):
+    assert not (folder / ".jupyter" / "lab" / "user-settings").exists()

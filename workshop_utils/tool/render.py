@@ -1,6 +1,7 @@
 """Execute notebooks headless and keep their outputs in a form that differs only where the results do."""
 
 import importlib.metadata
+import os
 import platform
 import re
 import sys
@@ -92,7 +93,7 @@ def _execute(notebook, path, seconds):
     client = NotebookClient(notebook, timeout=CELL_TIMEOUT_S, kernel_name="python3", extra_arguments=quiet,
                             record_timing=False, coalesce_streams=True, resources={"metadata": {"path": path.parent}})
     client.reset_execution_trackers()
-    with client.setup_kernel():
+    with client.setup_kernel(env=os.environ | {"TQDM_DISABLE": "1"}):  # bars that the next run may not have
         for index, cell in enumerate(tqdm(notebook.cells, desc=path.stem, unit="cell")):
             start = time.perf_counter()
             client.execute_cell(cell, index, execution_count=client.code_cells_executed + 1)

@@ -1,0 +1,86 @@
+"""What `workshop lab` chooses before JupyterLab starts: what lies where, and the port of the dashboards."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import dask
+import pytest
+from tornado.httpserver import HTTPServer
+from tornado.netutil import bind_sockets
+from tornado.web import Application
+
+from workshop_utils.cluster import LOOPBACK, port_is_free
+from workshop_utils.tool import lab
+from workshop_utils.tool.lab import dashboard_port, workspace
+
+PROJECT = Path(__file__).parents[2]
+THREE = ["Task Stream", "Progress", "Workers Memory"]
+
+
+def widgets(area):
+    return area.get("widgets", []) + [widget for child in area.get("children", []) for widget in widgets(child)]
+
+
+@pytest.mark.parametrize(("gpus", "panes"), [(0, THREE), (1, [*THREE, "GPU Utilization", "GPU Memory"])])
+def test_the_layout_has_panes_for_gpus_where_there_are_some_and_describes_all_that_it_names(gpus, panes):
+    data = workspace(gpus)["data"]
+    layout = data.pop("layout-restorer:data")
+    notebook, *shown = widgets(layout["main"]["dock"])
+    assert layout["main"]["current"] == notebook == f"notebook:{lab.FIRST}"
+    assert data[notebook]["data"]["path"] == lab.FIRST
+    assert [data[widget]["data"]["item"]["label"] for widget in shown] == panes
+    assert set(data) == {notebook, *shown}
+    right = layout["main"]["dock"]["children"][1]
+    assert len(right["sizes"]) == len(right["children"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a port cannot be kept for a server that is to come")
+def test_two_labs_have_two_dashboard_ports_on_each_of_which_a_cluster_can_listen():
+    with dashboard_port() as first, dashboard_port() as second:
+        assert first != second
+        for port in (first, second):
+            assert port_is_free(port)  # which start_cluster asks
+            server = HTTPServer(lambda request: None)  # as Dask's
+            server.add_sockets(bind_sockets(port, LOOPBACK))
+            assert not port_is_free(port)
+            server.stop()
+
+
+def test_the_users_own_dashboard_port_wins_and_0_is_any():
+    with dask.config.set({"workshop.dashboard-port": 9999}), dashboard_port() as port:
+        assert port == 9999
+    with dask.config.set({"workshop.dashboard-port": 0}), dashboard_port() as port:
+        assert port and port_is_free(port)
+
+
+def test_the_panes_are_sought_at_the_server_itself():
+    settings = json.loads(Path(lab.__file__).with_name("overrides.json").read_text(encoding="utf-8"))
+    assert settings["dask-labextension:plugin"]["defaultURL"] == "workshop/dashboard"
+
+
+def test_a_second_lab_of_the_same_user_changes_nothing_of_the_first(monkeypatch):
+    labs = []
+
+    def start():
+        labs.append(about := (settings[-1], os.environ["DASK_WORKSHOP__DASHBOARD_PORT"]))
+        if len(labs) == 1:
+            lab.open_lab(PROJECT)
+        assert sorted(path.suffix for path in about[0].iterdir()) == [".json", ".jupyterlab-workspace"]
+
+    def initialize_server(arguments):
+        settings.append(Path(next(one for one in arguments if "app_settings_dir" in one).split("=")[1]))
+        return SimpleNamespace(base_url="/user/anna/", web_app=Application(), start=start)
+
+    settings = []
+    for name in ("DASK_WORKSHOP__DASHBOARD_PORT", "TENSORBOARD_PROXY_URL"):
+        monkeypatch.setenv(name, "")  # so that it is put back in the end
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("jupyterlab.labapp.LabApp.initialize_server", initialize_server)
+    lab.open_lab(PROJECT)
+    (first, first_port), (second, second_port) = labs
+    assert first != second and not first.exists() and not second.exists()
+    assert first_port != second_port or sys.platform != "linux"
+    assert os.environ["TENSORBOARD_PROXY_URL"] == "/user/anna/proxy/%PORT%/"
