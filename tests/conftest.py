@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from distributed.core import Status
+from playwright.sync_api import sync_playwright
 from samples import ODD_NAMES, S3_SECRET, make_weights
 
 from workshop_utils import object_store
@@ -16,6 +17,8 @@ from workshop_utils.cluster import start_cluster
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.dogs.sketches import write_sketches
 
+CHROMIUM = Path("/usr/bin/chromium")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 FAILED = pytest.StashKey[bool]()
 
 
@@ -30,6 +33,17 @@ def pytest_configure(config):
 def pytest_runtest_setup(item):
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA GPU, and `pytest -m gpu`")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A real browser, for a module's tests and no longer: its driver keeps an event loop in this thread."""
+    if not CHROMIUM.exists():
+        pytest.skip(f"{CHROMIUM} is not installed: apt install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
 
 
 @pytest.fixture(autouse=True)

@@ -1,15 +1,11 @@
-"""One build of the book for all tests, its pages taken apart, a server and a browser."""
+"""One build of the book for all tests, its pages taken apart, and a server."""
 
 import functools
 import http.server
 import threading
-from pathlib import Path
 
 import pytest
 from built import Page, build
-
-CHROMIUM = Path("/usr/bin/chromium")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 
 
 @pytest.fixture(scope="session")
@@ -37,14 +33,3 @@ def site(book):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
-
-
-@pytest.fixture(scope="session")
-def chromium():
-    if not CHROMIUM.exists():
-        pytest.skip(f"{CHROMIUM} is not installed: apt install chromium")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()

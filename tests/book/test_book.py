@@ -135,4 +135,4 @@ def test_with_a_repository_a_notebook_opens_elsewhere_and_names_its_source(tmp_p
                        f"https://mybinder.org/v2/gh/someone/workshop/main?urlpath=lab%2Ftree%2F{path}"]  # fmt: skip
     files = [link["href"] for link in page.all("a") if "/blob/" in link.get("href", "")]
     at = "https://github.com/someone/workshop/blob/main"
-    assert f"{at}/README.md" in files and f"{at}/notebooks/05-training-data.ipynb" in files
+    assert f"{at}/docs/figures.md" in files and f"{at}/notebooks/05-training-data.ipynb" in files

@@ -22,8 +22,8 @@ CUT_OFF = """() => {
 
 
 @pytest.fixture(scope="module", params=WIDTHS)
-def page(chromium, request):
-    context = chromium.new_context(viewport={"width": request.param, "height": 900}, reduced_motion="reduce")
+def page(browser, request):
+    context = browser.new_context(viewport={"width": request.param, "height": 900}, reduced_motion="reduce")
     yield context.new_page()
     context.close()
 
@@ -73,9 +73,9 @@ def test_a_solution_unfolds(page, site):
 @pytest.mark.parametrize(
     ("scheme", "chosen"), [("light", ("docs", "notebook_output", "search")), ("dark", IN_THE_DARK)]
 )
-def test_axe_finds_nothing_wrong(chromium, site, pages, scheme, chosen):
+def test_axe_finds_nothing_wrong(browser, site, pages, scheme, chosen):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
-    context = chromium.new_context(color_scheme=scheme, reduced_motion="reduce")
+    context = browser.new_context(color_scheme=scheme, reduced_motion="reduce")
     page, found = context.new_page(), {}
     for path in filter(lambda path: path.startswith(chosen), pages):
         page.goto(f"{site}/{path}")
@@ -88,8 +88,8 @@ def test_axe_finds_nothing_wrong(chromium, site, pages, scheme, chosen):
     assert not {path: violations for path, violations in found.items() if violations}
 
 
-def test_in_the_dark_an_output_made_for_white_paper_keeps_it(chromium, site):
-    context = chromium.new_context(color_scheme="dark", reduced_motion="reduce")
+def test_in_the_dark_an_output_made_for_white_paper_keeps_it(browser, site):
+    context = browser.new_context(color_scheme="dark", reduced_motion="reduce")
     page = context.new_page()
     page.goto(f"{site}/notebook_output/02-dask-basics.html")
     graph = page.locator(".cell_output .text_html:has(svg)").first

@@ -2,13 +2,11 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "docs/slides"
@@ -34,22 +32,17 @@ def built(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def shown(built):
+def shown(built, browser):
     """What each slide measures in a window of its own size, and what the browser's console said."""
-    if not (chromium := shutil.which("chromium")):
-        pytest.skip("needs: apt install chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        page, said, slides = browser.new_page(viewport={"width": 1280, "height": 720}), [], []
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: request.url.startswith(("file:", "data:")) or said.append(request.url))
-        page.goto((built / "index.html").as_uri())
-        page.wait_for_function("Reveal.isReady()")
-        for position in range(page.evaluate("Reveal.getTotalSlides()")):
-            page.evaluate("position => Reveal.slide(position)", position)
-            slides.append(page.evaluate(MEASURE))
-        browser.close()
+    page, said, slides = browser.new_page(viewport={"width": 1280, "height": 720}), [], []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: request.url.startswith(("file:", "data:")) or said.append(request.url))
+    page.goto((built / "index.html").as_uri())
+    page.wait_for_function("Reveal.isReady()")
+    for position in range(page.evaluate("Reveal.getTotalSlides()")):
+        page.evaluate("position => Reveal.slide(position)", position)
+        slides.append(page.evaluate(MEASURE))
     return slides, said
 
 

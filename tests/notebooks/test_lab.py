@@ -18,13 +18,11 @@ from urllib.request import urlopen
 
 import pytest
 from lessons import code_cells, read
-from playwright.sync_api import Error, expect, sync_playwright
+from playwright.sync_api import Error, expect
 
 from workshop_utils.cluster import DASHBOARD_PORT, LOOPBACK, n_gpus, port_is_free
 from workshop_utils.tool import lab
 
-CHROMIUM = Path("/usr/bin/chromium")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 WORKSHOP = Path(sys.executable).parent / "workshop"
 PROJECT = Path(__file__).parents[2]
 BASE = "/user/anna/"
@@ -73,19 +71,14 @@ def url(folder):
 
 
 @pytest.fixture(scope="module")
-def page(url):
-    if not CHROMIUM.exists():
-        pytest.skip(f"{CHROMIUM} is not installed: apt install chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        page = browser.new_page(viewport={"width": 1600, "height": 1000})
-        page.set_default_timeout(60_000)
-        expect.set_options(timeout=60_000)
-        page.goto(url)
-        page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for()
-        expect(page.locator(TABS)).to_have_count(1 + len(DASHBOARDS))
-        yield page
-        browser.close()
+def page(browser, url):
+    page = browser.new_page(viewport={"width": 1600, "height": 1000})
+    page.set_default_timeout(60_000)
+    expect.set_options(timeout=60_000)
+    page.goto(url)
+    page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for()
+    expect(page.locator(TABS)).to_have_count(1 + len(DASHBOARDS))
+    return page
 
 
 def cell_with(page, text):

@@ -6,7 +6,6 @@ from collections import Counter
 
 import pytest
 from lessons import RENDERED, ROOT, SOURCES, code_cells, read
-from test_lab import CHROMIUM, FLAGS
 
 from workshop_utils.tool.render import render
 
@@ -73,27 +72,20 @@ def test_the_stored_page_asks_these_questions_and_another_run_stores_the_same(tm
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
+def page(browser, tmp_path_factory):
     """The stored outputs as a static page, with what it tried to fetch as `page.fetched`."""
-    if not CHROMIUM.exists():
-        pytest.skip(f"{CHROMIUM} is not installed: apt install chromium")
-    from playwright.sync_api import sync_playwright
-
     outputs = [output for cell in code_cells(read(RENDERED / "quiz.ipynb")) for output in cell.outputs]
     shown = [output.data for output in outputs if "data" in output]
     parts = [data.get("text/html") or f"<script>{data['application/javascript']}</script>" for data in shown]
     path = tmp_path_factory.mktemp("page") / "quiz.html"
     divs = "".join(f"<div>{part}</div>" for part in parts)
     path.write_text(f"<!doctype html><meta charset='utf-8'><body>{divs}", encoding="utf-8")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        page = browser.new_page(viewport={"width": 900, "height": 900})
-        page.fetched = []
-        page.on("request", lambda request: page.fetched.append(request.url))
-        page.goto(path.as_uri())
-        page.locator(".Quiz").nth(len(QUESTIONS) - 1).wait_for()
-        yield page
-        browser.close()
+    page = browser.new_page(viewport={"width": 900, "height": 900})
+    page.fetched = []
+    page.on("request", lambda request: page.fetched.append(request.url))
+    page.goto(path.as_uri())
+    page.locator(".Quiz").nth(len(QUESTIONS) - 1).wait_for()
+    return page
 
 
 def test_the_page_shows_all_questions_and_fetches_nothing(page):

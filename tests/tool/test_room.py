@@ -20,8 +20,6 @@ from workshop_utils.tool.cli import main
 
 PROJECT = Path(__file__).parents[2]
 WORKSHOP = Path(sys.executable).parent / "workshop"
-CHROMIUM = Path("/usr/bin/chromium")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 N = 30
 ATTENDEE = """
 import sys
@@ -87,17 +85,6 @@ def served(*args):
 def board():
     with served() as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if not CHROMIUM.exists():
-        pytest.skip(f"{CHROMIUM} is not installed: apt install chromium")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
