@@ -46,8 +46,9 @@ def print_pdf(app, error):
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page()
+        page.add_init_script("addEventListener('pdf-ready', () => window.laidOut = true)")
         page.goto(f"{Path(app.outdir, 'index.html').as_uri()}?print-pdf")
-        page.wait_for_function("document.querySelectorAll('.pdf-page').length == Reveal.getTotalSlides()")
+        page.wait_for_function("window.laidOut")
         page.pdf(path=Path(app.outdir, "slides.pdf"), prefer_css_page_size=True, print_background=True)
         browser.close()
 
