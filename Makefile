@@ -16,7 +16,7 @@ ALL = $(foreach path,$(notdir $(wildcard notebook_output/[0-9]*.ipynb)),$(firstw
 OFFLINE := WORKSHOP_DATA= WORKSHOP_WEIGHTS= WORKSHOP_NAMES= WORKSHOP_SHARED= WORKSHOP_ROOM= DASK_SCHEDULER_ADDRESS= WORKSHOP_CACHE=$(CURDIR)/$(VENV)/cache
 COMPARE := $(OFFLINE) $(BIN)/python tests/notebooks/compare.py
 
-.PHONY: lab run book links test test-notebooks test-clusters test-long newest gpu setup horovod pins clean
+.PHONY: lab run book links test unit test-notebooks test-clusters test-long newest gpu setup horovod pins clean
 
 lab: setup
 	$(BIN)/workshop lab
@@ -36,9 +36,15 @@ test: setup
 	@$(MAKE) --no-print-directory horovod || echo "The tests of Horovod are skipped; notebook 09 shows stored outputs."
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	@$(MAKE) --no-print-directory unit
 	@! command -v nvidia-smi >/dev/null || $(BIN)/pytest -m gpu
 	$(COMPARE) --each-on-one-core $(SEVERAL)
+
+unit: setup  # the package's tests, and all others beside them: either leaves a core idle half of the time
+	@mkdir -p build
+	@$(BIN)/pytest tests/test_*.py workshop_utils > build/package-tests.log 2>&1 & package=$$!; \
+	  $(BIN)/pytest tests docs/_ext --ignore-glob='tests/test_*.py'; others=$$?; \
+	  wait $$package || { cat build/package-tests.log; exit 1; }; tail -n 1 build/package-tests.log; exit $$others
 
 test-notebooks: setup  # all of them, or ONLY="01 06"
 	$(COMPARE) $(ONLY)
