@@ -161,8 +161,8 @@ def _start_local(n_workers, threads_per_worker):
                             worker_dashboard_address=f"{LOOPBACK}:0"))
     if busy:
         warnings.warn(f"Port {port} is busy, probably with the cluster of another notebook, so this one's dashboard "
-                      f"is at {client.dashboard_link}. To free port and memory, shut the other notebook's kernel down, "
-                      "and run this cell again.", stacklevel=3)
+                      f"is at {client.dashboard_link}. To free port and memory, shut the other notebook's kernel down "
+                      "and restart this one.", stacklevel=3)
     if hasattr(builtins, "__IPYTHON__"):  # a program may want two clusters side by side
         _started.append(client)
     return client

@@ -35,6 +35,12 @@ def work_of(n_images, deadline_h, rate, *_):
     return n_images / rate / 3600
 
 
+def without_a_way_out(n_images, deadline_h, rate, boot_h, price):
+    work_h = work_of(n_images, deadline_h, rate)
+    machines = ceil(round(work_h / (deadline_h - boot_h), 9))  # divides by zero where all of the time is booting
+    return machines, (machines * boot_h + work_h) * price
+
+
 @pytest.mark.parametrize(
     ("answer", "hint"),
     [
@@ -49,7 +55,8 @@ def work_of(n_images, deadline_h, rate, *_):
         (changed(money=lambda _, n, *a: n * a[1] * a[4]), "until the deadline; they are done"),
         (changed(money=lambda _, n, *a: (a[3] + work_of(*a)) * a[4]), "pays for the boot of one machine"),
         (changed(money=lambda right, *_: right * 60), "at 0.5 an hour that is not"),
-        (lambda *a: plan(*a) or (10**9, 0), "a deadline of 0.25 hours.*return None"),
+        (without_a_way_out, "a deadline of 0.1 hours.*return None"),
+        (lambda *a: plan(*a) or (10**9, 0), "a deadline of 0.1 hours.*return None"),
         (lambda *a: plan(*a) if a[1] != a[3] else 1 / 0, "ZeroDivisionError"),
     ],
 )

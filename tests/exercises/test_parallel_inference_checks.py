@@ -52,6 +52,7 @@ CHECKED = pd.DataFrame(
         (None, "still None"),
         (CHECKED, "all the rows"),
         (CHECKED[:1], "error.notna"),
+        (CHECKED[:0], "no rows: classify `mixed` first"),
         (CHECKED[1:2], "other bad files"),
         (CHECKED[["path", "error"]][1:], "all the columns"),
         (CHECKED.error[1:], "should be a DataFrame"),

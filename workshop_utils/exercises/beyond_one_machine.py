@@ -44,7 +44,7 @@ def check_plan(plan: Answer) -> None:
                f"{right} of them boot.")  # fmt: skip
         expect(_close(money, due), f"{about}: all machines together work {work_h:.2f} hours and boot {right} times "
                f"{boot_h}; at {price} an hour that is not {money:.2f}.")  # fmt: skip
-    for deadline_h in (0.25, 0.1):
+    for deadline_h in (0.1, 0.25):
         late = plan(1e6, deadline_h, 77.7, 0.25, 0.5)
         expect(late is None, f"with a deadline of {deadline_h} hours, and a boot of 0.25, no number of machines is "
                f"done in time: return None, not {late!r}.")  # fmt: skip

@@ -15,7 +15,8 @@ from workshop_utils.exercises import Answer, exercise, expect, passed
 @exercise
 def check_tree(answer: Answer, numbers: list[int]) -> None:
     expect(answer is not None, "total is still None.")
-    expect(not isinstance(answer, Real), "total is a number already: leave out compute(), the check calls it.")
+    expect(not isinstance(answer, Real), "total is a number already: call dask.delayed(add_pair), and leave "
+           "compute() to the check.")
     expect(not isinstance(answer, list) or len(answer) != 1, "that is a list of one: take the Delayed out of it.")
     expect(isinstance(answer, Delayed), "total should be one Delayed: the last call of dask.delayed(add_pair).")
     graph = dict(answer.__dask_graph__())
@@ -45,8 +46,8 @@ def check_first_three(answer: Answer, naps: list[float], client: Client) -> None
     seconds = [seconds for seconds, _ in answer]
     expect(len(set(seconds)) == 3, "the same result is there twice.")
     alone = sum(client.nthreads().values()) == 1  # then naps end in the order in which they were submitted
-    expect(alone or max(naps) not in seconds, "you waited for the longest nap: start the naps in the cell that loops "
-           "over as_completed; naps that are over before you look come in any order.")
+    expect(alone or max(naps) not in seconds, "you waited for the longest nap, as gather does: loop over "
+           "as_completed, in the cell that starts the naps; those that are over before you look come in any order.")
     passed("No need to wait for the longest nap.")
 
 

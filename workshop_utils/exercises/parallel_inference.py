@@ -44,7 +44,8 @@ def check_bad_files(answer: Answer, paths: list[str]) -> None:
     expect(isinstance(answer, pd.DataFrame), "bad should be a DataFrame, some of the rows that classify returned.")
     expect(set(COLUMNS) <= set(answer), "bad should have all the columns of classify.")
     expect(len(answer) < len(paths), "these are all the rows; keep those where error is not missing.")
-    expect(len(answer) and answer.error.notna().all(), "use error.notna() to choose the rows.")
+    expect(len(answer), "it has no rows: classify `mixed` first, and choose among the rows that this returns.")
+    expect(answer.error.notna().all(), "use error.notna() to choose the rows.")
     names = {PureWindowsPath(path).name for path in answer.path}  # splits on both kinds of slash
     expect(names == {"empty.jpg", "letter.jpg"}, "there are other bad files.")
     passed(f"{len(answer)} bad files named, {len(paths) - len(answer)} classified all the same.")
