@@ -5,9 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 HOROVOD := $(VENV)/.horovod
 
-# `make test` compares all notebooks on one core each, and SEVERAL, a quick one about several workers, on all cores as
-# well. `make test-long` runs the others so: some on several hosts, some on a bare Debian, the rest here.
-SEVERAL := 08
+# `make test` compares all notebooks on one core each. `make test-long` runs them on several workers, too: some on several
+# hosts, some on a bare Debian, the rest on all cores here.
 ON_HOSTS := 04 06 10
 ON_DEBIAN := 01 03 05
 ALL = $(foreach path,$(notdir $(wildcard notebook_output/[0-9]*.ipynb)),$(firstword $(subst -, ,$(path))))
@@ -38,7 +37,7 @@ test: setup
 	$(BIN)/mypy
 	@$(MAKE) --no-print-directory unit
 	@! command -v nvidia-smi >/dev/null || $(BIN)/pytest -m gpu
-	$(COMPARE) --each-on-one-core $(SEVERAL)
+	$(COMPARE) --each-on-one-core
 
 unit: setup  # the package's tests, and all others beside them: either leaves a core idle half of the time
 	@mkdir -p build
@@ -55,7 +54,7 @@ test-clusters: setup  # several hosts, SSH and Slurm on this machine; what canno
 
 test-long: test-clusters  # what takes long or needs root
 	$(BIN)/pytest -m long
-	$(COMPARE) $(filter-out $(SEVERAL) $(ON_HOSTS) $(ON_DEBIAN),$(ALL))
+	$(COMPARE) $(filter-out $(ON_HOSTS) $(ON_DEBIAN),$(ALL))
 
 newest: setup  # the lessons with the newest versions that the ranges allow; the report is build/newest/report.md
 	$(OFFLINE) $(BIN)/python tools/try_newest.py

@@ -58,6 +58,7 @@ def kill(manager, process):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no SIGKILL")
+@pytest.mark.long
 @pytest.mark.parametrize("end", [restart, kill])
 def test_a_kernel_leaves_no_orphan(kernel, end):
     manager, process, processes = kernel
