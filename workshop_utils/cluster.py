@@ -28,6 +28,7 @@ from distributed.security import Security
 from distributed.versions import VersionMismatchWarning
 
 from workshop_utils.object_store import LOOPBACK  # which runs also where this package cannot be imported
+from workshop_utils.progress import waiting
 
 PACKAGE = Path(__file__).parent
 DASHBOARD_PORT = 8787
@@ -156,9 +157,10 @@ def _start_local(n_workers, threads_per_worker):
     _close_earlier()
     busy = not port_is_free(port)
     # Logs are silenced: a failed task's error waits in its future; get_worker_logs() has the rest.
-    client = Client(Cluster(n_workers=n_workers, threads_per_worker=threads_per_worker, silence_logs=logging.CRITICAL,
-                            host=LOOPBACK, dashboard_address=f"{LOOPBACK}:{0 if busy else port}",
-                            worker_dashboard_address=f"{LOOPBACK}:0"))
+    with waiting(f"starting {n_workers} workers"):
+        client = Client(Cluster(n_workers=n_workers, threads_per_worker=threads_per_worker, host=LOOPBACK,
+                                silence_logs=logging.CRITICAL, worker_dashboard_address=f"{LOOPBACK}:0",
+                                dashboard_address=f"{LOOPBACK}:{0 if busy else port}"))
     if busy:
         warnings.warn(f"Port {port} is busy, probably with the cluster of another notebook, so this one's dashboard "
                       f"is at {client.dashboard_link}. To free port and memory, shut the other notebook's kernel down "
@@ -234,7 +236,8 @@ def _await_worker(client, timeout_s):
     print(f"{client.scheduler.address} has no workers yet; waiting for one, up to {timeout_s} s.")
     work = client.submit(int, pure=False)  # for which an adaptive cluster starts a worker
     try:
-        client.wait_for_workers(1, timeout=timeout_s)
+        with waiting("waiting for a worker"):
+            client.wait_for_workers(1, timeout=timeout_s)
     except TimeoutError as error:
         raise ClusterError(f"The cluster at {client.scheduler.address!r} has no workers, and none came within "
                            f"{timeout_s} s. Start one with: workshop join {client.scheduler.address}") from error

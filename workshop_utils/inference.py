@@ -3,7 +3,7 @@
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -18,6 +18,7 @@ from workshop_utils.data import IN_BREED, read_files
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.images import load_on_cpu, load_on_gpu
 from workshop_utils.models import load_resnet, resolve_weights
+from workshop_utils.progress import bar
 
 COLUMNS = ["path", "breed", "prediction", "probability", "correct", "error"]
 PRECISIONS = ("auto", "fp32", "bf16")
@@ -44,7 +45,8 @@ def classify(client: Client, paths: Iterable[str | os.PathLike], *, batch_size: 
     storage_options: what fsspec needs to open `paths`; None for anonymous reading of s3:// without credentials.
     weights: as in `load_resnet`; a file must be readable from the workers.
     precision: "fp32", "bf16", or "auto" for bf16 where the worker's CPU or GPU computes in it.
-    Raises what loading the weights raises. A worker that dies costs time, not rows: Dask reruns its batches.
+    Raises what loading the weights raises. A worker that dies costs time, not rows: Dask reruns its batches. A bar
+    shows how many photos are done.
 
     >>> from tempfile import TemporaryDirectory
     >>> from workshop_utils.data import list_photos
@@ -55,8 +57,13 @@ def classify(client: Client, paths: Iterable[str | os.PathLike], *, batch_size: 
     >>> frame.prediction.tolist(), frame.correct.tolist()
     (['boxer', 'pug'], [True, True])
     """
-    frames = list(classify_stream(client, paths, batch_size=batch_size, storage_options=storage_options,
-                                  weights=weights, precision=precision))
+    stream = classify_stream(client, paths, batch_size=batch_size, storage_options=storage_options, weights=weights,
+                             precision=precision)
+    frames = []
+    with bar(desc="classifying", total=len(paths) if isinstance(paths, Sized) else None, unit=" photos") as line:
+        for frame in stream:
+            frames.append(frame)
+            line.update(len(frame))
     return pd.concat(frames or [_frame([], [])], ignore_index=True).infer_objects()
 
 

@@ -35,6 +35,8 @@ def local_object_store(folder: str | os.PathLike) -> Iterator[dict]:
     block, or the death of this process, ends the server and deletes what it stored. Raises ObjectStoreError, also where
     workers of the current Dask client are on other machines.
     """
+    from workshop_utils.progress import waiting  # the supervisor cannot
+
     source = Path(folder).expanduser().resolve()
     if not source.is_dir():
         raise ObjectStoreError(f"{str(source)!r} is no folder: give the folder whose files are to be served.")
@@ -46,7 +48,8 @@ def local_object_store(folder: str | os.PathLike) -> Iterator[dict]:
             stdout=log, stderr=log, bufsize=0, start_new_session=True) as supervisor:  # fmt: skip
         assert supervisor.stdin
         supervisor.stdin.write(json.dumps([weed, ports, secret]).encode() + b"\n")  # leaving closes it: the end
-        _upload(source, {"key": ADMIN, "secret": secret, **options}, supervisor, log)
+        with waiting("starting the S3 server"):
+            _upload(source, {"key": ADMIN, "secret": secret, **options}, supervisor, log)
         _refuse_other_hosts(ports["s3.port"])
         yield {"anon": True, **options}
 

@@ -15,6 +15,8 @@ from PIL import Image
 if TYPE_CHECKING:
     from plotnine import ggplot
 
+# Of charts, in this order; told apart also where red and green, or blue and green, look alike.
+PALETTE = ["#2166ac", "#d8870f", "#1b7837", "#882255", "#88ccee"]
 COLOURS = {None: "#333333", True: "#1b7837", False: "#b2182b"}  # of a gallery's marks
 
 

@@ -26,7 +26,7 @@ NBVAL = ("--nbval", "--nbval-current-env", f"--nbval-sanitize-with={SANITIZE}", 
 LONGEST = ("09", "06")  # begin first, so that no core waits for them at the end
 QUIET = {
     "DASK_WORKSHOP__DASHBOARD_PORT": "0",  # any: 8787 may belong to another notebook, and each would say so
-    "TQDM_DISABLE": "1",  # the first run draws sketches, with a bar; later ones find them
+    "TQDM_DISABLE": "1",  # a bar appears where something takes long, and the copies have none
     # On stderr in some containers, and no fault of a notebook: which cores are near the GPU is hidden from dask-cuda,
     # or PyTorch finds NVML's bindings in a package of an older name.
     "PYTHONWARNINGS": "ignore:Cannot get CPU affinity:UserWarning,ignore:The pynvml package:FutureWarning",

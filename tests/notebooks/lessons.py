@@ -1,5 +1,6 @@
 """The notebooks as the tests read them."""
 
+import re
 from pathlib import Path
 
 import nbformat
@@ -12,6 +13,16 @@ RENDERED = ROOT / "notebook_output"
 
 def read(path):
     return nbformat.read(path, as_version=4)
+
+
+def without_bars(notebook):
+    """Return a rendered notebook without its finished bars: where all went fast, a run has none."""
+    for cell in code_cells(notebook):
+        for output in cell.outputs:
+            if output.output_type == "stream":
+                output.text = re.sub(r"^.*\[\d\d:\d\d[^]\n]*\]\n", "", output.text, flags=re.MULTILINE)
+        cell.outputs = [output for output in cell.outputs if output.get("text") != ""]
+    return notebook
 
 
 def tags(cell):

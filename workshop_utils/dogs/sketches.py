@@ -8,11 +8,11 @@ from pathlib import Path
 from random import Random
 
 from PIL import Image, ImageChops
-from tqdm import tqdm
 
 from workshop_utils.dogs.breeds import BREEDS, Breed, find_breed
 from workshop_utils.dogs.drawing import PALETTE, TABLES, TOYS, shade
 from workshop_utils.dogs.poses import Dog
+from workshop_utils.progress import bar
 from workshop_utils.storage import whole_file
 
 LIGHTS = ("day", "dusk")
@@ -58,7 +58,7 @@ def write_sketches(folder: str | Path, per_breed: int, breeds: Iterable[Breed | 
     wanted = product(map(find_breed, BREEDS if breeds is None else breeds), range(first_seed, first_seed + per_breed))
     paths = [(breed, seed, Path(folder, breed.folder, f"{breed.wnid}_{seed}.jpg")) for breed, seed in wanted]
     missing = [sketch for sketch in paths if not sketch[-1].exists()]
-    for breed, seed, path in tqdm(missing, desc="drawing sketches", delay=1):
+    for breed, seed, path in bar(missing, desc="drawing sketches"):
         with whole_file(path) as part:
             draw_dog(breed, seed, size, light).save(part, "JPEG", quality=88)
     return len(missing)

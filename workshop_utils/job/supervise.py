@@ -3,7 +3,7 @@
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import cloudpickle
@@ -13,6 +13,7 @@ from distributed import Client, Future
 from workshop_utils.job.attempt import Attempt, Call
 from workshop_utils.job.errors import JobError, SchedulerLost, WorkerDied
 from workshop_utils.job.workers import await_successors
+from workshop_utils.progress import waiting
 
 _jobs: list["Job"] = []  # of this process, each until its workers are free
 
@@ -35,7 +36,8 @@ class Job:
         """
         self._fewest, self._most = _fewest_and_most(n_workers)
         _refuse_wrong(timeout, max_restarts, wait_for_workers=wait_for_workers, wait_for_successors=wait_for_successors)
-        self.name = f"{getattr(fn, '__name__', 'function')}-{uuid.uuid4().hex}"
+        self._function = getattr(fn, "__name__", "function")
+        self.name = f"{self._function}-{uuid.uuid4().hex}"
         self.failures: list[WorkerDied] = []
         self._call = Call(client, self.name, bootstrap, _pickled(fn, args, kwargs), max_restarts, timeout)
         self._changed, self._patience = self._call.changed, (wait_for_workers, wait_for_successors)
@@ -48,7 +50,7 @@ class Job:
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
         try:
             self._thread.start()  # all that has to be undone is done in there, where no interrupt comes
-            self._wait(lambda: self.workers or self._ended)
+            self._wait(lambda: self.workers or self._ended, "choosing the workers")
         except BaseException:
             self.cancel()
             raise
@@ -57,7 +59,7 @@ class Job:
 
     def __repr__(self) -> str:
         state = "running" if not self._ended else f"failed: {self._error!r}" if self._error else "finished"
-        return f"<Job {self.name.rsplit('-', 1)[0]}, {len(self.workers)} ranks, {state}>"
+        return f"<Job {self._function}, {len(self.workers)} ranks, {state}>"
 
     @property
     def workers(self) -> list[str]:
@@ -90,7 +92,7 @@ class Job:
         Raises the exception of the rank that failed first, with that rank's traceback; WorkerDied; SchedulerLost;
         TimeoutError; CancelledError. An interrupt (Ctrl-C, or the notebook's stop button) cancels the job.
         """
-        self._wait(lambda: self._ended)
+        self._wait(lambda: self._ended, f"{self._function} on {len(self.workers)} ranks")
         if self._error:
             raise self._error.with_traceback(self._remote)  # anew, as each raise adds to it
         return self._outcome
@@ -123,9 +125,10 @@ class Job:
         if self._thread.ident:
             self._thread.join()
 
-    def _wait(self, condition: Callable[[], object]) -> None:
+    def _wait(self, condition: Callable[[], object], what: str = "") -> None:
         try:
-            with self._changed:
+            shown = waiting(what, lambda: f"{len(self._rows)} rows of metrics" * bool(self._rows))
+            with shown if what else nullcontext(), self._changed:
                 self._changed.wait_for(condition)
         except BaseException:  # Ctrl-C raises KeyboardInterrupt, and SystemExit once dask_jobqueue is imported
             self.cancel()

@@ -1,7 +1,6 @@
 """Execute notebooks headless and keep their outputs in a form that differs only where the results do."""
 
 import importlib.metadata
-import os
 import platform
 import re
 import sys
@@ -34,9 +33,9 @@ class Rendered(NamedTuple):
 def render(path: str | Path, output: str | Path) -> Rendered:
     """Execute the notebook at `path` in its own folder, with a bar, write it to the folder `output`, return a Rendered.
 
-    The written file has outputs and execution counts, and no times, widget ids or paths of this machine. Its metadata
-    says when and with what it was run, which the book shows. It appears whole; where a cell fails, what an earlier run
-    wrote stays. Both files say how many minutes their sections take.
+    The written file has outputs, with bars as they ended, and execution counts, but no widget ids, paths of this
+    machine or times when a cell ran. Its metadata says when and with what it was run, which the book shows. It appears
+    whole; where a cell fails, what an earlier run wrote stays. Both files say how many minutes their sections take.
     """
     path, cells, error = Path(path), [], None
     seconds: list[float] = []
@@ -93,7 +92,7 @@ def _execute(notebook, path, seconds):
     client = NotebookClient(notebook, timeout=CELL_TIMEOUT_S, kernel_name="python3", extra_arguments=quiet,
                             record_timing=False, coalesce_streams=True, resources={"metadata": {"path": path.parent}})
     client.reset_execution_trackers()
-    with client.setup_kernel(env=os.environ | {"TQDM_DISABLE": "1"}):  # bars that the next run may not have
+    with client.setup_kernel():
         for index, cell in enumerate(tqdm(notebook.cells, desc=path.stem, unit="cell")):
             start = time.perf_counter()
             client.execute_cell(cell, index, execution_count=client.code_cells_executed + 1)

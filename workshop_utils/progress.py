@@ -1,0 +1,46 @@
+"""Show that what takes long goes on: a line below the notebook's cell, or on the terminal, from the third second on."""
+
+import builtins
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tqdm import tqdm
+
+AFTER_S = 2
+
+
+def bar(iterable: Iterable | None = None, **settings: Any) -> tqdm:
+    """Return tqdm's bar, which appears after two seconds, if there is still something to wait for.
+
+    settings: what `tqdm` takes, such as desc, total and unit. TQDM_DISABLE=1 in the environment turns all bars off.
+    """
+    in_notebook = hasattr(builtins, "__IPYTHON__")  # where stderr has the colour of an error
+    return tqdm(iterable, delay=AFTER_S, file=sys.stdout if in_notebook else sys.stderr, **settings)
+
+
+@contextmanager
+def waiting(what: str, so_far: Callable[[], str] = str) -> Iterator[None]:
+    """Show `what`, the time that the block has taken, and what so_far() returns, anew every second.
+
+    >>> with waiting("starting 2 workers"):  # "starting 2 workers [00:03]", but not where it took less than two seconds
+    ...     pass
+    """
+    over = threading.Event()
+    with bar(desc=what, bar_format="{desc} [{elapsed}{postfix}]") as line:
+
+        def tick():
+            while not over.wait(1):
+                line.set_postfix_str(so_far(), refresh=False)
+                line.update(0)
+
+        thread = threading.Thread(target=tick, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            line.set_postfix_str(so_far(), refresh=False)
