@@ -1,6 +1,7 @@
 """The S3 server is real, read-only to strangers, and gone when its owner is, however that ends."""
 
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import pytest
 import s3fs
 from samples import S3_SECRET
 
+from workshop_utils import object_store
 from workshop_utils.object_store import ADMIN, ObjectStoreError, local_object_store
 
 
@@ -157,6 +159,21 @@ def test_a_server_that_cannot_run_is_reported_with_its_last_words(folder, tmp_pa
     monkeypatch.setattr("workshop_utils.object_store._find_weed", lambda: str(weed))
     with pytest.raises(ObjectStoreError, match="no room on this machine"), local_object_store(folder):
         pass
+
+
+def test_a_port_that_somebody_takes_before_the_server_does_is_replaced(folder, monkeypatch):
+    chosen, choose = [], object_store._free_ports
+    with socket.create_server(("127.0.0.1", 0)) as thief:
+
+        def free_ports():
+            taken = {} if chosen else {"volume.port.grpc": thief.getsockname()[1]}
+            chosen.append(choose() | taken)
+            return chosen[-1]
+
+        monkeypatch.setattr(object_store, "_free_ports", free_ports)
+        with local_object_store(folder) as storage_options:
+            assert s3fs.S3FileSystem(**storage_options).cat_file("workshop/numbers/one.txt") == b"1"
+    assert len(chosen) == 2 and storage_options["client_kwargs"]["endpoint_url"].endswith(str(chosen[1]["s3.port"]))
 
 
 def test_a_server_that_is_not_installed_is_named_with_its_cure(folder, monkeypatch):

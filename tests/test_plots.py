@@ -82,7 +82,7 @@ def test_right_and_wrong_answers_have_frames_of_their_own():
     assert all(count(picture, "#d2b48c") > 1000 for picture in pictures.values())  # tan: the image itself
 
 
-# How linear red, green and blue look to those who lack one kind of cone: Machado, Oliveira, Fernandes (2009), severity 1.
+# How linear red, green and blue look to who lacks one kind of cone: Machado, Oliveira, Fernandes (2009), severity 1.
 SEEN = {
     "all cones": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
     "protanopia": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],

@@ -40,18 +40,27 @@ def local_object_store(folder: str | os.PathLike) -> Iterator[dict]:
     source = Path(folder).expanduser().resolve()
     if not source.is_dir():
         raise ObjectStoreError(f"{str(source)!r} is no folder: give the folder whose files are to be served.")
-    weed, ports, secret = _find_weed(), _free_ports(), secrets.token_urlsafe()
-    # Listings are not cached: a later store on the same port would otherwise be answered from this one's.
-    options = {"client_kwargs": {"endpoint_url": f"http://{LOOPBACK}:{ports['s3.port']}"}, "use_listings_cache": False}
-    # A session of its own, because Ctrl-C and a notebook's interrupt signal the whole process group.
-    with tempfile.TemporaryFile() as log, subprocess.Popen([sys.executable, "-IS", __file__], stdin=subprocess.PIPE,
-            stdout=log, stderr=log, bufsize=0, start_new_session=True) as supervisor:  # fmt: skip
-        assert supervisor.stdin
-        supervisor.stdin.write(json.dumps([weed, ports, secret]).encode() + b"\n")  # leaving closes it: the end
-        with waiting("starting the S3 server"):
-            _upload(source, {"key": ADMIN, "secret": secret, **options}, supervisor, log)
-        _refuse_other_hosts(ports["s3.port"])
-        yield {"anon": True, **options}
+    weed, secret = _find_weed(), secrets.token_urlsafe()
+    for again in (True, True, False):
+        ports = _free_ports()
+        # Listings are not cached: a later store on the same port would otherwise be answered from this one's.
+        options = {"client_kwargs": {"endpoint_url": f"http://{LOOPBACK}:{ports['s3.port']}"},
+                   "use_listings_cache": False}  # fmt: skip
+        # A session of its own, because Ctrl-C and a notebook's interrupt signal the whole process group.
+        with tempfile.TemporaryFile() as log, subprocess.Popen([sys.executable, "-IS", __file__], bufsize=0, stdout=log,
+                stderr=log, stdin=subprocess.PIPE, start_new_session=True) as supervisor:  # fmt: skip
+            assert supervisor.stdin
+            supervisor.stdin.write(json.dumps([weed, ports, secret]).encode() + b"\n")  # leaving closes it: the end
+            try:
+                with waiting("starting the S3 server"):
+                    _upload(source, {"key": ADMIN, "secret": secret, **options}, supervisor, log)
+            except ObjectStoreError:
+                if again and b"address already in use" in os.pread(log.fileno(), 2**20, 0):
+                    continue  # somebody took a port that was free a moment ago
+                raise
+            _refuse_other_hosts(ports["s3.port"])
+            yield {"anon": True, **options}
+            return
 
 
 def _refuse_other_hosts(port):

@@ -73,9 +73,11 @@ def test_an_error_in_an_attendees_cell_names_its_line():
 def test_a_guess_stands_beside_arithmetic_and_measurement(capsys):
     reconcile(None, 15.0, 19.04, "s")
     reconcile(12, 15.0, 19.04, "s")
-    first, second = capsys.readouterr().out.split("your guess")[1:]
+    reconcile(None, 0.03, 32.3, "points")
+    first, second, third = capsys.readouterr().out.split("your guess")[1:]
     assert " ".join(first.split()) == "none s arithmetic 15.0 s measured 19.0 s 1.27 times the arithmetic"
     assert second.split()[:2] == ["12.0", "s"]
+    assert third.split() == ["none", "points", "arithmetic", "0.0", "points", "measured", "32.3", "points"]
 
 
 @pytest.mark.parametrize("guess", ["12 s", True, [3]])

@@ -4,7 +4,6 @@ import importlib.metadata
 import os
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -46,7 +45,7 @@ def well(machine, monkeypatch):
 
 def only(monkeypatch, *looks):
     """Leave out all checks but those named, so that a test pays for what it tests."""
-    for name in ("python", "packages", "machine", "gpu", "port", "data", "weights", "graphviz", "workers"):
+    for name in ("python", "packages", "machine", "gpu", "data", "weights", "graphviz", "workers"):
         if name not in looks:
             monkeypatch.setattr(check, f"_{name}", lambda *_: "left out")
 
@@ -68,13 +67,11 @@ def test_a_good_machine_has_one_ok_line_for_each_thing(machine):
     settings = {**os.environ, **settings, "DASK_TEMPORARY_DIRECTORY": str(folder)}
     said = subprocess.run([WORKSHOP, "check"], cwd=folder, env=settings, capture_output=True, text=True)
     lines = dict(line.split(": ", 1) for line in said.stdout.splitlines())
-    port = lines.pop("[OK]   dashboard port", None) or lines.pop("[FAIL] dashboard port")  # another cluster may have it
-    assert port.startswith("8787 is ")
     assert list(lines) == [
         f"[OK]   {name}"
         for name in ("Python", "packages", "cores and memory", "GPU", "workers", "data", "weights", "graphviz")
     ], said.stdout + said.stderr
-    assert said.returncode == port.startswith("8787 is busy")
+    assert said.returncode == 0
     assert lines["[OK]   packages"] == "all 1 pins match"
     assert lines["[OK]   data"] == f"1 images (custom) in {folder / 'dogs'}, the first 40x30"
     assert lines["[OK]   weights"] == f"{folder / 'weights.pt'}, 2 categories"
@@ -85,7 +82,7 @@ def test_the_command_fails_with_the_cure_and_no_traceback(machine, tmp_path):
     settings = {**os.environ, **settings, "WORKSHOP_DATA": str(tmp_path)}
     code = """if True:
         from workshop_utils.tool import check, cli
-        for name in ("_machine", "_gpu", "_port", "_weights", "_graphviz", "_workers"):
+        for name in ("_machine", "_gpu", "_weights", "_graphviz", "_workers"):
             setattr(check, name, lambda *_: "left out")
         cli.main(["check"])
     """
@@ -145,17 +142,6 @@ def test_an_nvidia_gpu_that_pytorch_cannot_use(well, monkeypatch, tmp_path, says
         )
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
         assert results(well / "requirements.txt")["GPU"][0]
-
-
-def test_a_busy_dashboard_port(well, monkeypatch):
-    only(monkeypatch, "port")
-    with socket.socket() as listener:
-        try:
-            listener.bind(("127.0.0.1", 8787))
-            listener.listen()
-        except OSError:
-            pass  # some other server's is as good
-        assert "dashboard port: 8787 is busy: " in failure(well / "requirements.txt")
 
 
 def test_a_worker_that_may_not_have_children(well, monkeypatch):

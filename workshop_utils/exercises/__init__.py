@@ -92,7 +92,7 @@ def reconcile(guess: float | None, arithmetic: float, measured: float, unit: str
     digits = 0 if max(abs(arithmetic), abs(measured)) >= 100 else 1 if max(abs(arithmetic), abs(measured)) >= 10 else 2
     print(f"your guess   {'none' if guess is None else f'{guess:,.{digits}f}':>9} {unit}")
     print(f"arithmetic   {arithmetic:9,.{digits}f} {unit}")
-    times = f"   {measured / arithmetic:.2f} times the arithmetic" if arithmetic else ""
+    times = f"   {measured / arithmetic:.2f} times the arithmetic" if round(arithmetic, digits) else ""
     print(f"measured     {measured:9,.{digits}f} {unit}{times}")
 
 

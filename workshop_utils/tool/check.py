@@ -29,7 +29,7 @@ def run_checks(requirements: str | Path) -> Iterator[tuple[str, bool, str]]:
 
     requirements: path of the file with the pins. Never raises: a check that breaks is one that failed.
     """
-    looks = (_python, lambda: _packages(requirements), _machine, _gpu, _port, _workers, _data, _weights, _graphviz)
+    looks = (_python, lambda: _packages(requirements), _machine, _gpu, _workers, _data, _weights, _graphviz)
     for (name, cure), look in zip(CURES.items(), looks, strict=True):
         yield look_at(name, look, cure)
 
@@ -85,13 +85,6 @@ def _gpu():
     sums = [torch.eye(8, device=i).matrix_power(2).sum().item() for i in range(torch.cuda.device_count())]
     _need(sums or not found, f"{found}, but PyTorch {torch.__version__} cannot use it")
     return found or (torch.cuda.get_device_name(0) if sums else "no GPU: lessons run on the CPU")
-
-
-def _port():
-    from workshop_utils.cluster import DASHBOARD_PORT, port_is_free
-
-    _need(port_is_free(DASHBOARD_PORT), f"{DASHBOARD_PORT} is busy: the dashboards will be elsewhere")
-    return f"{DASHBOARD_PORT} is free"
 
 
 def _workers():
