@@ -70,7 +70,7 @@ class SharedCluster:
             return False  # the scheduler may not know of it yet: submitting does not wait for it
         return len(self.client.nthreads()) == self.n_workers and not any(self.client.processing().values())
 
-    def is_idle_soon(self, timeout_s=10):
+    def is_idle_soon(self, timeout_s=20):
         """Wait for it: a worker that a test killed is back in seconds, a cancelled task ends when it does."""
         give_up = time.monotonic() + timeout_s
         while self.is_open() and time.monotonic() < give_up:
