@@ -70,7 +70,7 @@ $(READY): requirements.txt pyproject.toml
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || \
 	  { rm -rf $(VENV); echo "Python cannot make a virtual environment. On Debian: apt install python3-venv"; exit 1; }
 	$(BIN)/pip install --quiet --disable-pip-version-check uv
-	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --require-hashes -r requirements.txt
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --require-hashes --compile-bytecode -r requirements.txt  # for all who share it
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --editable .
 	@touch $@
 

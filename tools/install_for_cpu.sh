@@ -4,4 +4,4 @@
 set -eu
 cd "$(dirname "$0")/.."
 python3 -m pip install --quiet uv
-python3 -m uv pip install --quiet --python "$(command -v python3)" --torch-backend cpu --constraints requirements.txt --editable .
+python3 -m uv pip install --quiet --compile-bytecode --python "$(command -v python3)" --torch-backend cpu --constraints requirements.txt --editable .

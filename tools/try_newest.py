@@ -28,7 +28,7 @@ def install():
     quiet = ["--quiet", "--no-header", "--no-annotate", "--no-emit-index-url"]
     run([*UV, "compile", *sources, *quiet, "--output-file", newest])
     run([UV[0], "venv", "--quiet", "--clear", "--python", sys.executable, FOLDER / "venv"])
-    run([*UV, "install", "--quiet", "--python", python, "--requirements", newest])
+    run([*UV, "install", "--quiet", "--compile-bytecode", "--python", python, "--requirements", newest])
     run([*UV, "install", "--quiet", "--python", python, "--no-deps", "--editable", "."])
     return python
 

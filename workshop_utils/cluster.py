@@ -157,7 +157,7 @@ def _start_local(n_workers, threads_per_worker):
     _close_earlier()
     busy = not port_is_free(port)
     # Logs are silenced: a failed task's error waits in its future; get_worker_logs() has the rest.
-    with waiting(f"starting {n_workers} workers"):
+    with waiting(f"starting {n_workers} worker{'s'[: n_workers > 1]}"):
         client = Client(Cluster(n_workers=n_workers, threads_per_worker=threads_per_worker, host=LOOPBACK,
                                 silence_logs=logging.CRITICAL, worker_dashboard_address=f"{LOOPBACK}:0",
                                 dashboard_address=f"{LOOPBACK}:{0 if busy else port}"))

@@ -231,5 +231,5 @@ def test_a_drawing_that_takes_long_says_how_far_it_is(tmp_path, monkeypatch, cap
     write_sketches(tmp_path / "quick", 1, BREEDS[:3])
     assert not capsys.readouterr().err
     monkeypatch.setattr(sketches, "draw_dog", slow)
-    write_sketches(tmp_path / "slow", 1, BREEDS[:5])
+    write_sketches(tmp_path / "slow", 1, BREEDS[:8])
     assert "drawing sketches: 100%" in capsys.readouterr().err

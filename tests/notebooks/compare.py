@@ -23,7 +23,7 @@ from workshop_utils.cluster import describe_workers, n_gpus, start_cluster
 
 SANITIZE = ROOT / "tests/notebooks/sanitize.cfg"
 NBVAL = ("--nbval", "--nbval-current-env", f"--nbval-sanitize-with={SANITIZE}", "--nbval-cell-timeout=180")
-LONGEST = ("09", "06")  # begin first, so that no core waits for them at the end
+LONGEST = ("06", "09", "10", "05", "04")  # begin first, so that no core waits for them at the end
 QUIET = {
     "DASK_WORKSHOP__DASHBOARD_PORT": "0",  # any: 8787 may belong to another notebook, and each would say so
     "TQDM_DISABLE": "1",  # a bar appears where something takes long, and the copies have none
@@ -70,6 +70,10 @@ def cluster():
         return f"{type(client.cluster).__name__} with {', '.join(workers.device)}"
 
 
+def longest_first(names):
+    return sorted(names, key=lambda name: LONGEST.index(name) if name in LONGEST else len(LONGEST))
+
+
 def plan(names, named, each_alone, cores):
     """Return (notebooks for the cluster that start_cluster starts, notebooks for a core of their own).
 
@@ -77,7 +81,7 @@ def plan(names, named, each_alone, cores):
     """
     if each_alone and cores:
         together = named if len(cores) > 1 else []  # on one core they would run twice alike
-        return together, sorted(names, key=lambda name: name not in LONGEST)
+        return together, longest_first(names)
     return names if each_alone else named or names, []
 
 

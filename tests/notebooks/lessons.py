@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[2]
 NUMBERED = "[0-9]*.ipynb"  # the lessons; quiz.ipynb is none
 SOURCES = sorted((ROOT / "notebooks").glob(NUMBERED))
 RENDERED = ROOT / "notebook_output"
+BAR = re.compile(r"^.*\[\d\d:\d\d[^]\n]*\]\n?", flags=re.MULTILINE)  # a finished one
 
 
 def read(path):
@@ -20,7 +21,7 @@ def without_bars(notebook):
     for cell in code_cells(notebook):
         for output in cell.outputs:
             if output.output_type == "stream":
-                output.text = re.sub(r"^.*\[\d\d:\d\d[^]\n]*\]\n", "", output.text, flags=re.MULTILINE)
+                output.text = BAR.sub("", output.text)
         cell.outputs = [output for output in cell.outputs if output.get("text") != ""]
     return notebook
 

@@ -5,12 +5,12 @@ import shutil
 
 import nbformat
 import pytest
-from compare import LONGEST, each_on_one_core
+from compare import each_on_one_core, longest_first
 from lessons import RENDERED, ROOT, read, without_bars
 
 from workshop_utils.cluster import THREADS
 
-NAMES = sorted(("01", "04", "06", "08", "10"), key=lambda name: name not in LONGEST)
+NAMES = longest_first(("01", "04", "06", "08", "10"))
 FOLDER = ROOT / ".nbval-long"  # as deep as the notebooks, which open files beside them
 
 

@@ -43,6 +43,7 @@ class Job:
         self._changed, self._patience = self._call.changed, (wait_for_workers, wait_for_successors)
         self._attempt = Attempt(self._call, 0)
         self._rows: list[dict[str, Any]] = []
+        self._gone: list[dict[str, Any]] = []  # what the scheduler knew of workers that died
         self._outcome: list[Any] = []
         self._error: BaseException | None = None
         self._ended = False
@@ -156,28 +157,29 @@ class Job:
             self._changed.notify_all()
         with suppress(Exception):  # the client may be closed by now
             if self._error and not isinstance(self._error, SchedulerLost):
-                await_successors(self._call.client, self._attempt.free(), self._patience[1])
+                await_successors(self._call.client, self._gone + self._attempt.free(), self._patience[1])
             for topic in (self.name, *self.workers):
                 self._call.client.unsubscribe_topic(topic)
         _jobs.remove(self)
 
     def _with_restarts(self) -> list[Any]:
-        fewest, most, patience, gone = self._fewest, self._most, self._patience[0], list[dict[str, Any]]()
+        fewest, most, patience = self._fewest, self._most, self._patience[0]
         while True:
             try:
-                self._attempt.start(fewest, most, patience, gone)
+                self._attempt.start(fewest, most, patience, self._gone)
                 return self._attempt.results()
             except WorkerDied as death:
                 if len(self.failures) == self._call.max_restarts:
                     raise
                 self.failures.append(death)
-                gone += self._attempt.free()
+                self._gone += self._attempt.free()
                 most, patience = len(self.workers), self._patience[1]
                 fewest = self._fewest or most
                 self._attempt = Attempt(self._call, len(self.failures))
             except JobError as error:
                 if self.workers or not self.failures or isinstance(error, SchedulerLost):
                     raise
+                self._gone.clear()  # they have been waited for
                 self.failures[-1].add_note(f"No worker took its place within {patience} s (wait_for_successors), so "
                                            "the job was not resumed.")  # fmt: skip
                 raise self.failures[-1] from error
