@@ -109,7 +109,7 @@ def test_its_charts_have_one_theme_and_colours_that_all_can_tell_apart(path):
     assert set(re.findall(r"p9\.theme_\w+\(.*?\)", "\n".join(code))) <= {"p9.theme_minimal(base_size=12)"}
     assert not re.search(r"scale_(color|fill)_(?!manual|gradient)", "\n".join(code)), "use plots.PALETTE"
     for chart in [source for source in code if "p9.ggplot(" in source and "plots.show(" in source]:
-        assert "theme_minimal" in chart or re.search(r"\+ look\b|, look\]", chart), chart
+        assert "theme_minimal" in chart or re.search(r"\+ look\b|, \*look\]", chart), chart
 
 
 def test_its_links_lead_somewhere(path):

@@ -93,7 +93,7 @@ class Job:
         Raises the exception of the rank that failed first, with that rank's traceback; WorkerDied; SchedulerLost;
         TimeoutError; CancelledError. An interrupt (Ctrl-C, or the notebook's stop button) cancels the job.
         """
-        self._wait(lambda: self._ended, f"{self._function} on {len(self.workers)} ranks")
+        self._wait(lambda: self._ended, f"{self._function} on {len(self.workers)} rank{'s'[: len(self.workers) > 1]}")
         if self._error:
             raise self._error.with_traceback(self._remote)  # anew, as each raise adds to it
         return self._outcome
