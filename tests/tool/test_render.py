@@ -7,6 +7,7 @@ import sys
 from datetime import date
 from pathlib import Path
 
+import dask
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
@@ -56,6 +57,18 @@ def test_a_run_says_when_it_was_and_with_what(tmp_path):
     assert run["python"] == platform.python_version() and run["torch"] == importlib.metadata.version("torch")
     assert run["dask"] == importlib.metadata.version("dask") and run["device"]
     assert "verified" not in nbformat.read(path, 4).metadata
+
+
+def test_minutes_are_those_of_a_cluster_on_this_machine(tmp_path):
+    path = notebook(tmp_path, "1 + 1")
+    source = nbformat.read(path, 4)
+    source.cells.insert(0, new_markdown_cell("**Time:** long"))
+    nbformat.write(source, path)
+    for address, line in (("tcp://10.0.0.1:8786", "**Time:** long"), (None, "**Time:** 0 minutes in class; its cells")):
+        with dask.config.set({"scheduler-address": address}):
+            assert render(path, tmp_path / "out").error is None
+        for written in (path, tmp_path / "out" / path.name):
+            assert nbformat.read(written, 4).cells[0].source.startswith(line)
 
 
 def test_two_runs_write_the_same_bytes(tmp_path):

@@ -9,6 +9,7 @@ from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
+import dask
 import nbformat
 from nbclient import NotebookClient
 from tqdm import tqdm
@@ -35,7 +36,8 @@ def render(path: str | Path, output: str | Path) -> Rendered:
 
     The written file has outputs, with bars as they ended, and execution counts, but no widget ids, paths of this
     machine or times when a cell ran. Its metadata says when and with what it was run, which the book shows. It appears
-    whole; where a cell fails, what an earlier run wrote stays. Both files say how many minutes their sections take.
+    whole; where a cell fails, what an earlier run wrote stays. Both files say how many minutes their sections take,
+    unless the notebook joins a cluster (Dask's setting `scheduler-address`).
     """
     path, cells, error = Path(path), [], None
     seconds: list[float] = []
@@ -43,7 +45,8 @@ def render(path: str | Path, output: str | Path) -> Rendered:
         notebook = nbformat.read(path, as_version=4)
         cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
         _execute(notebook, path, seconds)
-        write_minutes(path, notebook, seconds)
+        if not dask.config.get("scheduler-address", None):  # on which they would be others
+            write_minutes(path, notebook, seconds)
         tidy(notebook, path.resolve().parents[1])
         notebook.metadata["verified"] = verified()
         with whole_file(Path(output, path.name)) as part:
