@@ -69,6 +69,7 @@ $(READY): requirements.txt pyproject.toml
 	  { echo "Python 3.11 to 3.14 is needed: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || \
 	  { rm -rf $(VENV); echo "Python cannot make a virtual environment. On Debian: apt install python3-venv"; exit 1; }
+	@echo "Fetching and installing packages, about 6 GB on Linux: minutes on a fast network, longer on a slow one."
 	$(BIN)/pip install --quiet --disable-pip-version-check uv
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --require-hashes --compile-bytecode -r requirements.txt  # for all who share it
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --editable .

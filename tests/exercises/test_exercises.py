@@ -1,6 +1,10 @@
 """What all checks share: a hint in one line, never a traceback, and whose answer it was."""
 
+from fractions import Fraction
+
+import numpy as np
 import pytest
+import torch
 
 from workshop_utils.exercises import NotYet, exercise, expect, ours, passed, reconcile, unanswered
 
@@ -81,9 +85,16 @@ def test_a_guess_stands_beside_arithmetic_and_measurement(capsys):
 
 
 @pytest.mark.parametrize("guess", ["12 s", True, [3]])
-def test_a_guess_is_a_number(guess):
+def test_a_guess_that_is_no_number_costs_no_measurement(guess, capsys):
     with pytest.raises(NotYet, match="write a number, without its unit, or None"):
         reconcile(guess, 1.0, 2.0, "s")
+    assert capsys.readouterr().out.split()[-7:] == ["measured", "2.00", "s", "2.00", "times", "the", "arithmetic"]
+
+
+@pytest.mark.parametrize("guess", [12, np.int64(12), torch.tensor(12), Fraction(12)])
+def test_a_guess_is_any_kind_of_number(guess, capsys):
+    reconcile(guess, 1.0, 2.0, "s")
+    assert capsys.readouterr().out.split()[2:4] == ["12.00", "s"]
 
 
 def test_a_check_that_fails_itself_gives_a_hint_with_the_reason():

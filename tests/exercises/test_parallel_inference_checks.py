@@ -27,8 +27,8 @@ SEEN = pd.DataFrame({"breed": ["pug", "pug", "boxer", "pug"], "prediction": ["bo
         (["pug"], "should be a tuple"),
         ([["pug"], "boxer"], "cannot read this answer"),
         (("boxer", "pug"), "1 time.*another is commoner"),
-        (("pug", "pug"), "never happened"),
-        (("cat", "dog"), "never happened"),
+        (("pug", "pug"), "a right answer: count the wrong rows"),
+        (("cat", "dog"), "no mistake in `seen`"),
     ],
 )
 def test_no_wrong_confusion_passes(answer, hint):

@@ -31,7 +31,7 @@ def test_a_section_has_the_minutes_of_its_cells_words_and_exercises(tmp_path):
     write_minutes(path, notebook, [60.0, 120.0, 0.0])
     for written in (notebook, nbformat.read(path, 4)):
         title, read, do, further = texts(written)
-        assert title.endswith("**Time:** 15 minutes in class; its cells run for 3.0 of them.")
+        assert title.endswith("**Time:** 15 minutes in class; its cells run for 3.0 minutes.")
         assert read.startswith("## 1 · Read\n\n*7 minutes*\n\nword word")
         assert do.startswith("## 2 · Do\n\n*6 minutes*\n\nTask")
         assert further.startswith("## Going further\n\n*69 minutes*")
@@ -43,4 +43,4 @@ def test_a_second_measurement_replaces_the_first(tmp_path):
     write_minutes(path, notebook, [600.0])
     write_minutes(path, notebook, [60.0])
     assert texts(notebook) == texts(nbformat.read(path, 4))
-    assert texts(notebook)[0].endswith("its cells run for 1.0 of them.\n\n## 1 · Alone\n\n*1 minute*")
+    assert texts(notebook)[0].endswith("its cells run for 1.0 minutes.\n\n## 1 · Alone\n\n*1 minute*")

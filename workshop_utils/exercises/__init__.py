@@ -87,13 +87,17 @@ def reconcile(guess: float | None, arithmetic: float, measured: float, unit: str
 
     unit: of all three, such as "s", "ms", "images/s", "MB" or "%".
     """
-    if guess is not None and (isinstance(guess, bool) or not isinstance(guess, int | float)):
-        raise NotYet(f"your guess is {guess!r}: write a number, without its unit, or None.")
+    try:
+        wrong, number = isinstance(guess, bool | str), 0.0 if guess is None else float(guess)
+    except (TypeError, ValueError):
+        wrong, number = True, 0.0
     digits = 0 if max(abs(arithmetic), abs(measured)) >= 100 else 1 if max(abs(arithmetic), abs(measured)) >= 10 else 2
-    print(f"your guess   {'none' if guess is None else f'{guess:,.{digits}f}':>9} {unit}")
+    print(f"your guess   {'none' if guess is None else '?' if wrong else f'{number:,.{digits}f}':>9} {unit}")
     print(f"arithmetic   {arithmetic:9,.{digits}f} {unit}")
     times = f"   {measured / arithmetic:.2f} times the arithmetic" if round(arithmetic, digits) else ""
     print(f"measured     {measured:9,.{digits}f} {unit}{times}")
+    if wrong:
+        raise NotYet(f"your guess is {guess!r}: write a number, without its unit, or None.")
 
 
 def _tell_the_room(check, state):

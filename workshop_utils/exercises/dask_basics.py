@@ -24,8 +24,8 @@ def check_tree(answer: Answer, numbers: list[int]) -> None:
              for key in graph if key_split(key) == "add_pair"}
     enough, needed = math.ceil(math.log2(len(numbers))), len(numbers) - 1
     expect(calls, "no task in the graph is a call of dask.delayed(add_pair).")
-    expect(len(calls) == needed, f"the graph has {len(calls)} calls of add_pair, and adding up {len(numbers)} numbers "
-           f"takes {needed}. In each round, half as many values are left.")
+    expect(len(calls) == needed, f"the calls of add_pair in the graph are {len(calls)}, and adding up "
+           f"{len(numbers)} numbers takes {needed}. In each round, half as many values are left.")
     longest = _longest_chain(answer.key, calls)
     expect(longest <= enough, f"{longest} calls wait for each other, one after the other, where {enough} are enough: "
            "add neighbours first, and then their sums.")
@@ -46,8 +46,9 @@ def check_first_three(answer: Answer, naps: list[float], client: Client) -> None
     seconds = [seconds for seconds, _ in answer]
     expect(len(set(seconds)) == 3, "the same result is there twice.")
     alone = sum(client.nthreads().values()) == 1  # then naps end in the order in which they were submitted
-    expect(alone or max(naps) not in seconds, "you waited for the longest nap, as gather does: loop over "
-           "as_completed, in the cell that starts the naps; those that are over before you look come in any order.")
+    expect(alone or max(naps) not in seconds, "the longest nap is among them, as with gather: loop over "
+           "as_completed, in the cell that starts the naps. If you do, a long nap of your last try still had a worker: "
+           f"wait {max(naps):.0f} s and run that cell again.")
     passed("No need to wait for the longest nap.")
 
 
@@ -56,7 +57,9 @@ def check_culprits(answer: Answer, inputs: list[int], function: Callable[[int], 
     expect(answer is not None, "culprits is still None.")
     expect(isinstance(answer, dict), "culprits should be a dict: input, then the type of its exception.")
     expect(answer, "it is empty: wait(futures) first, and then look at each future's status.")
-    expect(all(isinstance(key, Real) for key in answer), "the keys should be the inputs: numbers, not futures.")
+    expect(all(isinstance(key, Real) for key in answer), "the keys should be the inputs, which are numbers.")
+    expect(not any(value in (None, type(None)) for value in answer.values()), "the future of a result that is there "
+           "has no exception: keep the inputs whose future has the status 'error'.")
     truth = dict(zip(inputs, client.gather(client.map(_failure, [function] * len(inputs), inputs)), strict=True))
     truth = {key: name for key, name in truth.items() if name}
     expect(set(answer) == set(truth) or set(answer) != set(inputs), "every input is in there. `puzzle` fails "

@@ -58,7 +58,9 @@ def check_confusion(answer: Answer, frame: pd.DataFrame) -> None:
     expect(pair, "confusion should be a tuple (breed, prediction).")
     answer = tuple(answer)
     counts = frame[frame.correct.eq(False).fillna(False)].value_counts(["breed", "prediction"])
-    expect(answer in counts.index, f"{answer!r} never happened in `seen`: (breed, prediction), in this order.")
+    expect(answer[0] != answer[1], f"{answer!r} is a right answer: count the wrong rows, with ~seen.correct.")
+    expect(answer in counts.index, f"{answer!r} is no mistake in `seen`: count its wrong rows by (breed, prediction), "
+           "in this order.")  # fmt: skip
     expect(counts[answer] == counts.max(), f"{answer!r} is there {counts[answer]} time(s); another is commoner.")
     passed(f"{answer[0]}, taken for {answer[1]}: {counts.max()} of them.")
 

@@ -29,13 +29,17 @@ def write_minutes(path: Path, notebook: nbformat.NotebookNode, seconds: list[flo
             section = part.split("\n")[0] if part.startswith("## ") else section
             minutes[section] += len(UNREAD.sub("", part).split()) / WORDS
     in_class = sum(minutes.values()) - minutes[FURTHER]
-    total = f"**Time:** {5 * round(in_class / 5)} minutes in class; its cells run for {sum(seconds) / 60:.1f} of them."
+    total = f"**Time:** {5 * round(in_class / 5)} minutes in class; its cells run for {_for(sum(seconds))}."
     source = nbformat.read(path, as_version=4)
     for cell in [*source.cells, *notebook.cells]:
         if cell.cell_type == "markdown":
             cell.source = SECTION.sub(lambda found: f"{found[1]}\n\n{_about(minutes[found[1]])}\n\n", cell.source)
             cell.source = TOTAL.sub(total, cell.source).rstrip("\n")
     nbformat.write(source, path)
+
+
+def _for(seconds):
+    return f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{10 * round(seconds / 10)} seconds"
 
 
 def _about(minutes):
