@@ -199,7 +199,7 @@ def test_workers_on_two_addresses_meet_and_stay_on_them(tmp_path):
             first, second = ({ip for ip, _ in new - before} for new in ddp.run(client, listening, dist.barrier))
         finally:
             for worker in workers:
-                worker.terminate()
+                worker.kill()
                 worker.wait(30)
     assert first == {LOOPBACK} and second <= {LOOPBACK, "127.0.0.2"}
 
