@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 NUMBERED = "[0-9]*.ipynb"  # the lessons; quiz.ipynb is none
 SOURCES = sorted((ROOT / "notebooks").glob(NUMBERED))
 RENDERED = ROOT / "notebook_output"
-BAR = re.compile(r"^.*\[\d\d:\d\d[^]\n]*\]\n?", flags=re.MULTILINE)  # a finished one
+BAR = re.compile(r"^.*\[\d\d:\d\d[^]\n]*\] *\n?", flags=re.MULTILINE)  # a finished one
 
 
 def read(path):

@@ -1,6 +1,8 @@
 """The copies that nbval runs hold each check twice: after the stub, where it has to fail, and after the solution."""
 
-from lessons import SOURCES, code_cells, read, tags
+import pytest
+from lessons import SOURCES, code_cells, read, tags, without_bars
+from nbformat.v4 import new_code_cell, new_notebook, new_output
 from with_stubs import FAILED_AS_IT_SHOULD, with_stub_checks
 
 NOTEBOOK = next(path for path in SOURCES if path.stem.startswith("01"))
@@ -31,3 +33,10 @@ def test_only_a_hint_makes_that_cell_print_what_is_expected(capsys):
     raising = "from workshop_utils.exercises import exercise\nexercise(len)(None)"
     assert "cannot read this answer" in run(raising), "which is no hint"
     assert run("from workshop_utils.exercises import passed\npassed('done')") != FAILED_AS_IT_SHOULD
+
+
+@pytest.mark.parametrize("bar", ["training on 2 ranks [00:03, 7 rows of metrics]", "b: 100%|██| 9/9 [00:10<00:00, 94 photos/s] "])
+def test_a_finished_bar_is_left_out_and_all_else_stays(bar):
+    outputs = [new_output("stream", text=text) for text in (f"{bar}\nseconds [3:10] stay\n{bar}\n", f"{bar}\n")]
+    (cell,) = without_bars(new_notebook(cells=[new_code_cell(outputs=outputs)])).cells
+    assert [output.text for output in cell.outputs] == ["seconds [3:10] stay\n"]
