@@ -14,6 +14,7 @@ from distributed import Client
 
 from workshop_utils.job import Job, JobError
 from workshop_utils.job.rank import network_interface
+from workshop_utils.progress import FINISHED
 
 LEAVE_S = 5  # for the other ranks to leave Horovod, before the server through which they met is closed
 NOT_BUILT = "Horovod is not built here. To build it, on Linux with a C++ compiler: make horovod"
@@ -63,7 +64,7 @@ def show_stored(source: str) -> None:
     unknown = nbformat.v4.new_output("stream", text="There is no stored output of this cell: it was changed.\n")
     for output in next((cell.outputs for cell in cells if cell.source == source), [unknown]):
         if output.output_type == "stream":
-            print(output.text, end="")
+            print(FINISHED.sub("", output.text), end="")
         else:
             publish_display_data(output.data, output.metadata)
 

@@ -1,6 +1,7 @@
 """Show that what takes long goes on: a line below the notebook's cell, or on the terminal, from the third second on."""
 
 import builtins
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -10,6 +11,7 @@ from typing import Any
 from tqdm import tqdm
 
 AFTER_S = 2
+FINISHED = re.compile(r"^.*\[\d\d:\d\d[^]\n]*\] *\n?", flags=re.MULTILINE)  # a line as a stored output has it
 
 
 def bar(iterable: Iterable | None = None, **settings: Any) -> tqdm:

@@ -1,15 +1,15 @@
 """The notebooks as the tests read them."""
 
-import re
 from pathlib import Path
 
 import nbformat
+
+from workshop_utils.progress import FINISHED
 
 ROOT = Path(__file__).parents[2]
 NUMBERED = "[0-9]*.ipynb"  # the lessons; quiz.ipynb is none
 SOURCES = sorted((ROOT / "notebooks").glob(NUMBERED))
 RENDERED = ROOT / "notebook_output"
-BAR = re.compile(r"^.*\[\d\d:\d\d[^]\n]*\] *\n?", flags=re.MULTILINE)  # a finished one
 
 
 def read(path):
@@ -21,7 +21,7 @@ def without_bars(notebook):
     for cell in code_cells(notebook):
         for output in cell.outputs:
             if output.output_type == "stream":
-                output.text = BAR.sub("", output.text)
+                output.text = FINISHED.sub("", output.text)
         cell.outputs = [output for output in cell.outputs if output.get("text") != ""]
     return notebook
 

@@ -17,10 +17,11 @@ from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import pytest
-from lessons import BAR, code_cells, read
+from lessons import code_cells, read
 from playwright.sync_api import Error, expect
 
 from workshop_utils.cluster import DASHBOARD_PORT, LOOPBACK, n_gpus, port_is_free
+from workshop_utils.progress import FINISHED
 from workshop_utils.tool import lab
 
 WORKSHOP = Path(sys.executable).parent / "workshop"
@@ -168,10 +169,10 @@ def test_the_dashboards_follow_a_restarted_kernel_and_a_second_cluster(page):
     cell = cell_with(page, "client = start_cluster")
     start = "from workshop_utils.cluster import start_cluster\nclient = start_cluster(1)\n"
     said = run(page, cell, f"{start}def first(x): return x\nkept = client.map(first, range(9))")
-    assert not BAR.sub("", said), "neither a busy port nor an earlier cluster"
+    assert not FINISHED.sub("", said), "neither a busy port nor an earlier cluster"
     wait_for_task(page, "first")
     said = run(page, cell, f"{start}def second(x): return x\nkept = client.map(second, range(9))")
-    assert BAR.sub("", said).strip() == "The cluster that this notebook started before is closed."
+    assert FINISHED.sub("", said).strip() == "The cluster that this notebook started before is closed."
     wait_for_task(page, "second")
 
 
