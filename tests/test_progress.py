@@ -1,5 +1,6 @@
 """Whoever waits sees a line that moves and then stays; whoever hardly waits sees nothing."""
 
+import sys
 import threading
 import time
 
@@ -36,6 +37,12 @@ def test_what_is_soon_done_shows_nothing(capsys):
     with waiting("a test"):
         list(bar(range(5)))
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_program_without_a_screen_waits_all_the_same(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    with waiting("a test"):
+        assert list(bar(range(3))) == [0, 1, 2]
 
 
 def test_an_error_ends_the_line_and_its_thread(capsys):

@@ -20,7 +20,9 @@ def bar(iterable: Iterable | None = None, **settings: Any) -> tqdm:
     settings: what `tqdm` takes, such as desc, total and unit. TQDM_DISABLE=1 in the environment turns all bars off.
     """
     in_notebook = hasattr(builtins, "__IPYTHON__")  # where stderr has the colour of an error
-    return tqdm(iterable, delay=AFTER_S, file=sys.stdout if in_notebook else sys.stderr, **settings)
+    screen = sys.stdout if in_notebook else sys.stderr
+    settings |= {} if screen else {"disable": True}  # None in a program that was started without one
+    return tqdm(iterable, delay=AFTER_S, file=screen, **settings)
 
 
 @contextmanager
