@@ -3,76 +3,98 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TEST_READY := $(VENV)/.test-ready
 HOROVOD := $(VENV)/.horovod
 
-# `make test` compares all notebooks on one core each. `make test-long` runs them on several workers, too: some on several
-# hosts, some on a bare Debian, the rest on all cores here.
-ON_HOSTS := 04 06 10
-ON_DEBIAN := 01 03 05
+# `make lab CPU=1` and `make setup CPU=1` install PyTorch's wheels for CPUs; the environment keeps to them.
+FOR_CPU = $(filter 1,$(CPU))$(wildcard $(VENV)/.cpu)
+
+# `make test` compares all notebooks on one core each. `make test-long` compares each on several workers, once: on several
+# hosts, on a bare Debian, here with every cell twice, or here. 03 starts no cluster. 02 and 07 say so when a cluster takes
+# the place of another, so no cell of theirs is run twice.
+ON_HOSTS := 04 06
+ON_DEBIAN := 01 05
+TWICE := 08 10
 ALL = $(foreach path,$(notdir $(wildcard notebook_output/[0-9]*.ipynb)),$(firstword $(subst -, ,$(path))))
+ON_ALL_CORES = $(filter-out 03 $(ON_HOSTS) $(ON_DEBIAN) $(TWICE),$(ALL))
 
 # The stored outputs were made with the sketches and their weights, whatever this machine's user has set or downloaded.
 OFFLINE := WORKSHOP_DATA= WORKSHOP_WEIGHTS= WORKSHOP_NAMES= WORKSHOP_SHARED= WORKSHOP_ROOM= DASK_SCHEDULER_ADDRESS= WORKSHOP_CACHE=$(CURDIR)/$(VENV)/cache
 COMPARE := $(OFFLINE) $(BIN)/python tests/notebooks/compare.py
 
-.PHONY: lab run book links test unit test-notebooks test-clusters test-long newest gpu setup horovod pins clean
+.PHONY: lab run book links test unit test-notebooks test-clusters test-long newest oldest gpu setup setup-test horovod pins clean
 
 lab: setup
 	$(BIN)/workshop lab
 
 run: setup
-	$(BIN)/workshop run
+	$(BIN)/python tools/render.py
 
-book: setup  # the site, and in slides/ the slides with their PDF
+book: setup-test  # the site, and in slides/ the slides with their PDF
 	$(BIN)/sphinx-build -q -W --keep-going -c docs . build/book
 	$(BIN)/sphinx-build -q -W --keep-going -b revealjs docs/slides build/book/slides
 	@echo "The book is build/book/index.html, the slides are build/book/slides/index.html and slides.pdf."
 
-links: setup  # asks every external address that the book names; needs the network
+links: setup-test  # asks every external address that the book names; needs the network
 	$(BIN)/sphinx-build -q -c docs -b linkcheck . build/links
 
-test: setup
+test: setup-test
 	@$(MAKE) --no-print-directory horovod || echo "The tests of Horovod are skipped; notebook 09 shows stored outputs."
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 	@$(MAKE) --no-print-directory unit
 	@! command -v nvidia-smi >/dev/null || $(BIN)/pytest -m gpu
 	$(COMPARE) --each-on-one-core
 
-unit: setup  # in two halves side by side, as either leaves a core idle half of the time
+unit: setup-test  # in two halves side by side, as either leaves a core idle half of the time
 	@mkdir -p build
 	@$(BIN)/pytest tests/test_[a-i]*.py workshop_utils > build/first-half.log 2>&1 & first=$$!; \
 	  $(BIN)/pytest tests docs/_ext --ignore-glob='tests/test_[a-i]*.py'; second=$$?; \
 	  wait $$first || { cat build/first-half.log; exit 1; }; tail -n 1 build/first-half.log; exit $$second
 
-test-notebooks: setup  # all of them, or ONLY="01 06"
+test-notebooks: setup-test  # all of them, or ONLY="01 06"
 	$(COMPARE) $(ONLY)
 
-test-clusters: setup  # several hosts, SSH and Slurm on this machine; what cannot be had here is skipped with its reason
+test-clusters: setup-test  # several hosts, SSH and Slurm on this machine; what cannot be had here is skipped with its reason
 	bash tests/clusters/install.sh $(BIN)
 	$(BIN)/pytest -m clusters tests/clusters
 
-test-long: test-clusters  # what takes long or needs root
+test-long: test-clusters oldest  # what takes long or needs root
 	$(BIN)/pytest -m long
-	$(COMPARE) $(filter-out $(ON_HOSTS) $(ON_DEBIAN),$(ALL))
+	$(COMPARE) --every-cell-twice $(TWICE)
+	$(COMPARE) $(ON_ALL_CORES)
 
-newest: setup  # the lessons with the newest versions that the ranges allow; the report is build/newest/report.md
+newest: setup-test  # the lessons with the newest versions that the ranges allow; the report is build/newest/report.md
 	$(OFFLINE) $(BIN)/python tools/try_newest.py
+
+oldest: setup-test  # some tests with the lowest versions that the ranges of the base allow, installed without an extra
+	$(OFFLINE) $(BIN)/python tools/try_oldest.py
 
 gpu:  # proves the GPU paths, on a machine with a GPU; all steps, or STEPS="environment tests"
 	@$(PYTHON) tools/prove_gpu.py $(STEPS)
 
-setup: $(READY)
+setup: $(READY)  # what the notebooks need
+
+setup-test: $(TEST_READY)  # and what the tests and the book add
 
 $(READY): requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' || \
 	  { echo "Python 3.11 to 3.14 is needed: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || \
 	  { rm -rf $(VENV); echo "Python cannot make a virtual environment. On Debian: apt install python3-venv"; exit 1; }
-	@echo "Fetching and installing packages, about 6 GB on Linux: minutes on a fast network, longer on a slow one."
+	@echo "Fetching and installing packages, about $(if $(FOR_CPU),1,6) GB on Linux: minutes on a fast network, longer on a slow one."
 	$(BIN)/pip install --quiet --disable-pip-version-check uv
-	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --require-hashes --compile-bytecode -r requirements.txt  # for all who share it
+	$(if $(FOR_CPU),$(INSTALL_FOR_CPU),$(INSTALL))
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --editable .
+	@touch $@
+
+# Bytecode is compiled for all who share the environment.
+INSTALL = VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --require-hashes --compile-bytecode -r requirements.txt
+INSTALL_FOR_CPU = PATH="$(abspath $(BIN)):$$PATH" tools/install_for_cpu.sh && touch $(VENV)/.cpu
+
+$(TEST_READY): requirements-test.txt $(READY)  # without dependencies, as requirements.txt has those that this file lacks
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --require-hashes --no-deps --compile-bytecode -r requirements-test.txt
 	@touch $@
 
 horovod: $(HOROVOD)
@@ -82,8 +104,7 @@ $(HOROVOD): requirements.txt tools/build_horovod.sh | $(READY)  # again after ne
 	@touch $@
 
 pins:  # after changing a range in pyproject.toml
-	$(BIN)/uv pip compile pyproject.toml --extra test --extra book --extra clusters --extra frameworks --universal --python-version 3.11 --generate-hashes \
-	  --no-header --no-emit-index-url --no-annotate --quiet --output-file requirements.txt
+	$(BIN)/python tools/write_pins.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache

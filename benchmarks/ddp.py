@@ -87,8 +87,12 @@ def one_rank(folder, n_steps):
 
 @click.command()
 @click.option("--rounds", default=5, show_default=True, help="Times each contestant runs.")
-@click.option("--steps", "n_steps", type=int,
-              help=f"Steps; {WARM_UP_STEPS} do not count.  [default: {N_STEPS}; on a GPU {N_STEPS_GPU}]")  # fmt: skip
+@click.option(
+    "--steps",
+    "n_steps",
+    type=int,
+    help=f"Steps; {WARM_UP_STEPS} do not count.  [default: {N_STEPS}; on a GPU {N_STEPS_GPU}]",
+)
 @click.option("--rank-of-torchrun", "folder", hidden=True)
 def main(rounds, n_steps, folder):
     n_steps = n_steps or (N_STEPS_GPU if torch.cuda.is_available() else N_STEPS)
@@ -138,10 +142,13 @@ def summary(start, ranks):
 
 
 def report(runs, n_ranks, n_steps, one_gpu):
-    medians = {name: {key: statistics.median(run[key] for run in rows) for key in rows[0]}
-               for name, rows in runs.items()}  # fmt: skip
-    lines = [f"{n_ranks} ranks, ResNet-18, {BATCH_SIZE} images a rank; medians of {len(runs['dask'])} rounds, seconds",
-             f"{'':34}{'torchrun':>10}{'this':>10}{'ratio':>9}"]  # fmt: skip
+    medians = {
+        name: {key: statistics.median(run[key] for run in rows) for key in rows[0]} for name, rows in runs.items()
+    }
+    lines = [
+        f"{n_ranks} ranks, ResNet-18, {BATCH_SIZE} images a rank; medians of {len(runs['dask'])} rounds, seconds",
+        f"{'':34}{'torchrun':>10}{'this':>10}{'ratio':>9}",
+    ]
     for key in ("step", *MOMENTS):
         ours, theirs = medians["dask"][key], medians["torchrun"][key]
         label = "a step" if key == "step" else f"launch until {key}"
@@ -152,8 +159,19 @@ def report(runs, n_ranks, n_steps, one_gpu):
         lines += [f"{name:34}{step:>10.4f}{plain / step:>20.3f}" for name, step in seconds.items()]
     print("\n".join(lines))
     ratios = {key: medians["dask"][key] / medians["torchrun"][key] for key in medians["dask"]}
-    path = write_result("ddp", {"ranks": n_ranks, "steps": n_steps, "batch_size": BATCH_SIZE, "seconds": medians,
-                                "ratios": ratios, "one_gpu": one_gpu, "runs": runs, "printed": lines})  # fmt: skip
+    path = write_result(
+        "ddp",
+        {
+            "ranks": n_ranks,
+            "steps": n_steps,
+            "batch_size": BATCH_SIZE,
+            "seconds": medians,
+            "ratios": ratios,
+            "one_gpu": one_gpu,
+            "runs": runs,
+            "printed": lines,
+        },
+    )
     print(f"written to {path.relative_to(Path(__file__).parents[1])}")
 
 

@@ -64,8 +64,9 @@ def main(n_photos, rounds):
     lines = [f"{name:34}{rate:10.0f} images/s" for name, rate in rates.items()]
     lines.append(f"{n_photos} JPEGs, {CPU_COUNT} threads; medians of {rounds} rounds")
     print("\n".join(lines))
-    path = write_result("decode", {"photos": n_photos, "rounds": rounds, "images_per_s": rates, "seconds": seconds,
-                                   "printed": lines})  # fmt: skip
+    path = write_result(
+        "decode", {"photos": n_photos, "rounds": rounds, "images_per_s": rates, "seconds": seconds, "printed": lines}
+    )
     print(f"written to {path.relative_to(Path(__file__).parents[1])}")
 
 

@@ -50,12 +50,13 @@ def compare(n_photos, rounds, device="cuda"):
         model = model.to(device, memory_format=torch.channels_last)
         contestants = {
             f"DataLoader, {CHILDREN} children": partial(data_loader, model, ImageFolder(folder, transform), device),
-            f"DataLoader, {CHILDREN} children that decode, transforms on the GPU":
-            partial(data_loader, model, Decoded(paths), device, in_batches(transform)),
+            f"DataLoader, {CHILDREN} children that decode, transforms on the GPU": partial(
+                data_loader, model, Decoded(paths), device, in_batches(transform)
+            ),
             "classify": lambda: timed(classify, client, paths, batch_size=GPU_FORWARD, weights=weights),
             WITHOUT_FORWARD: lambda: client.submit(without_forward, paths, weights, pure=False).result(),
             FORWARD: lambda: client.submit(forward_alone, n_photos, weights, pure=False).result(),
-        }  # fmt: skip
+        }
         skipped = {}
         if importlib.util.find_spec("ray") and importlib.util.find_spec("pyarrow"):
             contestants[RAY] = partial(ray_data, paths, weights, device)
@@ -106,8 +107,14 @@ class Decoded(Dataset):
 
 def in_batches(transform):
     """Return the transform for a batch of uint8 images of one size, as a user would write it with transforms v2."""
-    return v2.Compose([v2.Resize(transform.resize_size), v2.CenterCrop(transform.crop_size),
-                       v2.ToDtype(torch.float32, scale=True), v2.Normalize(transform.mean, transform.std)])  # fmt: skip
+    return v2.Compose(
+        [
+            v2.Resize(transform.resize_size),
+            v2.CenterCrop(transform.crop_size),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(transform.mean, transform.std),
+        ]
+    )
 
 
 def data_loader(model, dataset, device, transform=None):
@@ -156,8 +163,13 @@ def ray_data(paths, weights, device):
         ray.data.DataContext.get_current().enable_progress_bars = False
         photos = ray.data.read_binary_files(paths).map_batches(cut, fn_args=(load_resnet(weights)[1],), batch_size=64)
         about = {"num_gpus": 1} if device == "cuda" else {}
-        found = photos.map_batches(ModelOfRay, fn_constructor_args=(weights, device), batch_size=GPU_FORWARD,
-                                   compute=ray.data.ActorPoolStrategy(size=1), **about).to_pandas()  # fmt: skip
+        found = photos.map_batches(
+            ModelOfRay,
+            fn_constructor_args=(weights, device),
+            batch_size=GPU_FORWARD,
+            compute=ray.data.ActorPoolStrategy(size=1),
+            **about,
+        ).to_pandas()
         assert len(found) == len(paths), f"Ray Data classified {len(found)} of {len(paths)} photos"
         return time.time() - found.loaded.max()
     finally:
@@ -178,8 +190,9 @@ class ModelOfRay:
         self.device = device
         model, transform, _ = load_resnet(weights)
         self.model = model.to(device, memory_format=torch.channels_last)
-        self.transform = v2.Compose([v2.ToDtype(torch.float32, scale=True),
-                                     v2.Normalize(transform.mean, transform.std)])  # fmt: skip
+        self.transform = v2.Compose(
+            [v2.ToDtype(torch.float32, scale=True), v2.Normalize(transform.mean, transform.std)]
+        )
         with torch.inference_mode():
             self.model(torch.zeros(1, 3, 224, 224, device=device))
         self.loaded = time.time()
@@ -196,8 +209,10 @@ def report(n_photos, rounds, seconds, skipped, real_weights):
     rate = {name: n_photos / statistics.median(values) for name, values in seconds.items()}
     slower = min(WITHOUT_FORWARD, FORWARD, key=rate.get)
     best = max((name for name in rate if name.startswith("DataLoader")), key=rate.get)
-    ratios = {"classify / bound": rate["classify"] / rate[slower],
-              "classify / best DataLoader": rate["classify"] / rate[best]}  # fmt: skip
+    ratios = {
+        "classify / bound": rate["classify"] / rate[slower],
+        "classify / best DataLoader": rate["classify"] / rate[best],
+    }
     if RAY in rate:
         ratios["classify / Ray Data"] = rate["classify"] / rate[RAY]
     width = max(map(len, rate))
@@ -208,10 +223,22 @@ def report(n_photos, rounds, seconds, skipped, real_weights):
     lines += [f"{name:{width}}  {value:8.2f}" for name, value in ratios.items()]
     lines.append(f"{n_photos} JPEGs of 500x375, ResNet-50 in {precision_of()}; medians of {rounds} rounds")
     print("\n".join(lines))
-    path = write_result("inference", {
-        "photos": n_photos, "distinct": min(n_photos, N_DISTINCT), "rounds": rounds, "batch_size": GPU_FORWARD,
-        "children": CHILDREN, "real_weights": real_weights, "precision": precision_of(), "images_per_s": rate,
-        "ratios": ratios, "skipped": skipped, "seconds": seconds, "printed": lines,
-    })  # fmt: skip
+    path = write_result(
+        "inference",
+        {
+            "photos": n_photos,
+            "distinct": min(n_photos, N_DISTINCT),
+            "rounds": rounds,
+            "batch_size": GPU_FORWARD,
+            "children": CHILDREN,
+            "real_weights": real_weights,
+            "precision": precision_of(),
+            "images_per_s": rate,
+            "ratios": ratios,
+            "skipped": skipped,
+            "seconds": seconds,
+            "printed": lines,
+        },
+    )
     print(f"written to {path.parent.name}/{path.name}")
     return path

@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import time
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import click
@@ -33,8 +34,12 @@ BATCH_SIZE = 32
 
 
 @click.command()
-@click.option("--photos", "n_photos", type=int, help="JPEGs that each contestant classifies.  "
-              f"[default: {N_PHOTOS}; on a GPU {N_PHOTOS_GPU}]")  # fmt: skip
+@click.option(
+    "--photos",
+    "n_photos",
+    type=int,
+    help=f"JPEGs that each contestant classifies.  [default: {N_PHOTOS}; on a GPU {N_PHOTOS_GPU}]",
+)
 @click.option("--rounds", default=3, show_default=True, help="Times each contestant runs.")
 def main(n_photos, rounds):
     if torch.cuda.is_available():
@@ -47,15 +52,11 @@ def main(n_photos, rounds):
         weights = os.environ.get("WORKSHOP_WEIGHTS") or random_weights(folder)
         paths = list_photos(folder)
         client = start_cluster(threads_per_worker=1)
-        contestants = {
-            "upstream: delayed per image, model per batch, fp32": lambda: upstream(paths, weights),
-            **{
-                f"DataLoader, {'bf16 channels-last' if bf16 else 'fp32'}, batches of {size}, {children} children":
-                partial(data_loader, folder, weights, children, size, bf16)
-                for bf16 in (False, True) for size in (BATCH_SIZE, CPU_FORWARD) for children in (0, 2)
-            },
-            "classify": lambda: classify(client, paths, batch_size=CPU_FORWARD, weights=weights),
-        }
+        contestants = {"upstream: delayed per image, model per batch, fp32": lambda: upstream(paths, weights)}
+        for bf16, size, children in product((False, True), (BATCH_SIZE, CPU_FORWARD), (0, 2)):
+            name = f"DataLoader, {'bf16 channels-last' if bf16 else 'fp32'}, batches of {size}, {children} children"
+            contestants[name] = partial(data_loader, folder, weights, children, size, bf16)
+        contestants["classify"] = lambda: classify(client, paths, batch_size=CPU_FORWARD, weights=weights)
         classify(client, paths[:BATCH_SIZE], weights=weights)  # every worker imports and loads once, outside the clock
         seconds = {name: [] for name in [*contestants, "bound"]}
         for number in range(rounds):
@@ -75,12 +76,14 @@ def upstream(paths, weights):
 
     @dask.delayed
     def preprocess(path):
-        transform = torchvision.transforms.Compose([
-            torchvision.transforms.Resize(256),
-            torchvision.transforms.CenterCrop(224),
-            torchvision.transforms.ToTensor(),
-            torchvision.transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
-        ])  # fmt: skip
+        transform = torchvision.transforms.Compose(
+            [
+                torchvision.transforms.Resize(256),
+                torchvision.transforms.CenterCrop(224),
+                torchvision.transforms.ToTensor(),
+                torchvision.transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+            ]
+        )
         return transform(decode_photo(read_files([path])[0], path))
 
     @dask.delayed
@@ -148,10 +151,20 @@ def report(n_photos, rounds, seconds, core_seconds, real_weights):
     decode, forward = (statistics.mean(part) for part in zip(*core_seconds, strict=True))
     lines.append(f"core-ms per photo: decode {decode * 1e3:.1f}, forward {forward * 1e3:.1f} in {precision_of()}")
     print("\n".join(lines))
-    path = write_result("inference", {
-        "photos": n_photos, "rounds": rounds, "batch_size": BATCH_SIZE, "real_weights": real_weights,
-        "precision": precision_of(), "images_per_s": rate, "ratios": ratios, "seconds": seconds, "printed": lines,
-    })  # fmt: skip
+    path = write_result(
+        "inference",
+        {
+            "photos": n_photos,
+            "rounds": rounds,
+            "batch_size": BATCH_SIZE,
+            "real_weights": real_weights,
+            "precision": precision_of(),
+            "images_per_s": rate,
+            "ratios": ratios,
+            "seconds": seconds,
+            "printed": lines,
+        },
+    )
     print(f"written to {path.relative_to(Path(__file__).parents[1])}")
 
 

@@ -45,8 +45,13 @@ sys.path.insert(0, str(FOLDER))
 from shared import EPOCHS, N_RANKS, STEPS_PER_EPOCH, final_loss, first_step, loss_alone, rows_of, step_s  # noqa: E402
 
 TORCHRUN = ["torch.distributed.run", "--standalone", f"--nproc-per-node={N_RANKS}", "--max-restarts={restarts}"]
-ACCELERATE = ["accelerate.commands.launch", "--multi_gpu", f"--num_processes={N_RANKS}", "--rdzv_backend=c10d",
-              "--max_restarts={restarts}"]  # fmt: skip
+ACCELERATE = [
+    "accelerate.commands.launch",
+    "--multi_gpu",
+    f"--num_processes={N_RANKS}",
+    "--rdzv_backend=c10d",
+    "--max_restarts={restarts}",
+]
 TOOLS = {  # name: its script, the package that it needs, how to get that, and its command where it is no library
     "torchrun": ("with_torchrun.py", "torch", "make setup", TORCHRUN),
     "Accelerate": ("with_accelerate.py", "accelerate", "pip install -e '.[peers]'", ACCELERATE),
@@ -88,10 +93,21 @@ def main(rounds, kills):
     rows = {name: None if name in reasons else summary(name, runs[name]) for name in TOOLS}
     lines = table(rows, reasons)
     print("\n".join(lines))
-    path = write_result("launchers", {
-        "ranks": N_RANKS, "steps": EPOCHS * STEPS_PER_EPOCH, "rounds": rounds, "kills": kills, "versions": versions(),
-        "loss": expected, "rows": rows, "not_run": reasons, "runs": runs, "printed": lines,
-    })  # fmt: skip
+    path = write_result(
+        "launchers",
+        {
+            "ranks": N_RANKS,
+            "steps": EPOCHS * STEPS_PER_EPOCH,
+            "rounds": rounds,
+            "kills": kills,
+            "versions": versions(),
+            "loss": expected,
+            "rows": rows,
+            "not_run": reasons,
+            "runs": runs,
+            "printed": lines,
+        },
+    )
     print(f"written to {path.relative_to(Path(__file__).parents[1])}")
 
 
@@ -113,8 +129,9 @@ def measure(name, expected, kill):
     figures = {"cold_s": first_step(run.jobs[0]) - run.started, "step_s": step_s(run.jobs[-1]), "left": run.left}
     if not command:
         figures["warm_s"] = first_step(run.jobs[1]) - run.jobs[1][0]["time"]  # whose first row is the call
-    return figures | (death(observe(name, kill=True)) | rebirth(observe(name, kill=True, restarts=1), expected)
-                      if kill else {})  # fmt: skip
+    return figures | (
+        death(observe(name, kill=True)) | rebirth(observe(name, kill=True, restarts=1), expected) if kill else {}
+    )
 
 
 def death(run):
@@ -152,8 +169,13 @@ def observe(name, n_jobs=1, kill=False, restarts=0):
         mark = secrets.token_hex(16)
         environment = os.environ | SETTINGS | {MARK: mark, "RAY_AUTH_TOKEN": mark, "RAY_TMPDIR": parent}
         run = SimpleNamespace(started=time.time(), killed=None, output=[], code=None)
-        process = subprocess.Popen(command_of(name, restarts, folders), env=environment, text=True,
-                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+        process = subprocess.Popen(
+            command_of(name, restarts, folders),
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         lines = ((time.time(), line.rstrip()) for line in process.stdout)
         listener = threading.Thread(target=run.output.extend, args=(lines,))
         listener.start()
@@ -235,15 +257,20 @@ def summary(name, runs):
 
 def table(rows, reasons):
     """Return the lines to print: one per tool, also for those that did not run."""
-    lines = [f"{'':16}lines" + "".join(f"{key.removesuffix('_s'):>7}" for key in SECONDS)
-             + f"  {'by':17}{'resumed':16}same loss  left"]  # fmt: skip
+    lines = [
+        f"{'':16}lines"
+        + "".join(f"{key.removesuffix('_s'):>7}" for key in SECONDS)
+        + f"  {'by':17}{'resumed':16}same loss  left"
+    ]
     for name, row in rows.items():
         if row is None:
             lines.append(f"{name:16}did not run: {reasons[name]}")
             continue
         seconds = "".join(f"{'-' if row.get(key) is None else format(row[key], '.2f'):>7}" for key in SECONDS)
-        lines.append(f"{name:16}{row['lines']:5}{seconds}  {row.get('by', '-'):17}{row.get('resumed', '-'):16}"
-                     f"{row.get('same_loss', '-'):9}{row['left']:6}")  # fmt: skip
+        lines.append(
+            f"{name:16}{row['lines']:5}{seconds}  {row.get('by', '-'):17}{row.get('resumed', '-'):16}"
+            f"{row.get('same_loss', '-'):9}{row['left']:6}"
+        )
     return lines
 
 

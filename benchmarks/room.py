@@ -82,8 +82,16 @@ def side_by_side(n):
     each = max(1, len(cores) // n)
     shares = [[cores[(i * each + j) % len(cores)] for j in range(each)] for i in range(n)]
     here = Path(__file__)
-    running = [subprocess.Popen([sys.executable, here, "--seat", ",".join(map(str, share))], cwd=here.parent, text=True,
-                                stdin=subprocess.PIPE, stdout=subprocess.PIPE) for share in shares]  # fmt: skip
+    running = [
+        subprocess.Popen(
+            [sys.executable, here, "--seat", ",".join(map(str, share))],
+            cwd=here.parent,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for share in shares
+    ]
     try:
         for seat in running:
             assert seat.stdout.readline() == "ready\n", "a seat did not start; its error is above"
@@ -94,11 +102,17 @@ def side_by_side(n):
     finally:
         for seat in running:
             seat.communicate()  # closes its stdin, which ends it
-    seconds = {cell: {"median": statistics.median(one[cell] for one in took), "slowest": max(one[cell] for one in took)}
-               for cell in CELLS}  # fmt: skip
+    seconds = {
+        cell: {"median": statistics.median(one[cell] for one in took), "slowest": max(one[cell] for one in took)}
+        for cell in CELLS
+    }
     print(f"{n} seats: {seconds}, {statistics.median(mib):.0f} MiB each", flush=True)
-    return {"seats": n, "cores_each": each if n <= len(cores) else len(cores) / n, "seconds": seconds,
-            "mib": statistics.median(mib)}  # fmt: skip
+    return {
+        "seats": n,
+        "cores_each": each if n <= len(cores) else len(cores) / n,
+        "seconds": seconds,
+        "mib": statistics.median(mib),
+    }
 
 
 def pss_mib(pid):
@@ -138,13 +152,18 @@ def block(figures):
     if not figures:
         return "\n*Not measured yet: on a quiet machine, run `workshop bench room`, and this becomes two tables.*\n\n"
     alone, machine = figures["seats"][0]["seconds"], figures["machine"]
-    lines = ["", f"Measured on {machine['processor']} with {machine['cores']} cores, {machine['date']}:", "",
-             "| seats at the same moment | " + " | ".join(CELLS.values()) + " | times as long as alone | MiB a seat |",
-             "|---:|---:|---:|---:|---:|"]  # fmt: skip
+    lines = [
+        "",
+        f"Measured on {machine['processor']} with {machine['cores']} cores, {machine['date']}:",
+        "",
+        "| seats at the same moment | " + " | ".join(CELLS.values()) + " | times as long as alone | MiB a seat |",
+        "|---:|---:|---:|---:|---:|",
+    ]
     for row in figures["seats"]:
         seconds = [row["seconds"][cell]["median"] for cell in CELLS]
-        lines.append(f"| {row['seats']} | {seconds[0]:.1f} | {seconds[1]:.1f} | {slowdown(row, alone):.1f} | "
-                     f"{row['mib']:.0f} |")  # fmt: skip
+        lines.append(
+            f"| {row['seats']} | {seconds[0]:.1f} | {seconds[1]:.1f} | {slowdown(row, alone):.1f} | {row['mib']:.0f} |"
+        )
     most = max(row["seats"] for row in figures["seats"] if slowdown(row, alone) <= SLOWEST)
     mib = max(row["mib"] for row in figures["seats"]) + figures["server_mib"]
     lines += [

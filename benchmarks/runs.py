@@ -31,8 +31,18 @@ from workshop_utils.results import log_metrics
 from workshop_utils.training import evaluate, prepare, train
 
 PER_BREED = 32  # sketches
-USUAL = {"pretrained": True, "lr": 0.005, "freeze_epochs": 0, "freeze_batchnorm": False, "epochs": 2, "batch_size": 32,
-         "accumulate": 1, "precision": "fp32", "compression": None, "warmup_steps": 3}  # fmt: skip
+USUAL = {
+    "pretrained": True,
+    "lr": 0.005,
+    "freeze_epochs": 0,
+    "freeze_batchnorm": False,
+    "epochs": 2,
+    "batch_size": 32,
+    "accumulate": 1,
+    "precision": "fp32",
+    "compression": None,
+    "warmup_steps": 3,
+}
 HEAD = {"training": "head alone", "epochs": 4, "freeze_epochs": 4, "lr": 0.1, "freeze_batchnorm": True}
 SCALES = [(1, 1), (2, 1), (4, 1), (1, CPU_COUNT)]  # (workers, PyTorch threads of each)
 STUDIES = {
@@ -49,9 +59,15 @@ STUDIES = {
     ],
     "weak scaling": [{"workers": workers, "batch_size": 16 * workers} for workers in (1, 2, 4)],
     "batch size": [{"batch_size": size} for size in (16, 32, 64)],
-    "settings": [{}, {"precision": "bf16"}, {"compression": "fp16"}, {"compression": "bf16"},
-                 {"batch_size": 64}, {"batch_size": 64, "accumulate": 2}],
-}  # fmt: skip
+    "settings": [
+        {},
+        {"precision": "bf16"},
+        {"compression": "fp16"},
+        {"compression": "bf16"},
+        {"batch_size": 64},
+        {"batch_size": 64, "accumulate": 2},
+    ],
+}
 
 
 @click.command()
@@ -73,12 +89,16 @@ def main(rounds):
             numbers = job.result()[0]
             rows += [{"run": run["run"], **tidy(row)} for row in job.metrics().to_dict("records")]
             runs.append(run | {"launched": round(launched, 3)} | tidy(numbers))
-            click.echo(f"{run['run']} {plan['studies']} {plan['training']}, {plan['workers']} x {plan['threads']}: "
-                       f"{numbers['images_per_s']:.1f} images/s, {numbers['accuracy']:.1%}, "
-                       f"{time.time() - launched:.1f} s", err=True)  # fmt: skip
+            click.echo(
+                f"{run['run']} {plan['studies']} {plan['training']}, {plan['workers']} x {plan['threads']}: "
+                f"{numbers['images_per_s']:.1f} images/s, {numbers['accuracy']:.1%}, "
+                f"{time.time() - launched:.1f} s",
+                err=True,
+            )
         # After each round, so that one that is cut short leaves the rounds before it.
-        path = write_result("runs", {"data": source.noun, "rounds": round_ + 1, "sharing_one_gpu": gpus == 1,
-                                     "runs": runs})  # fmt: skip
+        path = write_result(
+            "runs", {"data": source.noun, "rounds": round_ + 1, "sharing_one_gpu": gpus == 1, "runs": runs}
+        )
         log = path.with_suffix(".jsonl")
         part = log.with_suffix(".part")
         part.write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows))

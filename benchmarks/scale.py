@@ -45,8 +45,12 @@ LISTINGS = ("fs.find", "list_photos", "list_photos, no cache")
 N_RANKS = (2, 4, 8, 16)
 FOLDERS = [breed.folder for breed in BREEDS]
 N_REAL = 8 * len(FOLDERS)
-STORES = [("seaweedfs", N_REAL, 0, LISTINGS[:2]), ("seaweedfs", N_REAL, 20, LISTINGS[:2]),
-          ("generated", 10**5, 20, LISTINGS[:2]), ("generated", 10**6, 20, LISTINGS[1:])]  # keys, ms a request, ways
+STORES = [
+    ("seaweedfs", N_REAL, 0, LISTINGS[:2]),
+    ("seaweedfs", N_REAL, 20, LISTINGS[:2]),
+    ("generated", 10**5, 20, LISTINGS[:2]),
+    ("generated", 10**6, 20, LISTINGS[1:]),
+]  # keys, ms a request, ways
 
 
 @click.command()
@@ -70,8 +74,10 @@ def main(rounds, one, parts):
 
 
 def drive_all(rounds, n_paths=N_PATHS):
-    return [{"way": way, "paths": n} | medians(rounds, drive_in_new_processes, way, n)
-            for n, way in product(n_paths, DRIVES)]  # fmt: skip
+    return [
+        {"way": way, "paths": n} | medians(rounds, drive_in_new_processes, way, n)
+        for n, way in product(n_paths, DRIVES)
+    ]
 
 
 def drive_in_new_processes(way, n_paths):
@@ -131,13 +137,18 @@ def one_drive(way, about):
     assert n_rows == n_paths, (n_rows, n_paths)
     n_batches = n_paths / BATCH_SIZE
     return {
-        "seconds": seconds, "ms_a_batch": 1000 * seconds / n_batches,
+        "seconds": seconds,
+        "ms_a_batch": 1000 * seconds / n_batches,
         "client_ms": 1000 * (after[0] - before[0]) / n_batches,
         "scheduler_ms": 1000 * (there_after[0] - there[0]) / n_batches,
-        "client_before": before[1], "client_most": after[1], "rows_held": held_mib,
-        "scheduler_before": there[1], "scheduler_most": there_after[1],
-        "tasks": len(graphs), "graph_bytes": statistics.mean(graphs),
-    }  # fmt: skip
+        "client_before": before[1],
+        "client_most": after[1],
+        "rows_held": held_mib,
+        "scheduler_before": there[1],
+        "scheduler_most": there_after[1],
+        "tasks": len(graphs),
+        "graph_bytes": statistics.mean(graphs),
+    }
 
 
 def run_one(client, paths, way):
@@ -190,8 +201,10 @@ def real_bucket(n_keys, delay_s):
             photo = Path(parent, ROOT, folder, f"{number}.jpg")
             photo.parent.mkdir(parents=True, exist_ok=True)
             photo.write_bytes(b"none")
-        with (local_object_store(Path(parent, ROOT)) as options,
-              hold_back_requests(options["client_kwargs"]["endpoint_url"], delay_s) as endpoint):
+        with (
+            local_object_store(Path(parent, ROOT)) as options,
+            hold_back_requests(options["client_kwargs"]["endpoint_url"], delay_s) as endpoint,
+        ):
             yield endpoint
 
 
@@ -210,8 +223,14 @@ def one_listing(way, endpoint):
     paths = sorted(fs.find(root, maxdepth=2)) if way == "fs.find" else list_photos(url, storage_options=options)
     seconds = time.perf_counter() - start
     worked, most = work_and_memory()
-    return {"found": len(paths), "requests": len(requests), "seconds": seconds, "client_s": worked - work,
-            "client_before": before, "client_most": most}  # fmt: skip
+    return {
+        "found": len(paths),
+        "requests": len(requests),
+        "seconds": seconds,
+        "client_s": worked - work,
+        "client_before": before,
+        "client_most": most,
+    }
 
 
 def count_requests():
@@ -237,6 +256,7 @@ def one_launch(client):
 
 def table(rows):
     """Return the lines to print of rows that have the same names; numbers to three digits."""
+
     def short(value):
         return str(value) if isinstance(value, str) or value == int(value) else f"{value:.{0 if value >= 100 else 3}f}"
 

@@ -12,5 +12,6 @@ def start_sharing(n_workers):
     # As start_cluster sets it: without MALLOC_TRIM_THRESHOLD_, and with all cores.
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), max(1, CPU_COUNT // n_workers))
     dask.config.set({"distributed.nanny.pre-spawn-environ": threads})
-    return Client(LocalCluster(n_workers=n_workers, threads_per_worker=1, host=LOOPBACK,
-                               dashboard_address=f"{LOOPBACK}:0"))  # fmt: skip
+    return Client(
+        LocalCluster(n_workers=n_workers, threads_per_worker=1, host=LOOPBACK, dashboard_address=f"{LOOPBACK}:0")
+    )

@@ -101,8 +101,11 @@ def hosts(n, mbit):
     """Yield the names of `n` network namespaces, host i with 10.0.0.i+1 on eth0; between them a switch of its own."""
     switch, *names = made = [f"steps-{os.getpid()}-{name}" for name in ("switch", *range(n))]
     shape = f"root tbf rate {mbit}mbit burst 64kb latency 400ms"
-    commands = [*(f"ip netns add {name}" for name in made), f"ip -n {switch} link add dev bridge0 type bridge",
-                f"ip -n {switch} link set bridge0 up"]  # fmt: skip
+    commands = [
+        *(f"ip netns add {name}" for name in made),
+        f"ip -n {switch} link add dev bridge0 type bridge",
+        f"ip -n {switch} link set bridge0 up",
+    ]
     for i, name in enumerate(names):
         commands += [
             f"ip link add eth0 netns {name} type veth peer name port{i} netns {switch}",
@@ -127,11 +130,23 @@ def on_hosts(n, mbit, n_steps):
     with hosts(n, mbit) as names:
         ranks = []
         for rank, name in enumerate(names):
-            setting = {"RANK": rank, "WORLD_SIZE": n, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": 29500,
-                       "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": 1}  # fmt: skip
+            setting = {
+                "RANK": rank,
+                "WORLD_SIZE": n,
+                "MASTER_ADDR": "10.0.0.1",
+                "MASTER_PORT": 29500,
+                "GLOO_SOCKET_IFNAME": "eth0",
+                "OMP_NUM_THREADS": 1,
+            }
             command = ["ip", "netns", "exec", name, sys.executable, __file__, "--rank-of", str(n_steps)]
-            ranks.append(subprocess.Popen(command, env=os.environ | {key: str(value) for key, value in setting.items()},
-                                          stdout=subprocess.PIPE, text=True))
+            ranks.append(
+                subprocess.Popen(
+                    command,
+                    env=os.environ | {key: str(value) for key, value in setting.items()},
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
         outputs = [rank.communicate()[0] for rank in ranks]
     if any(rank.returncode for rank in ranks):
         raise click.ClickException(f"the ranks ended with {[rank.returncode for rank in ranks]}; see above")
@@ -179,17 +194,42 @@ def main(n_steps, mbit, rank_of):
     # Made before anything else is measured.
     predicted = {n: predict(n, compute_s, buckets, latency_s, bytes_per_s) for n in N_RANKS}
     measured = {1: alone, 2: two} | {n: on_hosts(n, mbit, n_steps) for n in N_RANKS[2:]}
-    rows = [{"ranks": n, "predicted_s": predicted[n], "measured_s": measured[n]["step_s"],
-             "error": predicted[n] / measured[n]["step_s"] - 1} for n in N_RANKS]  # fmt: skip
-    report(rows, {"mbit": mbit, "steps": n_steps, "compute_s": compute_s, "buckets": buckets, "latency_s": latency_s,
-                  "bytes_per_s": bytes_per_s, "all_reduce_s": {n: measured[n]["all_reduce_s"] for n in measured}})
+    rows = [
+        {
+            "ranks": n,
+            "predicted_s": predicted[n],
+            "measured_s": measured[n]["step_s"],
+            "error": predicted[n] / measured[n]["step_s"] - 1,
+        }
+        for n in N_RANKS
+    ]
+    report(
+        rows,
+        {
+            "mbit": mbit,
+            "steps": n_steps,
+            "compute_s": compute_s,
+            "buckets": buckets,
+            "latency_s": latency_s,
+            "bytes_per_s": bytes_per_s,
+            "all_reduce_s": {n: measured[n]["all_reduce_s"] for n in measured},
+        },
+    )
 
 
 def curve(buckets):
     """Return rows of a step on more ranks, with NETWORK between them."""
     link = NETWORK["latency_s"], NETWORK["bytes_per_s"]
-    return [{"compute_s": compute_s, "ranks": n, "predicted_s": (step := predict(n, compute_s, buckets, *link)),
-             "efficiency": compute_s / step} for compute_s in NETWORK_COMPUTE_S for n in NETWORK_RANKS]  # fmt: skip
+    return [
+        {
+            "compute_s": compute_s,
+            "ranks": n,
+            "predicted_s": (step := predict(n, compute_s, buckets, *link)),
+            "efficiency": compute_s / step,
+        }
+        for compute_s in NETWORK_COMPUTE_S
+        for n in NETWORK_RANKS
+    ]
 
 
 def report(rows, about):
@@ -202,9 +242,11 @@ def report(rows, about):
         *(f"{row['ranks']:5}{row['predicted_s']:13.3f}{row['measured_s']:12.3f}{row['error']:8.1%}" for row in rows),
         f"{NETWORK['name']}, not measured",
         "compute s  ranks  predicted s  efficiency",
-        *(f"{row['compute_s']:9.2f}{row['ranks']:7}{row['predicted_s']:13.4f}{row['efficiency']:12.1%}"
-          for row in beyond),
-    ]  # fmt: skip
+        *(
+            f"{row['compute_s']:9.2f}{row['ranks']:7}{row['predicted_s']:13.4f}{row['efficiency']:12.1%}"
+            for row in beyond
+        ),
+    ]
     print("\n".join(lines))
     result = about | {"rows": rows, "network": NETWORK, "curve": beyond, "printed": lines}
     print(f"written to {write_result('steps', result).relative_to(Path(__file__).parents[1])}")

@@ -104,10 +104,19 @@ def report(n_photos, rounds, seconds):
         lines.append(f"{condition:22}{theirs:13.1f}{ours:13.1f}{ours / theirs:7.2f}")
     print("\n".join(lines))
     versions = {name: importlib.metadata.version(name) for name in ("dask-pytorch-ddp", "boto3", "s3fs")}
-    path = write_result("storage", {
-        "photos": n_photos, "rounds": rounds, "batch_size": BATCH_SIZE, "versions": versions,
-        "images_per_s": rates, "ratios": ratios, "seconds": seconds, "printed": lines,
-    })  # fmt: skip
+    path = write_result(
+        "storage",
+        {
+            "photos": n_photos,
+            "rounds": rounds,
+            "batch_size": BATCH_SIZE,
+            "versions": versions,
+            "images_per_s": rates,
+            "ratios": ratios,
+            "seconds": seconds,
+            "printed": lines,
+        },
+    )
     print(f"written to {path.relative_to(Path(__file__).parents[1])}")
 
 

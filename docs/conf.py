@@ -63,6 +63,9 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
     "footer_content_items": ["verified.html"],
-    **({"repository_url": book_repository, "use_repository_button": True, "use_issues_button": True}
-       if book_repository.startswith("https://github.com/") else {}),
-}  # fmt: skip
+    **(
+        {"repository_url": book_repository, "use_repository_button": True, "use_issues_button": True}
+        if book_repository.startswith("https://github.com/")
+        else {}
+    ),
+}

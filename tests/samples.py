@@ -1,12 +1,23 @@
 """What tests and their fixtures both name. Not in conftest.py: tests/clusters has one of its own."""
 
+import s3fs
 import torch
 import torchvision
 
 from workshop_utils.models import save_checkpoint
+from workshop_utils.object_store import ADMIN
 
 ODD_NAMES = ["a b.jpg", "dög.jpg", "50%.jpg", "a%20b.jpg", "a#1.jpg", "a?.jpg", "a[1].jpg", "a*.jpg", "a{b}.jpg"]
 S3_SECRET = "known-to-the-tests"
+
+
+def sign_in(monkeypatch, s3):
+    """Let the workshop write to the tests' S3 server, by what a user's environment would hold."""
+    s3fs.S3FileSystem.clear_instance_cache()  # a filesystem that was made before is somebody else's
+    settings = {"ENDPOINT_URL": s3["client_kwargs"]["endpoint_url"]}
+    settings |= {"ACCESS_KEY_ID": ADMIN, "SECRET_ACCESS_KEY": S3_SECRET}
+    for name, value in settings.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
 
 
 def make_weights(path, seed):

@@ -1,4 +1,4 @@
-"""A cluster starts or is joined as promised, suits PyTorch, stays on loopback, and says what to do when it cannot."""
+"""A cluster starts or is joined, suits PyTorch and stays on loopback, or the error says what to do."""
 
 import builtins
 import os
@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 import warnings
@@ -33,12 +32,12 @@ from workshop_utils.cluster import (
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:Port 8787 is busy")  # with the cluster that all tests share
-cpu_only = pytest.mark.skipif("config.option.markexpr == 'gpu'", reason="is about the cluster without GPUs")
+cpu_only = pytest.mark.skipif("config.option.markexpr == 'gpu'", reason="tests the cluster of a machine without GPUs")
 
 
 @contextmanager
 def scheduler(n_workers=0, **settings):
-    """A running cluster of someone else's: a scheduler on TCP, and its workers as threads of this process."""
+    """Run somebody else's cluster: a scheduler on TCP, with workers as threads of this process; yield its address."""
     settings = {"protocol": "tcp", "host": LOOPBACK, "dashboard_address": f"{LOOPBACK}:0", **settings}
     with LocalCluster(n_workers=n_workers, threads_per_worker=1, processes=False, **settings) as cluster:
         yield cluster.scheduler_address
@@ -46,7 +45,7 @@ def scheduler(n_workers=0, **settings):
 
 @contextmanager
 def worker_process(address, folder, *flags, python=sys.executable, **environment):
-    """A worker as someone else would start it, from the command line."""
+    """Run a worker that somebody else started from the command line."""
     command = [python, "-m", "distributed.cli.dask_worker", address, "--host", LOOPBACK, "--no-dashboard", *flags]
     environment = {**os.environ, **environment}
     process = subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, stderr=subprocess.DEVNULL)
@@ -70,7 +69,7 @@ def end_of(client):
 
 
 def kill_a_worker(client):
-    """Kill one worker of this machine and wait until its nanny has another in its place."""
+    """Kill one worker of this machine and wait until its nanny has started another."""
     before = client.run(os.getpid)
     victim = next(iter(before.values()))
     os.kill(victim, signal.SIGKILL)
@@ -92,8 +91,16 @@ def test_without_a_gpu_each_core_has_a_worker_of_one_thread(client):
         workers = describe_workers(default)
     n_workers = min(4, CPU_COUNT)
     assert workers.columns.tolist() == [
-        "worker", "host", "pid", "threads", "torch_threads", "memory_gib", "device", "python", "torch",
-    ]  # fmt: skip
+        "worker",
+        "host",
+        "pid",
+        "threads",
+        "torch_threads",
+        "memory_gib",
+        "device",
+        "python",
+        "torch",
+    ]
     assert len(workers) == n_workers and workers.pid.nunique() == n_workers
     assert set(workers.threads) == {1} and set(workers.device) == {"cpu"} and set(workers.host) == {LOOPBACK}
     assert set(workers.torch) == {torch.__version__} and (workers.memory_gib > 0).all()
@@ -111,7 +118,7 @@ def test_workers_leave_the_allocator_as_glibc_has_it(client):
     assert set(client.run(lambda: os.environ.get("MALLOC_TRIM_THRESHOLD_")).values()) == {None}
 
 
-def test_a_dataloader_may_have_children_in_a_worker_also_in_a_restarted_one(client):
+def test_a_dataloader_may_have_children_in_a_worker_and_in_the_next_one_after_a_kill(client):
     assert set(client.run(sum_through_a_dataloader).values()) == {45}
     kill_a_worker(client)
     assert set(client.run(sum_through_a_dataloader).values()) == {45}
@@ -129,7 +136,7 @@ def test_a_busy_dashboard_port_is_replaced_by_a_working_one_that_the_warning_nam
     free = port_is_free(DASHBOARD_PORT)
     with (
         socket.create_server((LOOPBACK, DASHBOARD_PORT)) if free else nullcontext(),
-        pytest.warns(UserWarning, match=f"Port {DASHBOARD_PORT} is busy") as caught,
+        pytest.warns(UserWarning, match=f"{DASHBOARD_PORT}.*busy") as caught,
         end_of(start_cluster(1)) as client,
     ):
         busy = next(str(warning.message) for warning in caught if "is busy" in str(warning.message))
@@ -138,7 +145,7 @@ def test_a_busy_dashboard_port_is_replaced_by_a_working_one_that_the_warning_nam
             assert answer.status == 200
 
 
-def test_the_dashboard_has_the_port_of_dasks_setting_and_with_0_any_without_a_warning():
+def test_the_dashboard_has_the_port_of_dasks_setting_and_any_free_port_for_0():
     with socket.create_server((LOOPBACK, 0)) as server:
         free = server.getsockname()[1]
     with dask.config.set({"workshop.dashboard-port": free}), end_of(start_cluster(1)) as client:
@@ -178,16 +185,6 @@ def test_an_address_comes_before_dasks_setting_and_that_before_a_new_cluster():
             assert client.scheduler.address == set_in_dask
 
 
-def test_the_environment_names_a_cluster_to_join():
-    code = "from workshop_utils.cluster import start_cluster; print(start_cluster().scheduler.address)"
-    with scheduler(1) as address:
-        environment = {**os.environ, "DASK_SCHEDULER_ADDRESS": address}
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
-        )
-    assert done.stdout.strip() == address, done.stderr
-
-
 def test_leaving_a_joined_cluster_leaves_it_running():
     with scheduler(1) as address:
         start_cluster(address=address).close()
@@ -201,30 +198,30 @@ def test_an_address_without_a_scheduler_is_named_with_the_cure(listens):
         address = f"tcp://{LOOPBACK}:{server.getsockname()[1]}"
         if not listens:
             server.close()
-        with pytest.raises(ClusterError, match=f"(?s){address}.*within 2 s.*unset DASK_SCHEDULER_ADDRESS"):
+        with pytest.raises(ClusterError, match=f"(?s){address}.*unset DASK_SCHEDULER_ADDRESS"):
             start_cluster(address=address, timeout_s=2)
 
 
 @pytest.mark.parametrize("port", ["any", 70_000, -1, 87.5])
-def test_a_dashboard_port_that_is_none_is_named(port):
-    with dask.config.set({"workshop.dashboard-port": port}), pytest.raises(ClusterError, match=f"is {port!r}: give"):
+def test_a_setting_that_is_no_port_is_named(port):
+    with dask.config.set({"workshop.dashboard-port": port}), pytest.raises(ClusterError, match=f"{port!r}"):
         start_cluster(1)
 
 
-def test_the_dashboards_port_is_told_from_the_schedulers(client):
+def test_the_dashboards_port_is_not_taken_for_the_schedulers(client):
     address = client.dashboard_link.removeprefix("http://").removesuffix("/status")
-    with pytest.raises(ClusterError, match="not the dashboard's"):
+    with pytest.raises(ClusterError, match="dashboard"):
         start_cluster(address=address, timeout_s=2)
 
 
 @pytest.mark.parametrize("address", ["localhost", "tcp://127.0.0.1:port", "http://127.0.0.1:8787", 8786])
 def test_a_malformed_address_is_named_with_the_right_form(address):
-    with pytest.raises(ClusterError, match=r"is not a scheduler's address.*tcp://HOST:PORT"):
+    with pytest.raises(ClusterError, match="tcp://HOST:PORT"):
         start_cluster(address=address, timeout_s=2)
 
 
 def test_a_cluster_to_which_no_worker_comes_is_refused_with_the_command_that_starts_one():
-    with scheduler(0) as address, pytest.raises(ClusterError, match=f"within 0.5 s.*workshop join {address}"):
+    with scheduler(0) as address, pytest.raises(ClusterError, match=f"workshop join {address}"):
         start_cluster(address=address, wait_for_workers=0.5)
 
 
@@ -238,13 +235,13 @@ def test_an_adaptive_cluster_without_workers_starts_one_when_it_is_joined(capfd)
 
 
 @pytest.mark.long
-def test_workers_that_were_started_for_other_work_are_told_the_lines_which_make_them_suit(tmp_path, monkeypatch):
+def test_the_warning_about_unfit_workers_has_the_lines_that_make_them_fit(tmp_path, monkeypatch):
     for name in THREADS:  # nannies of this process left them, and they would win
         monkeypatch.delenv(name, raising=False)
     with (
         scheduler() as address,
         worker_process(address, tmp_path),
-        pytest.warns(UserWarning, match="MALLOC_TRIM_THRESHOLD_ is 65536.*daemonic.*") as said,
+        pytest.warns(UserWarning, match="MALLOC_TRIM_THRESHOLD_.*daemonic") as said,
     ):
         start_cluster(address=address).close()
     lines = str(said[0].message).splitlines()[1:]
@@ -265,7 +262,7 @@ def test_workers_that_were_started_for_other_work_are_told_the_lines_which_make_
 @pytest.mark.parametrize("value", [0, -1, "two", 1.5])
 @pytest.mark.parametrize("name", ["n_workers", "threads_per_worker"])
 def test_a_number_of_workers_or_threads_that_cannot_be_is_refused(name, value):
-    with pytest.raises(ClusterError, match=f"{name} is {value!r}: give a whole number of at least 1"):
+    with pytest.raises(ClusterError, match=f"{name} is {value!r}"):
         start_cluster(**{name: value})
 
 
@@ -282,12 +279,12 @@ def test_workers_with_another_torch_are_refused_by_name_and_version(tmp_path):
         scheduler() as address,
         worker_process(address, tmp_path, "--no-nanny", PYTHONPATH=path),
         warnings.catch_warnings(action="error"),  # Dask's own mismatch warning would only say it twice
-        pytest.raises(ClusterError, match=r"(?s)tcp://\S+: torch 1\.0, here \d.*Install the same on both sides"),
+        pytest.raises(ClusterError, match=r"tcp://\S+: torch 1\.0"),
     ):
         start_cluster(address=address)
 
 
-# What a process of another Python says of itself, and that it dies of code that is pickled by this one.
+# A process that says it runs another Python, and dies of code that this one pickled.
 ANOTHER_PYTHON = """
 import distributed.protocol.pickle, distributed.versions, os
 ask = distributed.versions.get_package_info
@@ -299,16 +296,16 @@ distributed.protocol.pickle.loads = lambda x, **more: os._exit(1) if b"_make_fun
 
 @pytest.fixture
 def another_python(tmp_path):
-    """Return the PYTHONPATH that makes a process one of another Python."""
+    """Return a PYTHONPATH with which a process says that it runs another Python."""
     (tmp_path / "sitecustomize.py").write_text(ANOTHER_PYTHON)
     return str(tmp_path)
 
 
 def test_a_worker_of_another_python_is_refused_before_it_is_sent_any_code(another_python, tmp_path):
     with scheduler() as address, worker_process(address, tmp_path, "--no-nanny", PYTHONPATH=another_python):
-        with pytest.raises(ClusterError, match=r"(?s)tcp://\S+: python 3\.99, here 3\.\d+\n.*Install the same"):
+        with pytest.raises(ClusterError, match=r"tcp://\S+: python 3\.99"):
             start_cluster(address=address)
-        with Client(address) as client, pytest.raises(OSError):  # and would have died of it
+        with Client(address) as client, pytest.raises(OSError):  # it would have died of the code
             client.run(lambda: "code")
 
 
@@ -323,7 +320,7 @@ def test_a_scheduler_of_another_python_is_refused_before_it_is_sent_any_code(ano
                 address = client.scheduler.address
             with worker_process(address, tmp_path, "--no-nanny"), pytest.raises(ClusterError) as refused:
                 start_cluster(address=address)
-            assert "\n  the scheduler: python 3.99, here 3." in str(refused.value)
+            assert "scheduler: python 3.99" in str(refused.value)
             assert process.poll() is None
         finally:
             process.terminate()
@@ -339,35 +336,18 @@ def test_builds_of_one_torch_for_cpu_and_gpu_may_meet(tmp_path):
         assert len(client.nthreads()) == 1
 
 
-@pytest.fixture(scope="module")
-def python_without_workshop_utils(tmp_path_factory):
-    """A Python that has this one's packages, but not the workshop's: nested .pth files are not followed."""
-    folder = tmp_path_factory.mktemp("bare")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
-    site = next((folder / "venv" / "lib").glob("python*/site-packages"))
-    (site / "borrowed.pth").write_text(str(Path(torch.__file__).parents[1]))
-    return str(folder / "venv" / "bin" / "python")
-
-
-@pytest.mark.parametrize("nanny", ["--nanny", "--no-nanny"])
-@pytest.mark.long
-def test_workers_that_lack_workshop_utils_are_sent_it(python_without_workshop_utils, tmp_path, nanny):
-    def files():
-        from workshop_utils.dogs.breeds import BREEDS
-        from workshop_utils.models import SKETCH_WEIGHTS
-
-        return len(BREEDS), SKETCH_WEIGHTS.exists()
-
+def test_workers_that_lack_workshop_utils_are_refused_with_the_command_that_installs_it(tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    site = next((tmp_path / "venv" / "lib").glob("python*/site-packages"))
+    for package in Path(torch.__file__).parents[1].iterdir():
+        if "workshop" not in package.name:
+            (site / package.name).symlink_to(package)
     with (
         scheduler() as address,
-        worker_process(address, tmp_path, nanny, python=python_without_workshop_utils),
-        end_of(start_cluster(address=address)) as client,
+        worker_process(address, tmp_path, python=str(tmp_path / "venv/bin/python"), PYTHONPATH=""),
+        pytest.raises(ClusterError, match="(?s)workshop-dask-pytorch.*pip install --no-deps"),
     ):
-        assert describe_workers(client).torch.tolist() == [torch.__version__]
-        found = client.submit(lambda: __import__("workshop_utils").__file__).result(timeout=60)
-        folder = next(iter(client.run(lambda dask_worker: dask_worker.local_directory).values()))
-        assert Path(found).is_relative_to(folder)  # the worker's own: it goes with the worker, and no other finds it
-        assert client.submit(files).result(timeout=60) == (120, True)
+        start_cluster(address=address)
 
 
 def test_a_worker_without_a_memory_limit_is_described():
@@ -377,7 +357,7 @@ def test_a_worker_without_a_memory_limit_is_described():
 
 @pytest.fixture
 def vendor(tmp_path, monkeypatch):
-    """A stand-in for the vendor's package, which cannot run here: its workers are slow to come, as machines are."""
+    """A stand-in for the vendor's package, which cannot run here; its workers come late, as rented machines do."""
     (tmp_path / "dask_saturn.py").write_text(
         "import threading\n"
         "from distributed import LocalCluster\n"
@@ -414,21 +394,6 @@ def test_a_port_is_free_until_someone_listens():
     assert port_is_free(port)
 
 
-def test_a_cluster_can_be_started_where_an_event_loop_runs():
-    # As in a notebook, whose cells run inside one.
-    import asyncio
-
-    async def cell():
-        with scheduler(1) as address, end_of(start_cluster(address=address)) as client:
-            return len(client.nthreads())
-
-    result = []
-    thread = threading.Thread(target=lambda: result.append(asyncio.run(cell())))
-    thread.start()
-    thread.join(60)
-    assert result == [1]
-
-
 @pytest.mark.gpu
 def test_each_gpu_has_a_worker_of_its_own(client):
     with end_of(start_cluster()) as default:
@@ -439,13 +404,5 @@ def test_each_gpu_has_a_worker_of_its_own(client):
 
 @pytest.mark.gpu
 def test_more_workers_than_gpus_are_refused():
-    with pytest.raises(ClusterError, match=f"has {n_gpus()} GPU"):
+    with pytest.raises(ClusterError, match=f"{n_gpus()} GPU"):
         start_cluster(n_gpus() + 1)
-
-
-def test_each_gpu_worker_of_a_host_has_a_first_device_of_its_own():
-    from dask_cuda.utils import cuda_visible_devices
-
-    seen = [cuda_visible_devices(worker, ["GPU-a", "GPU-b", "GPU-c"]).split(",") for worker in range(3)]
-    assert [devices[0] for devices in seen] == ["GPU-a", "GPU-b", "GPU-c"]  # cuda:0, which a rank takes
-    assert all(sorted(devices) == ["GPU-a", "GPU-b", "GPU-c"] for devices in seen)  # NCCL may have to see its peers'

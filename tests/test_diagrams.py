@@ -2,7 +2,6 @@
 
 import json
 import re
-from itertools import product
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,7 +12,6 @@ DRAWINGS = sorted((PROJECT / "img").glob("*.svg"))
 MODEL = PROJECT / "img" / "cluster.svg"  # whose style the others repeat
 SVG = "{http://www.w3.org/2000/svg}"
 ENOUGH = 4.5  # WCAG 2's contrast for text
-BACKGROUNDS = ("paper", "frame", "client", "scheduler", "worker", "storage", "other", "alarm", "plain", "gone")
 PICTURE = re.compile(r"!\[(?P<alt>[^\]]*)\]\([^)]*?img/(?P<name>[\w-]+\.svg)\)")
 IN_SLIDES = re.compile(r"\{image\} \S*?img/(?P<name>[\w-]+\.svg)\n:alt: (?P<alt>.*)")
 TROUBLES = """([enough]) => {
@@ -51,30 +49,6 @@ def style_of(path):
     return root_of(path).find(f"{SVG}style").text
 
 
-def colours(dark):
-    """Return what each selector of the style fills with, as (r, g, b) of 0 to 1, in the light or the dark scheme."""
-    light_rules, dark_rules = style_of(MODEL).split("@media (prefers-color-scheme: dark)")
-    found = {}
-    for rules in (light_rules, dark_rules) if dark else (light_rules,):
-        for selectors, declarations in re.findall(r"([^{}]+)\{([^{}]*)\}", rules):
-            if filled := re.search(r"fill: #(\w+)", declarations):
-                digits = filled[1] if len(filled[1]) == 6 else "".join(2 * digit for digit in filled[1])
-                rgb = tuple(int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4))
-                found |= dict.fromkeys((selector.strip() for selector in selectors.split(",")), rgb)
-    return found
-
-
-def contrast(one, two):
-    """Return the ratio of two colours' luminances, as WCAG 2 defines it, from 1 to 21."""
-
-    def luminance(rgb):
-        r, g, b = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb)
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b
-
-    low, high = sorted((luminance(one), luminance(two)))
-    return (high + 0.05) / (low + 0.05)
-
-
 def prose():
     """Yield the name and the text of all that may show a drawing: README, the docs, notebooks' markdown."""
     for path in [PROJECT / "README.md", *(PROJECT / "docs").rglob("*.md")]:
@@ -105,16 +79,6 @@ def test_a_drawing_has_the_style_of_all_and_no_colours_or_sizes_of_its_own(path)
 def test_no_text_is_smaller_than_12_pixels():
     sizes = [float(size) for size in re.findall(r"([\d.]+)px", style_of(MODEL))]
     assert len(sizes) >= 4 and min(sizes) >= 12
-
-
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_text_can_be_read_on_every_background(dark):
-    colour = colours(dark)
-    pairs = [*product(("text", ".soft"), (f".{name}" for name in BACKGROUNDS))]
-    pairs += [(selector, ".paper") for selector in colour if re.fullmatch(r"text\.\w+", selector)]
-    assert len(pairs) >= 24
-    poor = {pair: ratio for pair in pairs if (ratio := contrast(*map(colour.get, pair))) < ENOUGH}
-    assert not poor
 
 
 @each

@@ -19,19 +19,17 @@ from samples import make_weights
 
 from workshop_utils import inference
 from workshop_utils.data import list_photos, read_files
+from workshop_utils.decode import load_on_cpu
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.dogs.sketches import write_sketches
-from workshop_utils.images import load_on_cpu
 from workshop_utils.inference import (
     COLUMNS,
     CPU_BATCHES_PER_TASK,
-    GPU_BATCHES_PER_TASK,
     TASKS_PER_THREAD,
     classify,
     classify_batches,
     classify_stream,
     loaded_model,
-    precision_of,
     split_guided,
 )
 from workshop_utils.models import WeightsError, load_checkpoint, load_resnet, save_checkpoint
@@ -99,11 +97,11 @@ def test_no_paths_give_no_rows_of_the_same_types(client, paths, weights):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"paths": "a.jpg"}, "paths is the single path 'a.jpg': give a list"),
-        ({"paths": Path("a.jpg")}, "paths is the single path 'a.jpg': give a list"),
-        ({"batch_size": 0}, "batch_size is 0: give a whole number of at least 1"),
+        ({"paths": "a.jpg"}, "single path"),
+        ({"paths": Path("a.jpg")}, "single path"),
+        ({"batch_size": 0}, "batch_size is 0"),
         ({"batch_size": 2.5}, "batch_size is 2.5"),
-        ({"precision": "fp16"}, "precision is 'fp16': write one of auto, fp32, bf16"),
+        ({"precision": "fp16"}, "fp16"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused_before_anything_runs(client, arguments, reason):
@@ -168,7 +166,7 @@ def test_a_killed_worker_costs_no_rows(client, paths, weights):
 
 
 def test_weights_that_cannot_be_loaded_are_an_error_of_the_call_and_leave_the_workers_free(client, paths, tmp_path):
-    with pytest.raises(WeightsError, match="There is no file"):
+    with pytest.raises(WeightsError, match="missing.pt"):
         classify(client, paths * 20, batch_size=2, weights=str(tmp_path / "missing.pt"))
     wait_until_idle(client)
 
@@ -254,7 +252,7 @@ def test_an_error_among_the_paths_is_the_callers_and_frees_the_workers(client, p
         yield from paths * 20
         raise OSError("the listing broke off")
 
-    with pytest.raises(OSError, match="the listing broke off"):
+    with pytest.raises(OSError, match="broke off"):
         classify(client, listing(), batch_size=2, weights=weights)
     wait_until_idle(client)
 
@@ -269,24 +267,22 @@ def test_rows_hold_the_strings_they_were_given(client, paths, weights):
     assert all(mine is given for mine, given in zip(frame.path, paths, strict=True))
 
 
-def times_loaded():
-    return inference._load_model.cache_info().misses
+def test_a_worker_that_has_loaded_a_model_keeps_it(client, paths, weights, tmp_path):
+    fresh = str(shutil.copy(weights, tmp_path / "fresh.pt"))
 
+    def model_id():
+        return id(loaded_model(fresh)[0])
 
-def test_each_worker_loads_a_model_once(client, paths, weights, tmp_path):
-    fresh = shutil.copy(weights, tmp_path / "fresh.pt")
-    before = client.run(times_loaded)
-    for _ in range(2):
-        classify(client, paths * 4, batch_size=2, weights=str(fresh))
-    loaded = [after - before[worker] for worker, after in client.run(times_loaded).items()]
-    assert max(loaded) == 1 and sum(loaded) >= 1
+    before = client.run(model_id)
+    classify(client, paths * 4, batch_size=2, weights=fresh)
+    assert client.run(model_id) == before
 
 
 def test_threads_of_one_process_load_a_model_once(weights, tmp_path):
-    fresh, before = shutil.copy(weights, tmp_path / "fresh.pt"), times_loaded()
+    fresh = shutil.copy(weights, tmp_path / "fresh.pt")
     with ThreadPoolExecutor(4) as pool:
         models = {id(loaded[0]) for loaded in pool.map(loaded_model, [fresh] * 8)}
-    assert len(models) == 1 and times_loaded() == before + 1
+    assert len(models) == 1
 
 
 def test_weights_saved_anew_under_the_same_name_are_loaded_anew(client, paths, tmp_path):
@@ -315,12 +311,7 @@ def test_tasks_are_the_same_for_batches_whose_number_is_not_known(n_batches=50):
     assert list(tasks) == list(islice(split_guided(list(range(n_batches)), 2, 4), 1, None))
 
 
-def test_precision_is_as_asked_or_what_the_machine_is_fast_in(monkeypatch, weights):
-    assert (precision_of("fp32"), precision_of("bf16")) == ("fp32", "bf16")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for fast, expected in ((True, "bf16"), (False, "fp32")):
-        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda fast=fast: fast)
-        assert precision_of() == expected
+def test_a_model_has_the_precision_that_was_asked_for(weights):
     assert loaded_model(weights, "bf16")[0].fc.weight.dtype == torch.bfloat16
     assert loaded_model(weights, "fp32")[0].fc.weight.dtype == torch.float32
 
@@ -347,53 +338,18 @@ def test_real_photos_are_recognised_as_well_as_the_weights_can_in_either_precisi
     assert (frames["fp32"].prediction == frames["bf16"].prediction).mean() >= 0.97
 
 
-def test_a_worker_with_a_gpu_gets_long_tasks(client, monkeypatch):
-    lengths, info = [], client.scheduler_info(n_workers=-1)
-    for worker in info["workers"].values():
-        worker["gpu"] = {"name": "one that is not here", "memory-total": 1}
-    monkeypatch.setattr(client, "scheduler_info", lambda n_workers: info)
-    monkeypatch.setattr(inference, "_frames", lambda client, start, tasks: lengths.extend(map(len, tasks)) or [])
-    classify(client, ["photo.jpg"] * 2000, batch_size=1)
-    assert max(lengths) == GPU_BATCHES_PER_TASK and sum(lengths) == 2000
-
-
 def test_the_gpus_path_gives_the_rows_of_the_cpus(paths, weights, monkeypatch, tmp_path):
     (tmp_path / "broken.jpg").write_bytes(Path(paths[0]).read_bytes()[:2000])
     some = [*paths, str(tmp_path / "broken.jpg"), *paths, str(tmp_path / "missing.jpg")]
     batches = [some[start : start + 3] for start in range(0, len(some), 3)]
     expected = classify_batches(batches, weights=weights, precision="fp32")
-    monkeypatch.setattr(inference, "_is_on_gpu", lambda model: True)
+    monkeypatch.setattr(inference, "is_on_gpu", lambda model: True)
     monkeypatch.setattr(inference, "GPU_FORWARD", 5)
     rows = classify_batches(batches, weights=weights, precision="fp32")
     assert [row[0] for row in rows] == some and [row[5] for row in rows] == [row[5] for row in expected]
     assert sum(row[5] is not None for row in rows) == 2
     seen = [(row[2], other[2]) for row, other in zip(rows, expected, strict=True) if row[5] is None]
     assert sum(one == other for one, other in seen) >= 0.9 * len(seen)  # weights drawn at random waver
-
-
-def test_the_gpus_path_reads_and_decodes_ahead_and_in_order(weights, monkeypatch):
-    decoded, forwards = [], []
-    monkeypatch.setattr(inference, "_is_on_gpu", lambda model: True)
-    monkeypatch.setattr(inference, "GPU_FORWARD", 2)
-    monkeypatch.setattr(inference, "read_files", lambda paths, options: paths)
-
-    def load(contents, paths, transform, pool, device):
-        decoded.append(paths)
-        return torch.zeros(len(paths), 3, 32, 32), [None] * len(paths)
-
-    def forward(model, images):
-        deadline = time.monotonic() + 10
-        while len(decoded) < min(len(forwards) + 4, 6) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        forwards.append(len(decoded))
-        return [(1.0, 0)] * len(images)
-
-    monkeypatch.setattr(inference, "load_on_gpu", load)
-    monkeypatch.setattr(inference, "_forward", forward)
-    names = [f"{number}.jpg" for number in range(12)]
-    rows = classify_batches([names[:7], names[7:]], weights=weights)
-    assert [row[0] for row in rows] == names and [path for paths in decoded for path in paths] == names
-    assert forwards == [4, 5, 6, 6, 6, 6]
 
 
 @pytest.mark.gpu

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torchvision
 from PIL import Image
+from samples import sign_in
 
 from workshop_utils import models
 from workshop_utils.models import (
@@ -45,7 +46,7 @@ def test_the_transform_is_the_one_of_imagenets_weights(path):
     assert torch.equal(load_resnet(path)[1](PHOTO), torchvision.models.ResNet18_Weights.DEFAULT.transforms()(PHOTO))
 
 
-def test_of_a_model_of_smaller_images_nothing_is_cropped(path):
+def test_images_for_a_smaller_model_are_not_cropped(path):
     save_checkpoint(path, arch="resnet18", num_classes=5, state_dict=RESNET18, size=96)
     assert load_resnet(path)[1](PHOTO.resize((192, 192))).shape == (3, 96, 96)
 
@@ -63,6 +64,13 @@ def test_a_thousand_categories_are_imagenets_and_named_ones_are_kept(path, weigh
     assert load_resnet(weights)[2] == torchvision.models.ResNet50_Weights.DEFAULT.meta["categories"]
     save_checkpoint(path, arch="resnet18", num_classes=5, state_dict=RESNET18, categories=list("abcde"))
     assert load_resnet(path)[2] == list("abcde")
+
+
+def test_a_new_head_forgets_the_categories_of_the_old_one(path):
+    save_checkpoint(path, arch="resnet18", num_classes=5, state_dict=RESNET18, categories=list("abcde"), size=96)
+    model = load_resnet(path)[0]
+    assert model.about == {"arch": "resnet18", "categories": list("abcde"), "size": 96}
+    assert with_new_head(model, 2).about == {"arch": "resnet18", "size": 96}
 
 
 def test_half_precision_weights_become_single_precision(path):
@@ -89,20 +97,20 @@ def test_resnet_v1_has_its_stride_in_the_first_convolution(path):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ({}, r"lacks \['arch', 'num_classes', 'state_dict'\]"),
-        ({"arch": "resnet18", "num_classes": 5}, r"lacks \['state_dict'\]"),
-        ({"arch": "vgg11", "num_classes": 5, "state_dict": RESNET18}, "has arch 'vgg11'.*'resnet18'"),
-        ({"arch": 18, "num_classes": 5, "state_dict": RESNET18}, "has arch 18"),
-        ({"arch": "resnet19", "num_classes": 5, "state_dict": RESNET18}, "does not fit 'resnet19'"),
-        ({"arch": "resnet34", "num_classes": 5, "state_dict": RESNET18}, "does not fit 'resnet34'.*layer1.2.conv1"),
-        ({"arch": "resnet18", "num_classes": 6, "state_dict": RESNET18}, "does not fit 'resnet18'.*size mismatch"),
-        ({"arch": "resnet18", "num_classes": "5", "state_dict": RESNET18}, "does not fit 'resnet18'"),
-        ({"arch": "resnet18", "num_classes": 5, "state_dict": [1, 2]}, "does not fit 'resnet18'"),
-        ({"arch": "resnet18", "num_classes": 5, "state_dict": {"fc.bias": 1}}, "does not fit 'resnet18'"),
-        ({"arch": "resnet18", "num_classes": 5, "state_dict": {1: torch.ones(1)}}, "does not fit 'resnet18'"),
-        ({"arch": "resnet18", "num_classes": 5, "state_dict": RESNET18, "categories": ["a"]}, "names 1 categories"),
-        (torch.ones(3), "holds a Tensor, not a dict"),
-        ([1, 2], "holds a list, not a dict"),
+        ({}, "arch.*num_classes.*state_dict"),
+        ({"arch": "resnet18", "num_classes": 5}, "state_dict"),
+        ({"arch": "vgg11", "num_classes": 5, "state_dict": RESNET18}, "vgg11"),
+        ({"arch": 18, "num_classes": 5, "state_dict": RESNET18}, "18"),
+        ({"arch": "resnet19", "num_classes": 5, "state_dict": RESNET18}, "resnet19"),
+        ({"arch": "resnet34", "num_classes": 5, "state_dict": RESNET18}, "resnet34.*layer1.2.conv1"),
+        ({"arch": "resnet18", "num_classes": 6, "state_dict": RESNET18}, "size mismatch"),
+        ({"arch": "resnet18", "num_classes": "5", "state_dict": RESNET18}, "resnet18"),
+        ({"arch": "resnet18", "num_classes": 5, "state_dict": [1, 2]}, "resnet18"),
+        ({"arch": "resnet18", "num_classes": 5, "state_dict": {"fc.bias": 1}}, "resnet18"),
+        ({"arch": "resnet18", "num_classes": 5, "state_dict": {1: torch.ones(1)}}, "resnet18"),
+        ({"arch": "resnet18", "num_classes": 5, "state_dict": RESNET18, "categories": ["a"]}, "categories"),
+        (torch.ones(3), "Tensor"),
+        ([1, 2], "list"),
     ],
 )
 def test_a_file_that_holds_something_else_is_named_with_the_reason(path, content, reason):
@@ -112,14 +120,14 @@ def test_a_file_that_holds_something_else_is_named_with_the_reason(path, content
 
 
 def test_a_missing_file_is_named_with_the_cure(path):
-    with pytest.raises(WeightsError, match=f"There is no file '{path}': check the path, or unset WORKSHOP_WEIGHTS"):
+    with pytest.raises(WeightsError, match=f"'{path}'.*WORKSHOP_WEIGHTS"):
         load_resnet(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint\n" * 100, b"PK\x03\x04", b"\x80\x02."])
 def test_a_file_that_is_no_checkpoint_is_named(path, content):
     path.write_bytes(content)
-    with pytest.raises(WeightsError, match=f"'{path}' cannot be loaded as a PyTorch checkpoint"):
+    with pytest.raises(WeightsError, match=str(path)):
         load_checkpoint(path)
 
 
@@ -128,13 +136,13 @@ def test_a_truncated_file_is_named(path, share):
     save_checkpoint(path, arch="resnet18", num_classes=5, state_dict=RESNET18)
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * share)])
-    with pytest.raises(WeightsError, match=f"'{path}' cannot be loaded"):
+    with pytest.raises(WeightsError, match=str(path)):
         load_checkpoint(path)
 
 
 @pytest.mark.parametrize("url", ["nosuch://bucket/model.pt", "/"])
 def test_an_address_that_cannot_be_read_is_named(url):
-    with pytest.raises(WeightsError, match=f"'{url}' cannot be loaded"):
+    with pytest.raises(WeightsError, match=f"'{url}'"):
         load_checkpoint(url)
 
 
@@ -151,7 +159,7 @@ def test_code_in_a_checkpoint_is_refused_and_never_run(path, tmp_path, old_forma
     trace = tmp_path / "trace"
     content = {"arch": "resnet18", "num_classes": 5, "state_dict": RunsCode(f"touch {trace}")}
     torch.save(content, path, _use_new_zipfile_serialization=not old_format)
-    with pytest.raises(WeightsError, match="cannot be loaded"):
+    with pytest.raises(WeightsError):
         load_resnet(path)
     assert not trace.exists()
 
@@ -164,30 +172,34 @@ def test_a_checkpoint_may_lie_in_any_place_that_fsspec_opens(weights):
     assert load_resnet("memory://weights/model.pt")[0].fc.out_features == 1000
 
 
-def test_a_checkpoint_is_saved_to_and_loaded_from_object_storage(s3, s3_admin):
-    url, options = "s3://workshop/models/new/model.pt", s3_admin.storage_options
-    assert not checkpoint_exists(url, s3)
+def test_a_checkpoint_is_saved_to_and_loaded_from_object_storage(monkeypatch, s3, s3_admin):
+    sign_in(monkeypatch, s3)
+    url = "s3://workshop/models/new/model.pt"
+    assert not checkpoint_exists(url)
     for epoch in (1, 2):  # the second takes the place of the first
-        save_checkpoint(url, options, arch="resnet18", num_classes=5, state_dict=RESNET18, epoch=epoch)
-        assert checkpoint_exists(url, s3)
-        loaded = load_checkpoint(url, s3)  # as one who may only read
+        save_checkpoint(url, arch="resnet18", num_classes=5, state_dict=RESNET18, epoch=epoch)
+        assert checkpoint_exists(url)
+        loaded = load_checkpoint(url)
         assert loaded["epoch"] == epoch and torch.equal(loaded["state_dict"]["conv1.weight"], RESNET18["conv1.weight"])
     assert s3_admin.ls("workshop/models/new", refresh=True) == ["workshop/models/new/model.pt"]
 
 
-def test_what_cannot_be_saved_leaves_the_old_checkpoint_in_object_storage(s3, s3_admin):
+def test_what_cannot_be_saved_leaves_the_old_checkpoint_in_object_storage(monkeypatch, s3):
+    sign_in(monkeypatch, s3)
     url = "s3://workshop/models/kept.pt"
-    save_checkpoint(url, s3_admin.storage_options, epoch=1)
+    save_checkpoint(url, epoch=1)
     with pytest.raises(WeightsError):
-        save_checkpoint(url, s3_admin.storage_options, epoch=2, folder=Path("a"))
+        save_checkpoint(url, epoch=2, folder=Path("a"))
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")  # strangers may only read
     with pytest.raises(PermissionError):
-        save_checkpoint(url, s3, epoch=3)
-    assert load_checkpoint(url, s3) == {"epoch": 1}
+        save_checkpoint(url, epoch=3)
+    assert load_checkpoint(url) == {"epoch": 1}
 
 
-def test_a_missing_checkpoint_in_object_storage_is_named(s3):
-    with pytest.raises(WeightsError, match="There is no file 's3://workshop/models/none.pt'"):
-        load_checkpoint("s3://workshop/models/none.pt", s3)
+def test_a_missing_checkpoint_in_object_storage_is_named(monkeypatch, s3):
+    sign_in(monkeypatch, s3)
+    with pytest.raises(WeightsError, match="no file 's3://workshop/models/none.pt'"):
+        load_checkpoint("s3://workshop/models/none.pt")
 
 
 def test_saving_and_loading_read_a_home_folder_and_a_file_address_alike(monkeypatch, tmp_path):
@@ -251,14 +263,14 @@ def test_torchvisions_own_weights_come_from_its_cache(monkeypatch, tmp_path):
 def test_a_damaged_file_in_torchvisions_cache_is_named_with_the_cure(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     file = put_in_torchvisions_cache(tmp_path, b"half a download")
-    with pytest.raises(WeightsError, match=f"delete '{file}'"):
+    with pytest.raises(WeightsError, match=str(file)):
         load_resnet("imagenet")
 
 
 def test_a_download_that_fails_is_named_with_the_cure(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # no network, on any machine
-    with pytest.raises(WeightsError, match="Check the network"):
+    with pytest.raises(WeightsError, match="network"):
         load_resnet("imagenet")
 
 
@@ -285,7 +297,7 @@ def test_values_that_could_not_be_loaded_again_are_refused_when_saved(path):
     assert os.listdir(path.parent) == [path.name]
 
 
-def test_training_goes_on_from_a_checkpoint_as_if_it_had_never_stopped(path):
+def test_model_optimizer_and_schedule_resume_to_the_bit(path):
     def make():
         torch.manual_seed(0)
         model = torch.nn.Linear(4, 1)

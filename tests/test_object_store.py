@@ -153,16 +153,18 @@ def test_an_interrupt_of_the_process_group_does_not_end_the_store(folder):
 
 
 def test_a_server_that_cannot_run_is_reported_with_its_last_words(folder, tmp_path, monkeypatch):
-    weed = tmp_path / "weed"
-    weed.write_text("#!/bin/sh\necho no room on this machine\nexit 3\n")
-    weed.chmod(0o755)
-    monkeypatch.setattr("workshop_utils.object_store._find_weed", lambda: str(weed))
+    installed = tmp_path / "bin"
+    installed.mkdir()
+    (installed / "python").symlink_to(sys.executable)
+    (installed / "weed").write_text("#!/bin/sh\necho no room on this machine\nexit 3\n")
+    (installed / "weed").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(installed / "python"))
     with pytest.raises(ObjectStoreError, match="no room on this machine"), local_object_store(folder):
         pass
 
 
 def test_a_port_that_somebody_takes_before_the_server_does_is_replaced(folder, monkeypatch):
-    chosen, choose = [], object_store._free_ports
+    chosen, choose = [], object_store.free_ports
     with socket.create_server(("127.0.0.1", 0)) as thief:
 
         def free_ports():
@@ -170,7 +172,7 @@ def test_a_port_that_somebody_takes_before_the_server_does_is_replaced(folder, m
             chosen.append(choose() | taken)
             return chosen[-1]
 
-        monkeypatch.setattr(object_store, "_free_ports", free_ports)
+        monkeypatch.setattr(object_store, "free_ports", free_ports)
         with local_object_store(folder) as storage_options:
             assert s3fs.S3FileSystem(**storage_options).cat_file("workshop/numbers/one.txt") == b"1"
     assert len(chosen) == 2 and storage_options["client_kwargs"]["endpoint_url"].endswith(str(chosen[1]["s3.port"]))
@@ -183,7 +185,7 @@ def test_a_server_that_is_not_installed_is_named_with_its_cure(folder, monkeypat
         pass
 
 
-def test_a_folder_that_is_none_is_refused(folder):
+def test_only_a_folder_can_be_served(folder):
     with pytest.raises(ObjectStoreError, match="one.txt"), local_object_store(folder / "one.txt"):
         pass
 

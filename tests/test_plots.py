@@ -76,8 +76,10 @@ def test_right_and_wrong_answers_have_frames_of_their_own():
         name: opened(plots.gallery([Image.new("RGB", (32, 24), "tan")], ["dog"], name, marks=mark, columns=1))
         for name, mark in marks.items()
     }
-    frames = {name: [count(picture, plots.COLOURS[mark]) > 100 for mark in (True, False)]
-              for name, picture in pictures.items()}  # fmt: skip
+    frames = {
+        name: [count(picture, plots.COLOURS[mark]) > 100 for mark in (True, False)]
+        for name, picture in pictures.items()
+    }
     assert frames == {"right": [True, False], "wrong": [False, True], "neither": [False, False]}
     assert all(count(picture, "#d2b48c") > 1000 for picture in pictures.values())  # tan: the image itself
 

@@ -7,13 +7,13 @@ import time
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
+from render import render
 
 from workshop_utils import ddp
 from workshop_utils.data import list_photos
 from workshop_utils.inference import classify
 from workshop_utils.progress import bar, waiting
 from workshop_utils.results import log_metrics
-from workshop_utils.tool.render import render
 
 
 def slow():

@@ -4,46 +4,140 @@ import ast
 import importlib.metadata
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
+from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from workshop_utils.tool.check import run_checks
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "workshop_utils"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-PINS = (ROOT / "requirements.txt").read_text()
+PINS = {path.name: path.read_text() for path in (ROOT / "requirements.txt", ROOT / "requirements-test.txt")}
+EXTRAS = PROJECT["optional-dependencies"]
+WITH_PINS = {  # each file with the ranges that it has to answer; benchmarks alone need `peers`
+    "requirements.txt": PROJECT["dependencies"] + EXTRAS["lab"],
+    "requirements-test.txt": [text for name in EXTRAS if name not in ("lab", "peers") for text in EXTRAS[name]],
+}
+UV = Path(sys.executable).with_name("uv")
+AN_ENGINEERS_PROGRAM = """
+from workshop_utils import cluster, ddp, horovod, inference, results, training
+
+def train():
+    import torch
+    import torch.distributed as dist
+
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return dist.get_rank(), total.item()
+
+if __name__ == "__main__":
+    with cluster.start_cluster(2) as client:
+        print(ddp.run(client, train))
+"""
 ENVIRONMENT = yaml.safe_load((ROOT / "environment.yml").read_text())
 
 
-def pins():
-    lines = re.findall(r"^(\S+==[^\\\n]+)", PINS, flags=re.MULTILINE)
+def pins(*files):
+    lines = re.findall(r"^(\S+==[^\\\n]+)", "".join(PINS[name] for name in files), flags=re.MULTILINE)
     return [Requirement(line.strip()) for line in lines]
 
 
-def test_every_range_has_a_pin_inside_it():
-    asked = [Requirement(text) for text in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["test"]]
-    for requirement in asked:
-        versions = [next(iter(pin.specifier)).version for pin in pins() if pin.name == requirement.name]
+@pytest.mark.parametrize("file", PINS)
+def test_every_range_has_a_pin_inside_it(file):
+    for requirement in map(Requirement, WITH_PINS[file]):
+        # The lab has a part of what the tests need.
+        found = [pin for pin in pins(*dict.fromkeys(["requirements.txt", file])) if pin.name == requirement.name]
+        versions = [next(iter(pin.specifier)).version for pin in found]
         assert versions, f"{requirement.name} has no pin: run `make pins`"
         assert all(requirement.specifier.contains(version) for version in versions), requirement
 
 
-def test_every_pin_has_hashes_and_no_address():
-    blocks = re.split(r"\n(?=\S)", PINS.strip())
-    assert len(blocks) == len(pins())
+@pytest.mark.parametrize("file", PINS)
+def test_every_pin_has_hashes_and_no_address(file):
+    blocks = re.split(r"\n(?=\S)", PINS[file].strip())
+    assert len(blocks) == len(pins(file))
     assert all("--hash=sha256:" in block for block in blocks)
-    assert "://" not in PINS and "index" not in PINS
+    assert "://" not in PINS[file] and "index" not in PINS[file]
+
+
+def test_an_attendee_installs_nothing_that_only_tests_need():
+    lab, tests = ({pin.name for pin in pins(name)} for name in PINS)
+    assert lab >= {"jupyterlab", "torch", "dask-jobqueue"} and tests >= {"pytest", "sphinx", "lightning", "asyncssh"}
+    assert not lab & {"pytest", "sphinx", "lightning", "asyncssh"}
+
+
+def test_both_files_pin_a_package_alike():
+    lab, tests = pins("requirements.txt"), pins("requirements-test.txt")
+    for pin in tests:
+        versions = [other.specifier for other in lab if other.name == pin.name]
+        assert not versions or pin.specifier in versions, pin.name
 
 
 def test_this_environment_has_the_pinned_versions():
-    for pin in pins():
+    for pin in pins(*PINS):
         if pin.marker is None or pin.marker.evaluate():
             assert importlib.metadata.version(pin.name) == next(iter(pin.specifier)).version
+
+
+@pytest.mark.parametrize(("build", "lacks_cuda"), [("+cpu", False), ("", True)])
+def test_pytorch_for_cpus_is_checked_without_the_packages_of_cuda(build, lacks_cuda, monkeypatch, tmp_path):
+    pins = tmp_path / "requirements.txt"
+    pins.write_text("torch==2.15.0\nnvidia-nccl==2.29\ntriton==3.8\n")
+    installed = [SimpleNamespace(name="torch", version=f"2.15.0{build}")]
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: installed)
+    _, (name, ok, text) = islice(run_checks(pins), 2)
+    assert name == "packages" and ok != lacks_cuda, text
+
+
+@pytest.fixture
+def wheel_for_cpus(tmp_path):
+    """A wheel that is named as PyTorch's for CPUs; no pin has its hash."""
+    (pinned,) = [next(iter(pin.specifier)).version for pin in pins("requirements.txt") if pin.name == "torch"]
+    release = f"torch-{pinned}+cpu"
+    path = tmp_path / f"{release}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        about = {
+            "METADATA": f"Metadata-Version: 2.1\nName: torch\nVersion: {pinned}+cpu\n",
+            "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+            "RECORD": "",
+        }
+        for name, text in about.items():
+            wheel.writestr(f"{release}.dist-info/{name}", text)
+    return path
+
+
+def test_pytorch_for_cpus_installs_although_its_hashes_are_not_those_of_the_pins(wheel_for_cpus, tmp_path):
+    site, python = tmp_path / "site", tmp_path / "python3"
+    install = f"{UV} pip install --quiet --no-deps --no-index --find-links {wheel_for_cpus.parent} --target {site}"
+    # In place of the index that the script asks, which the tests may not reach.
+    python.write_text(
+        "#!/bin/sh\nwhile [ $# -gt 0 ]; do\n"
+        f'  [ "$1" = --constraints ] && exec {install} --constraints "$2" torch\n  shift\ndone\n'
+    )
+    python.chmod(0o755)
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run([ROOT / "tools/install_for_cpu.sh"], env=env, check=True)
+    assert [path.name for path in site.glob("torch-*")] == [
+        wheel_for_cpus.name.replace("-py3-none-any.whl", ".dist-info")
+    ]
+
+
+def test_make_installs_pytorch_for_cpus_where_it_is_asked_to(tmp_path):
+    command = ["make", "-n", "lab", f"VENV={tmp_path}"]
+    said = subprocess.run([*command, "CPU=1"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "tools/install_for_cpu.sh" in said and "-r requirements.txt" not in said
+    (tmp_path / ".cpu").touch()  # as that leaves it
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout == said
 
 
 def test_conda_takes_python_and_graphviz_from_conda_and_the_rest_from_the_pins():
@@ -67,13 +161,58 @@ def test_conda_takes_python_and_graphviz_from_conda_and_the_rest_from_the_pins()
     ],
 )
 def test_the_pins_resolve_elsewhere(platform, python, tmp_path):
-    uv = Path(sys.executable).with_name("uv")
-    command = [str(uv), "pip", "install", "--dry-run", "--target", str(tmp_path), "--python-platform", platform]
-    command += ["--python-version", python, "--only-binary", ":all:", "-r", str(ROOT / "requirements.txt")]
+    command = [str(UV), "pip", "install", "--dry-run", "--target", str(tmp_path), "--python-platform", platform]
+    command += [
+        "--python-version",
+        python,
+        "--only-binary",
+        ":all:",
+        *(word for name in PINS for word in ("-r", str(ROOT / name))),
+    ]
     env = {**os.environ, "MACOSX_DEPLOYMENT_TARGET": "14.0"}  # the oldest macOS that PyTorch has wheels for
     result = subprocess.run(command, capture_output=True, text=True, timeout=240, env=env)
     assert result.returncode == 0, result.stderr
     assert ("+ dask-cuda==" in result.stderr) == ("linux" in platform)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """The `bin` of a new environment that has the package without an extra, and nothing else."""
+    folder = tmp_path_factory.mktemp("base")
+    source = folder / "source"
+    shutil.copytree(PACKAGE, source / PACKAGE.name)  # setuptools would leave its files in a checkout
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, folder / "venv"], check=True)
+    install = [UV, "pip", "install", "--quiet", "--python", folder / "venv"]
+    subprocess.run([*install, "--constraints", ROOT / "requirements.txt", source], check=True)
+    yield folder / "venv/bin"
+    shutil.rmtree(folder / "venv")  # pytest would keep its 5 GB
+
+
+@pytest.mark.long
+def test_the_base_launches_without_the_lab(base, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(AN_ENGINEERS_PROGRAM)
+    for name in ("jupyterlab", "bokeh", "dask_cuda", "s3fs", "tensorboard", "plotnine", "IPython"):
+        assert subprocess.run([base / "python", "-c", f"import {name}"], capture_output=True).returncode, name
+    done = subprocess.run([base / "python", program], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "[(0, 2.0), (1, 2.0)]\n", done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.long
+def test_the_command_needs_the_workshops_folder_and_says_so_in_a_line(base, tmp_path):
+    done = subprocess.run([base / "workshop", "lab"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and "notebooks" in done.stderr
+
+
+@pytest.mark.parametrize("chooses", ["tools/try_oldest.py", "tests/machines/test_bare_debian.py"])
+def test_tests_that_run_elsewhere_are_there(chooses):
+    chosen = re.findall(r"(tests/[\w/]+\.py)::(\w+)", (ROOT / chooses).read_text())
+    assert (
+        chosen and [f"{path}::{name}" for path, name in chosen if f"def {name}(" not in (ROOT / path).read_text()] == []
+    )
 
 
 def test_no_module_imports_upwards_or_in_a_circle():

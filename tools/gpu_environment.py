@@ -34,9 +34,11 @@ def software(device):
     import torch
 
     found = sorted({(one.name.lower(), one.version) for one in importlib.metadata.distributions()})
-    return (f"Python {platform.python_version()}, PyTorch {torch.__version__} for CUDA {torch.version.cuda}, "
-            f"NCCL {'.'.join(map(str, torch.cuda.nccl.version())) if device == 'cuda' else 'not asked'}; "
-            + " ".join(f"{name}=={version}" for name, version in found))  # fmt: skip
+    return (
+        f"Python {platform.python_version()}, PyTorch {torch.__version__} for CUDA {torch.version.cuda}, "
+        f"NCCL {'.'.join(map(str, torch.cuda.nccl.version())) if device == 'cuda' else 'not asked'}; "
+        + " ".join(f"{name}=={version}" for name, version in found)
+    )
 
 
 def driver(device):

@@ -1,7 +1,12 @@
 #!/bin/sh
 # Install the pinned versions into the active environment, with PyTorch's wheels for CPUs: a sixth of the download.
-# For machines that have no GPU and are thrown away, such as those behind the book's launch buttons.
+# `make lab CPU=1` calls it, and so do the machines behind the book's launch buttons.
 set -eu
 cd "$(dirname "$0")/.."
+pins=$(mktemp)
+trap 'rm -f "$pins"' EXIT
+# PyTorch's wheels for CPUs, such as torch 2.15.0+cpu, have other hashes than the pins of torch, torchvision and torchcodec.
+awk '/^[^ ]/ { torch = /^torch/; if (torch) sub(/ \\$/, "") } /^[^ ]/ || !torch' requirements.txt >"$pins"
 python3 -m pip install --quiet uv
-python3 -m uv pip install --quiet --compile-bytecode --python "$(command -v python3)" --torch-backend cpu --constraints requirements.txt --editable .
+python3 -m uv pip install --quiet --compile-bytecode --python "$(command -v python3)" --torch-backend cpu \
+  --constraints "$pins" --editable '.[lab]'

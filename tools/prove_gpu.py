@@ -28,8 +28,11 @@ UNSET = {"WORKSHOP_DATA", "WORKSHOP_NAMES", "WORKSHOP_WEIGHTS", "DASK_SCHEDULER_
 
 def steps():
     """Return {name of a step: the arguments that its Python gets}."""
-    with_gpu = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").rglob("test_*.py"))
-                if "@pytest.mark.gpu" in path.read_text()]  # fmt: skip
+    with_gpu = [
+        str(path.relative_to(ROOT))
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        if "@pytest.mark.gpu" in path.read_text()
+    ]
     return {
         "environment": ("tools/gpu_environment.py",),
         "tests": ("-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu", *with_gpu),
@@ -90,8 +93,9 @@ def outcome(command, log, unset):
     env |= {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "WORKSHOP_CACHE": str(log.parent.resolve() / "cache")}
     with log.open("w") as file:
         print("$", *command, file=file, flush=True)
-        process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=file, stderr=subprocess.STDOUT,
-                                   start_new_session=True)  # fmt: skip
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=env, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
         try:
             code = process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:

@@ -113,11 +113,17 @@ def main(cache: Path, output: Path) -> None:
     half = {name: value.half().contiguous() if value.is_floating_point() else value for name, value in state.items()}
     model.load_state_dict(half)  # what is measured is what is shipped: weights rounded to float16
     content = {
-        "arch": "resnet18", "num_classes": 1000, "stride_in_1x1": False, "state_dict": half, "trained_on": "sketches",
-        "held_out": [breed.wnid for breed in HELD_OUT], "accuracy": accuracy(model), "size": 224,
+        "arch": "resnet18",
+        "num_classes": 1000,
+        "stride_in_1x1": False,
+        "state_dict": half,
+        "trained_on": "sketches",
+        "held_out": [breed.wnid for breed in HELD_OUT],
+        "accuracy": accuracy(model),
+        "size": 224,
         "seeds": {"train": list(TRAIN_SEEDS), "accuracy": list(ACCURACY_SEEDS)},
         "normalize": {"mean": list(MEAN), "std": list(STD)},
-    }  # fmt: skip
+    }
     save_checkpoint(output, **content)
     click.echo(f"{output}: accuracy {content['accuracy']:.3f}, {output.stat().st_size / 1e6:.1f} MB")
 

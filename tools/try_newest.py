@@ -24,7 +24,8 @@ def install():
     (FOLDER / "candidates.in").write_text(CANDIDATES)
     newest, python = FOLDER / "requirements.txt", FOLDER / "venv/bin/python"
     newest.unlink(missing_ok=True)  # its pins would be kept
-    sources = ["pyproject.toml", FOLDER / "candidates.in", "--extra", "test", "--extra", "clusters"]
+    extras = ["--extra=lab", "--extra=test", "--extra=clusters"]
+    sources = ["pyproject.toml", FOLDER / "candidates.in", *extras]
     quiet = ["--quiet", "--no-header", "--no-annotate", "--no-emit-index-url"]
     run([*UV, "compile", *sources, *quiet, "--output-file", newest])
     run([UV[0], "venv", "--quiet", "--clear", "--python", sys.executable, FOLDER / "venv"])
@@ -80,7 +81,8 @@ def main():
     python = install()
     command = [python, "tests/notebooks/compare.py", "--each-on-one-core"]
     compared = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    pinned, newest = ((folder / "requirements.txt").read_text() for folder in (ROOT, FOLDER))
+    pinned = "".join((ROOT / name).read_text() for name in ("requirements.txt", "requirements-test.txt"))
+    newest = (FOLDER / "requirements.txt").read_text()
     (FOLDER / "report.md").write_text(report(pinned, newest, compared.stdout))
     print(compared.stdout)
     print(f"The report is {(FOLDER / 'report.md').relative_to(ROOT)}.")

@@ -2,7 +2,6 @@
 
 import os
 import re
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,19 +14,21 @@ from fsspec.implementations.local import LocalFileSystem
 from PIL import Image, UnidentifiedImageError
 from torch.utils.data import Dataset, Subset
 
-from workshop_utils.dogs.breeds import BREEDS, HELD_OUT, Breed, find_breed  # noqa: F401  two are for notebooks
-from workshop_utils.dogs.sketches import draw_dog, write_sketches  # noqa: F401  one is for notebooks
+from workshop_utils.dogs.breeds import BREEDS as BREEDS  # "as": notebooks import these from here
+from workshop_utils.dogs.breeds import HELD_OUT as HELD_OUT
+from workshop_utils.dogs.breeds import Breed, find_breed
+from workshop_utils.dogs.sketches import draw_dog as draw_dog
+from workshop_utils.dogs.sketches import write_sketches
 from workshop_utils.storage import cache_folder, default_storage_options, on_all_workers, open_address, share
 
-IN_BREED = re.compile(r"(?:.*[/\\])?(n\d{8})-([^/\\]+)[/\\][^/\\]*", re.DOTALL)  # any path: WordNet id and breed
-# A photo's path below the root. Hidden files are none: macOS puts a "._photo.jpg" beside each.
+IN_BREED = re.compile(r"(?:.*[/\\])?(n\d{8})-([^/\\]+)[/\\][^/\\]*", re.DOTALL)  # a file in a folder of a breed
+# A photo's path below the root. Hidden files are no photos: macOS puts a "._photo.jpg" beside each.
 PHOTO = re.compile(r"n\d{8}-[^/\\]+/[^./\\][^/\\]*\.(?i:jpg|jpeg|png|webp|gif|bmp)")
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")  # others have decoders that a file from a stranger should not reach
-N_PHOTOS = 20_580  # of Stanford Dogs
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")  # a stranger's file should not reach the decoders of other formats
 MAX_PIXELS = 50_000_000  # decoded, a photo of this size already takes 150 MB
 MAX_ASPECT = 50  # resizing the short side of 1 x 1,000,000 pixels to 256 would take 200 GB
 SKETCHES_PER_BREED = 8
-FOLDERS_AT_ONCE = 32  # that storage is asked for: it takes long to answer, and not longer for many
+FOLDERS_AT_ONCE = 32  # listed at the same time: storage takes long to answer, but no longer for many questions
 CURE = "Check the address, or unset WORKSHOP_DATA to use the sketches that need no download."
 
 
@@ -44,7 +45,7 @@ class DataSource:
     """Where the lesson's images are.
 
     url: folder of folders `<wnid>-<Breed_name>`. kind: "custom" (WORKSHOP_DATA), "photos" or "sketches".
-    storage_options: what fsspec needs to open `url`. weights: what `load_resnet` should be asked for to suit them.
+    storage_options: what fsspec needs to open `url`. weights: those that suit the images, for `load_resnet`.
     """
 
     url: str
@@ -60,14 +61,15 @@ class DataSource:
         return "sketches" if self.kind == "sketches" and not os.environ.get("WORKSHOP_WEIGHTS") else "auto"
 
 
-def find_data(per_breed: int = SKETCHES_PER_BREED, breeds: Iterable[Breed | str] | None = None,
-              light: str = "day") -> DataSource:  # fmt: skip
-    """Return the DataSource of the first that applies: WORKSHOP_DATA, downloaded photos, sketches made now.
+def find_data(
+    per_breed: int = SKETCHES_PER_BREED, breeds: Iterable[Breed | str] | None = None, light: str = "day"
+) -> DataSource:
+    """Return the DataSource of the first that applies: WORKSHOP_DATA, downloaded photos, sketches drawn now.
 
-    per_breed: sketches to have of each breed. breeds: those that are needed, None for all; photos of others may be
-    there as well. light: of sketches, "day" or "dusk"; photos are what they are.
-    Sketches lie where all workers reach them: see `storage.share`.
-    Raises NoPhotos where WORKSHOP_DATA holds none, storage.NotShared where workers do not see the others.
+    per_breed: number of sketches of each breed. breeds: those that are needed, None for all; there may be photos of
+    others as well. light: "day" or "dusk" for sketches; photos are what they are.
+    All workers can reach the sketches: see `storage.share`.
+    Raises NoPhotos if WORKSHOP_DATA holds none; storage.NotShared if workers do not see photos or sketches.
     """
     if url := os.environ.get("WORKSHOP_DATA"):
         list_photos(url, breeds=breeds)  # raises NoPhotos
@@ -80,36 +82,41 @@ def find_data(per_breed: int = SKETCHES_PER_BREED, breeds: Iterable[Breed | str]
     return DataSource(url, "sketches", default_storage_options(url))
 
 
-def list_photos(url: str | os.PathLike, *, storage_options: dict | None = None,
-                breeds: Iterable[Breed | str] | None = None) -> list[str]:
+def list_photos(
+    url: str | os.PathLike, *, storage_options: dict | None = None, breeds: Iterable[Breed | str] | None = None
+) -> list[str]:
     """Return the sorted paths of all images in folders `<wnid>-<Breed_name>` directly below `url`.
 
-    breeds: names, WordNet ids or `Breed`s to keep to; None for every folder.
-    Paths carry their protocol (`s3://…`) except local ones. Raises NoPhotos where there are none.
+    breeds: names, WordNet ids or `Breed`s of the folders to list; None for all.
+    Paths carry their protocol (`s3://…`) except local ones. Raises NoPhotos if there are none.
     """
     wanted = None if breeds is None else {find_breed(breed).wnid for breed in breeds}
     try:
         fs, root = open_address(url, storage_options)
-        folders = [info["name"] for _, below, _ in fs.walk(root, maxdepth=1, detail=True) for info in below.values()
-                   if (breed := IN_BREED.fullmatch(f"{info['name']}/")) and (wanted is None or breed[1] in wanted)]
-        with ThreadPoolExecutor(FOLDERS_AT_ONCE) as pool:  # storage answers all at once, not one after the other
+        folders = [
+            info["name"]
+            for _, below, _ in fs.walk(root, maxdepth=1, detail=True)
+            for info in below.values()
+            if (breed := IN_BREED.fullmatch(f"{info['name']}/")) and (wanted is None or breed[1] in wanted)
+        ]
+        with ThreadPoolExecutor(FOLDERS_AT_ONCE) as pool:
             files = chain.from_iterable(pool.map(partial(fs.find, maxdepth=1), folders))
             found = sorted(file for file in files if PHOTO.fullmatch(file.removeprefix(root.rstrip("/")).lstrip("/")))
     except (ValueError, ImportError) as error:
         raise NoPhotos(f"{url!r} is no address that fsspec can open ({error}). {CURE}") from error
-    except Exception as error:  # each protocol has its own, such as botocore's
+    except Exception as error:  # each protocol raises errors of its own, such as botocore's
         raise NoPhotos(f"{url!r} cannot be listed ({error}). {CURE}") from error
     if not found and wanted is None:
         raise NoPhotos(f"{url!r} holds 0 images in folders named like 'n02085620-Chihuahua'. {CURE}")
     if not found:
-        list_photos(url, storage_options=storage_options)  # raises where there are none of other breeds either
+        list_photos(url, storage_options=storage_options)  # raises if there are none of other breeds either
     if wanted and (missing := sorted(wanted - {breed_of(file)[0] for file in found})):
         raise NoPhotos(f"{url!r} holds no images of {', '.join(missing)}. {CURE}")
     return found if isinstance(fs, LocalFileSystem) else [fs.unstrip_protocol(file) for file in found]
 
 
 def breed_of(path: str) -> tuple[str, str]:
-    """Return (wnid, breed name) from the folder that a photo lies in.
+    """Return (WordNet id, breed name) from the folder that a photo lies in.
 
     >>> breed_of("dogs/n02085620-Chihuahua/n02085620_7.jpg")
     ('n02085620', 'Chihuahua')
@@ -120,12 +127,12 @@ def breed_of(path: str) -> tuple[str, str]:
 
 
 def read_files(paths: Sequence[str], storage_options: dict | None = None) -> list[bytes | Exception]:
-    """Return the bytes of each file, in order, all read at once; in place of an unreadable one, its exception."""
+    """Return the bytes of each file, in order, all read at the same time; an unreadable file gives its exception."""
     if not paths:
         return []
     fs, _ = open_address(paths[0], storage_options)
-    # Not fs.cat, which would take the [1] of a name for a pattern.
-    return fs.cat_ranges([fs._strip_protocol(path) for path in paths], None, None, on_error="return")
+    # fs.cat would take the [1] of a name for a pattern.
+    return fs.cat_ranges(paths, None, None, on_error="return")
 
 
 def decode_photo(content: bytes | Exception, path: str) -> Image.Image:
@@ -147,7 +154,7 @@ def decode_photo(content: bytes | Exception, path: str) -> Image.Image:
         if depth := {"I": "16-bit", "F": "float"}.get(image.mode[0]):
             raise ValueError(f"{depth} pixels: save it with 8 bits a channel")
         return image.convert("RGB")
-    except Exception as error:  # Pillow raises nearly anything for a damaged header
+    except Exception as error:  # Pillow raises errors of nearly any type for a damaged header
         reason = str(error) or type(error).__name__
         if isinstance(error, UnidentifiedImageError):
             reason = "not an image that Pillow can read" if content else "the file is empty"
@@ -158,12 +165,12 @@ class ImageFolder(Dataset):
     """A dataset of (image, label) over folders `<wnid>-<Breed_name>`, at any address that fsspec can open.
 
     Like torchvision's: `classes` are the sorted folder names, a label is a position among them (`class_to_idx`),
-    `samples` are (path, label) pairs. A DataLoader's batch is read in one concurrent call. Safe with fork and spawn.
+    `samples` are (path, label) pairs. The photos of a DataLoader's batch are read at the same time, in any kind of
+    child process.
 
     transform: called on each RGB `PIL.Image`.
-    breeds: names, WordNet ids or `Breed`s to keep to; None for every folder.
-    on_error: "raise" a BadPhoto for a bad file, or "skip" it in a batch with a warning that names it.
-    Raises NoPhotos where `url` holds none, or none of one of the `breeds`.
+    breeds: names, WordNet ids or `Breed`s of the folders to take; None for all.
+    Raises NoPhotos if `url` holds none, or none of one of the `breeds`; BadPhoto on reading a file that is no photo.
 
     >>> from tempfile import TemporaryDirectory
     >>> from workshop_utils.dogs.sketches import write_sketches
@@ -175,12 +182,15 @@ class ImageFolder(Dataset):
     (['n02108089-boxer', 'n02110958-pug'], 4, (224, 224), 1)
     """
 
-    def __init__(self, url: str | os.PathLike, transform: Callable | None = None, *,
-                 storage_options: dict | None = None, breeds: Iterable[Breed | str] | None = None,
-                 on_error: str = "raise") -> None:
-        if on_error not in ("raise", "skip"):
-            raise ValueError(f"on_error is {on_error!r}: write 'raise' or 'skip'.")
-        self.url, self.transform, self.storage_options, self.on_error = url, transform, storage_options, on_error
+    def __init__(
+        self,
+        url: str | os.PathLike,
+        transform: Callable | None = None,
+        *,
+        storage_options: dict | None = None,
+        breeds: Iterable[Breed | str] | None = None,
+    ) -> None:
+        self.url, self.transform, self.storage_options = url, transform, storage_options
         paths = list_photos(url, storage_options=storage_options, breeds=breeds)
         folders = ["-".join(breed_of(path)) for path in paths]
         self.classes = sorted(set(folders))
@@ -196,24 +206,15 @@ class ImageFolder(Dataset):
     def __getitems__(self, indices: Sequence[int]) -> list[tuple]:
         samples = [self.samples[index] for index in indices]
         contents = read_files([path for path, _ in samples], self.storage_options)
-        batch = []
-        for content, (path, label) in zip(contents, samples, strict=True):
-            try:
-                image = decode_photo(content, path)
-                batch.append((self.transform(image) if self.transform else image, label))
-            except BadPhoto as error:
-                if self.on_error == "raise":
-                    raise
-                warnings.warn(f"Skipped {error}", stacklevel=2)
-        if samples and not batch:
-            raise BadPhoto(f"All {len(samples)} files of a batch are bad, {samples[0][0]} first.")
-        return batch
+        images = (decode_photo(content, path) for content, (path, _) in zip(contents, samples, strict=True))
+        transformed = map(self.transform, images) if self.transform else images
+        return [(image, label) for image, (_, label) in zip(transformed, samples, strict=True)]
 
 
 def train_val_split(dataset: ImageFolder, val_fraction: float, seed: int) -> tuple[Subset, Subset]:
-    """Return (train, val) subsets: disjoint, each label in the same proportion, the same for the same seed.
+    """Return (train, val): disjoint subsets with each label in the same proportion; the same seed gives the same.
 
-    dataset: an ImageFolder. val_fraction: in (0, 1); each label with 2 or more photos has at least one on each side.
+    val_fraction: in (0, 1); each label with 2 or more photos has at least one on each side.
     """
     if not 0 < val_fraction < 1:
         raise ValueError(f"val_fraction is {val_fraction!r}: give a fraction between 0 and 1, such as 0.2.")

@@ -2,7 +2,8 @@
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,9 @@ from unittest.mock import patch
 
 from distributed import Client
 
-from workshop_utils.job import Job, JobError
-from workshop_utils.job.rank import Place, network_interface
+from workshop_utils.job import Job, JobError, limits
+from workshop_utils.job.private import name_groups_from_zero
+from workshop_utils.job.rank import Assignment, environment, network_interface
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
@@ -19,9 +21,19 @@ if TYPE_CHECKING:
 BACKENDS = ("auto", "gloo", "nccl", "cpu:gloo,cuda:nccl")
 
 
-def launch(client: Client, fn: Callable, /, *args: Any, backend: str = "auto",
-           n_workers: int | tuple[int, int] | None = None, timeout: float | None = None, max_restarts: int = 0,
-           wait_for_workers: float = 0, wait_for_successors: float = 30, **kwargs: Any) -> Job:  # fmt: skip
+def launch(
+    client: Client,
+    fn: Callable,
+    /,
+    *args: Any,
+    backend: str = "auto",
+    n_workers: int | tuple[int, int] | None = None,
+    timeout: float | None = None,
+    max_restarts: int = 0,
+    wait_for_workers: float = 0,
+    wait_for_successors: float = 30,
+    **kwargs: Any,
+) -> Job:
     """Start `fn(*args, **kwargs)` as one rank per worker process, and return the `Job` at once.
 
     The function finds what torchrun would give it: a process group in `torch.distributed`, made before it runs and
@@ -44,7 +56,7 @@ def launch(client: Client, fn: Callable, /, *args: Any, backend: str = "auto",
 
     Raises at once: ValueError for a setting that cannot be; TypeError where the function or an argument cannot be
     pickled; JobError where the cluster has too few workers, or several in one process; WorkersBusy, a JobError, where
-    they are at work, for this client or another; SchedulerLost, a JobError.
+    they are at work, for this client or another, or paused; SchedulerLost, a JobError; TimeoutError.
     `Job.result()` raises: what a rank raised; TypeError for a result that cannot be pickled; WorkerDied, SchedulerLost
     (JobErrors); JobError for a backend that does not suit the ranks' GPUs, or for GPUs on some of the ranks;
     TimeoutError, which says where each rank stood; CancelledError.
@@ -56,9 +68,15 @@ def launch(client: Client, fn: Callable, /, *args: Any, backend: str = "auto",
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend is {backend!r}: write one of {', '.join(BACKENDS)}.")
-    return Job(client, partial(_in_process_group, backend=backend), fn, args, kwargs, n_workers=n_workers,
-               timeout=timeout, max_restarts=max_restarts, wait_for_workers=wait_for_workers,
-               wait_for_successors=wait_for_successors)  # fmt: skip
+    waits = {"wait_for_workers": wait_for_workers, "wait_for_successors": wait_for_successors}
+    return Job(
+        client,
+        partial(_in_process_group, backend=backend),
+        fn,
+        args,
+        kwargs,
+        limits(n_workers, timeout, max_restarts, **waits),
+    )
 
 
 def run(client: Client, fn: Callable, /, *args: Any, **kwargs: Any) -> list[Any]:
@@ -66,83 +84,129 @@ def run(client: Client, fn: Callable, /, *args: Any, **kwargs: Any) -> list[Any]
     return launch(client, fn, *args, **kwargs).result()
 
 
-def _in_process_group(run: Callable[[], bytes], store: "TCPStore", place: Place, *, backend: str) -> bytes:
-    import torch.distributed as dist
+def backend_for(backend: str, gpus: list[str]) -> str:
+    """Return the backend for ranks that ask for `backend`. gpus: which GPU each rank has, empty for none.
+
+    Raises JobError where it does not suit them.
+
+    >>> backend_for("auto", ["host 1", "host 2"]), backend_for("auto", ["host 1", "host 1"]), backend_for("auto", [""])
+    ('cpu:gloo,cuda:nccl', 'gloo', 'gloo')
+    """
+    each_its_own = all(gpus) and len(set(gpus)) == len(gpus)
+    if "nccl" in backend and not each_its_own:
+        raise JobError(
+            f"backend={backend!r} needs a GPU of its own for each rank, but the ranks have {gpus}: write "
+            "backend='auto' or 'gloo'."
+        )
+    if backend != "auto":
+        return backend
+    if any(gpus) and not all(gpus):
+        without = [str(rank) for rank, gpu in enumerate(gpus) if not gpu]
+        raise JobError(
+            f"Rank {', '.join(without)} of {len(gpus)} has no GPU, and the others have: take workers of one kind, or "
+            "write backend='gloo'."
+        )
+    return "cpu:gloo,cuda:nccl" if each_its_own else "gloo"
+
+
+def _in_process_group(run: Callable[[], bytes], store: "TCPStore", mine: Assignment, *, backend: str) -> bytes:
+    """Return what `run` returns, which finds a process group and torchrun's environment."""
     from dask_pytorch_ddp.dispatch import dispatch_with_ddp
 
     outcome: list[bytes | BaseException] = []
-    make, remade = dist.init_process_group, count(1)
-
-    def init_process_group(backend: str | None = None, init_method: str | None = None, **kwargs: Any) -> None:
-        if not dist.is_initialized():  # a script for torchrun makes the group itself, and may destroy and make it again
-            fresh = dist.PrefixStore(f"remade-{next(remade)}", store)  # the last one's addresses are in the store, too
-            make(backend, **kwargs | {"store": fresh, "rank": place.rank, "world_size": place.world_size})
 
     def body() -> None:
-        # One that leaves while another still connects would break that one's gloo for its process's life.
-        store.set(f"joined-{place.rank}", "")
-        store.wait([f"joined-{other}" for other in range(place.world_size)])
+        # Wait for all ranks: a rank that leaves early breaks gloo for good in ranks that are still connecting.
+        store.set(f"joined-{mine.rank}", "")
+        store.wait([f"joined-{other}" for other in range(mine.world_size)])
         try:
-            name, home = "init_process_group", dist.distributed_c10d
-            with patch.object(dist, name, init_process_group), patch.object(home, name, init_process_group):
+            with _groups_made_by_scripts(store, mine):
                 outcome.append(run())
         except BaseException as error:
             outcome.append(error)
-            if dist.is_initialized() and "nccl" in dist.get_backend():
-                dist.group.WORLD.abort()  # type: ignore[union-attr]  # or its end would wait for the other ranks
+            _abort_nccl()
 
-    backend = _backend(backend, store, place)
-    with patch.dict(os.environ, _settings(place)):  # and no variable stays that is set within
+    gpu = _gpu()
+    store.set(f"gpu-{mine.rank}", gpu)
+    gpus = [store.get(f"gpu-{other}").decode() for other in range(mine.world_size)]
+    suited = backend_for(backend, gpus)
+    with environment(_settings(mine, bool(gpu))):
         try:
-            dispatch_with_ddp(body, store.host, store.port, place.rank, place.world_size, backend=backend)
-        except Exception as error:  # of its `finally`, if the group could not be made, or the function destroyed it
+            dispatch_with_ddp(body, store.host, store.port, mine.rank, mine.world_size, backend=suited)
+        except Exception as error:
+            # dispatch_with_ddp ends by destroying the group. That fails if the function has destroyed it, which is no
+            # error, and if it could not be made, which hides the reason.
             if not outcome:
                 raise error.__context__ or error from None
-        finally:  # a group that could not be made has been counted: the next one's name would differ from its peers'
-            dist.distributed_c10d._world.group_count = 0
+        finally:
+            name_groups_from_zero()
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
     return outcome[0]
 
 
-def _backend(backend: str, store: "TCPStore", place: Place) -> str:
-    """Return the backend for all ranks, once each has told the others which GPU it has."""
-    store.set(f"gpu-{place.rank}", _gpu())
-    gpus = [store.get(f"gpu-{other}").decode() for other in range(place.world_size)]
-    own = all(gpus) and len(set(gpus)) == place.world_size
-    if "nccl" in backend and not own:
-        raise JobError(f"backend={backend!r} needs a GPU of its own for each rank, but the ranks have {gpus}: "
-                       "write backend='auto' or 'gloo'.")  # fmt: skip
-    if backend == "auto" and any(gpus) and not all(gpus):
-        without = [rank for rank, gpu in enumerate(gpus) if not gpu]
-        raise JobError(f"Rank {', '.join(map(str, without))} of {place.world_size} has no GPU, and the others have: "
-                       "take workers of one kind, or write backend='gloo'.")  # fmt: skip
-    if backend == "auto":
-        return "cpu:gloo,cuda:nccl" if own else "gloo"
-    return backend
+@contextmanager
+def _groups_made_by_scripts(store: "TCPStore", mine: Assignment) -> Iterator[None]:
+    """Let `init_process_group` do nothing while there is a group, and else make one of the job's ranks.
+
+    A script for torchrun makes the group itself, and may destroy it and make it again.
+    """
+    import torch.distributed as dist
+
+    make, remade = dist.init_process_group, count(1)
+
+    def init_process_group(backend: str | None = None, init_method: str | None = None, **kwargs: Any) -> None:
+        if not dist.is_initialized():
+            fresh = dist.PrefixStore(
+                f"remade-{next(remade)}", store
+            )  # the last group's addresses are in the store, too
+            make(backend, **kwargs | {"store": fresh, "rank": mine.rank, "world_size": mine.world_size})
+
+    name, home = "init_process_group", dist.distributed_c10d
+    with patch.object(dist, name, init_process_group), patch.object(home, name, init_process_group):
+        yield
+
+
+def _abort_nccl() -> None:
+    """Abort a group of NCCL's after a failure: its regular end would wait for the other ranks."""
+    import torch.distributed as dist
+
+    if dist.is_initialized() and "nccl" in dist.get_backend():
+        dist.group.WORLD.abort()  # type: ignore[union-attr]
 
 
 def _gpu() -> str:
+    """Return which GPU this process has, the same text for two that share one; empty for none."""
     import torch
 
+    if not torch.cuda.is_available():
+        return ""
+    about = torch.cuda.get_device_properties(0)
     # Not the UUID: slices of one GPU (MIG) may share it or not, and NCCL refuses two ranks by the place on the bus.
-    about = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
-    bus = [getattr(about, f"pci_{part}_id", about.uuid) for part in ("domain", "bus", "device")] if about else None
-    return f"{socket.gethostname()} {bus}" if bus else ""
+    bus = [getattr(about, f"pci_{part}_id", about.uuid) for part in ("domain", "bus", "device")]
+    return f"{socket.gethostname()} {bus}"
 
 
-def _settings(place: Place) -> dict[str, str]:
-    """Return torchrun's environment, but for what `dispatch_with_ddp` sets, and the network interface to use."""
-    rank, world_size = str(place.rank), str(place.world_size)
+def _settings(mine: Assignment, has_gpu: bool) -> dict[str, str]:
+    """Return torchrun's environment, but for what `dispatch_with_ddp` sets, and what frameworks ask for."""
+    rank, world_size = str(mine.rank), str(mine.world_size)
     settings = {
-        "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": rank, "GROUP_WORLD_SIZE": world_size,
-        "ROLE_NAME": "default", "ROLE_RANK": rank, "ROLE_WORLD_SIZE": world_size,
-        "TORCHELASTIC_RUN_ID": place.job, "TORCHELASTIC_RESTART_COUNT": str(place.attempt),
-        "TORCHELASTIC_MAX_RESTARTS": str(place.max_restarts),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "GROUP_RANK": rank,
+        "GROUP_WORLD_SIZE": world_size,
+        "ROLE_NAME": "default",
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": world_size,
+        "TORCHELASTIC_RUN_ID": mine.job,
+        "TORCHELASTIC_RESTART_COUNT": str(mine.attempt),
+        "TORCHELASTIC_MAX_RESTARTS": str(mine.max_restarts),
         # The store at MASTER_ADDR is served already, as torchrun's agent serves its own: no port is guessed.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }  # fmt: skip
+    }
+    defaults = {}
+    if not has_gpu:
+        defaults["ACCELERATE_USE_CPU"] = "true"  # or a plain Accelerator() would train alone on each rank
     if interface := network_interface():
-        exactly = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}  # NCCL takes a prefix
-        settings |= {name: value for name, value in exactly.items() if name not in os.environ}
-    return settings
+        defaults |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}  # NCCL takes a prefix
+    return settings | {name: value for name, value in defaults.items() if name not in os.environ}

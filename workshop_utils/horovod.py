@@ -8,12 +8,11 @@ from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from distributed import Client
 
-from workshop_utils.job import Job, JobError
-from workshop_utils.job.rank import network_interface
+from workshop_utils.job import Job, JobError, limits
+from workshop_utils.job.rank import environment, network_interface
 from workshop_utils.progress import FINISHED
 
 LEAVE_S = 5  # for the other ranks to leave Horovod, before the server through which they met is closed
@@ -21,9 +20,18 @@ NOT_BUILT = "Horovod is not built here. To build it, on Linux with a C++ compile
 RENDERED = Path(__file__).parents[1] / "notebook_output" / "09-horovod.ipynb"
 
 
-def launch(client: Client, fn: Callable, /, *args: Any, n_workers: int | tuple[int, int] | None = None,
-           timeout: float | None = None, max_restarts: int = 0, wait_for_workers: float = 0,
-           wait_for_successors: float = 30, **kwargs: Any) -> Job:
+def launch(
+    client: Client,
+    fn: Callable,
+    /,
+    *args: Any,
+    n_workers: int | tuple[int, int] | None = None,
+    timeout: float | None = None,
+    max_restarts: int = 0,
+    wait_for_workers: float = 0,
+    wait_for_successors: float = 30,
+    **kwargs: Any,
+) -> Job:
     """Start `fn(*args, **kwargs)` as one Horovod rank per worker process, and return the `Job` at once.
 
     `hvd.init()` has been called before the function runs, and `hvd.shutdown()` is after it. All else is as in
@@ -31,8 +39,8 @@ def launch(client: Client, fn: Callable, /, *args: Any, n_workers: int | tuple[i
     """
     if not available():
         raise JobError(NOT_BUILT)
-    return Job(client, _in_horovod, fn, args, kwargs, n_workers=n_workers, timeout=timeout, max_restarts=max_restarts,
-               wait_for_workers=wait_for_workers, wait_for_successors=wait_for_successors)
+    waits = {"wait_for_workers": wait_for_workers, "wait_for_successors": wait_for_successors}
+    return Job(client, _in_horovod, fn, args, kwargs, limits(n_workers, timeout, max_restarts, **waits))
 
 
 def run(client: Client, fn: Callable, /, *args: Any, **kwargs: Any) -> list[Any]:
@@ -76,14 +84,14 @@ def _run_or_show(lines):
     return lines[1:] if available() else show
 
 
-def _in_horovod(run, store, place):
-    """Return `run()` of the rank at `place`, which finds the others through `store`, a TCPStore."""
+def _in_horovod(run, store, mine):
+    """Return `run()` of this rank, which finds the others through `store`, a TCPStore."""
     import horovod.torch as hvd
     from distributed import get_worker
     from distributed.comm import get_address_host
     from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
 
-    rank, ranks = place.rank, range(place.world_size)
+    rank, ranks = mine.rank, range(mine.world_size)
     store.set(f"host-{rank}", get_address_host(get_worker().address))
     hosts = [store.get(f"host-{other}").decode() for other in ranks]  # once all ranks have imported it
     slots = get_host_assignments([HostInfo(host, len(list(same))) for host, same in groupby(hosts)], len(hosts))
@@ -91,8 +99,7 @@ def _in_horovod(run, store, place):
     try:
         if server:
             store.set("rendezvous", str(server.server_address[1]))
-        # No variable stays that is set within.
-        with patch.dict(os.environ, _settings(slots[rank], hosts[0], store.get("rendezvous").decode())):
+        with environment(_settings(slots[rank], hosts[0], store.get("rendezvous").decode())):
             hvd.init()
             try:
                 return run()
@@ -121,6 +128,13 @@ def _rendezvous(host, slots):
 def _settings(slot, address, port):
     interface = os.environ.get("HOROVOD_GLOO_IFACE") or network_interface()
     log_level = os.environ.get("HOROVOD_LOG_LEVEL", "fatal")  # a death is reported by the job already
-    values = {"controller": "gloo", "cpu_operations": "gloo", "gloo_iface": interface, "log_level": log_level,
-              "gloo_rendezvous_addr": address, "gloo_rendezvous_port": port, **vars(slot)}  # hostname, rank, size, …
+    values = {
+        "controller": "gloo",
+        "cpu_operations": "gloo",
+        "gloo_iface": interface,
+        "log_level": log_level,
+        "gloo_rendezvous_addr": address,
+        "gloo_rendezvous_port": port,
+        **vars(slot),
+    }  # hostname, rank, size, …
     return {f"HOROVOD_{name.upper()}": str(value) for name, value in values.items() if value is not None}

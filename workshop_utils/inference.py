@@ -1,52 +1,58 @@
-"""Classify many photos on a Dask cluster: each worker loads the model once and decodes ahead of its forward pass."""
+"""Classify many photos on a Dask cluster: each worker loads the model once, and decodes during the forward pass."""
 
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import lru_cache, partial
 from itertools import chain, islice
 
 import pandas as pd
 import torch
-from distributed import Client
+from distributed import Client, Future
 from torch.fx.experimental.optimization import fuse
 
 from workshop_utils.data import IN_BREED, read_files
+from workshop_utils.decode import load_on_cpu, load_on_gpu
 from workshop_utils.dogs.breeds import BREEDS
-from workshop_utils.images import load_on_cpu, load_on_gpu
 from workshop_utils.models import load_resnet, resolve_weights
+from workshop_utils.precision import ieee_float32, precision_of
 from workshop_utils.progress import bar
 
 COLUMNS = ["path", "breed", "prediction", "probability", "correct", "error"]
-PRECISIONS = ("auto", "fp32", "bf16")
-# A task takes seconds: short enough to lose little with a worker, long enough for the pause between two not to count.
+# A task takes seconds: a lost worker costs little, and neither does the pause between two tasks.
 CPU_BATCHES_PER_TASK, GPU_BATCHES_PER_TASK = 8, 256
-CPU_FORWARD = 16  # photos: ResNet-50's activations then fit the caches; 26 ms of a core a photo at 32, 19 at 16
-GPU_FORWARD = 256  # photos
+# Photos of a forward pass. A CPU's caches hold the activations of 16: ResNet-50 takes 19 ms of a core a photo. With 32,
+# it takes 26 ms.
+CPU_FORWARD, GPU_FORWARD = 16, 256
 CPU_AHEAD, GPU_AHEAD = 1, 3  # batches that are read or decoded during a forward pass
-TASKS_PER_THREAD = 4  # with the cluster at a time: the others have work while the next one in order takes long
+TASKS_PER_THREAD = 4  # tasks on the cluster at a time: while the next one in order takes long, other threads have work
 _INDEX = {breed.wnid: breed.index for breed in BREEDS}
 _loading = threading.Lock()
 
 
-def classify(client: Client, paths: Iterable[str | os.PathLike], *, batch_size: int = 32,
-             storage_options: dict | None = None, weights: str | os.PathLike = "auto",
-             precision: str = "auto") -> pd.DataFrame:
+def classify(
+    client: Client,
+    paths: Iterable[str | os.PathLike],
+    *,
+    batch_size: int = 32,
+    storage_options: dict | None = None,
+    weights: str | os.PathLike = "auto",
+    precision: str = "auto",
+) -> pd.DataFrame:
     """Return a DataFrame with one row per path, in the order given: what a pretrained ResNet sees in each photo.
 
     Columns: path; breed, from the folder's name; prediction, the likeliest category; probability, in [0, 1]; correct,
-    by WordNet id (missing where the folder names no breed of ours); error, missing or why a file could not be
+    by WordNet id (missing if the folder names none of our breeds); error, missing or why a file could not be
     classified (prediction, probability and correct are then missing).
 
     batch_size: photos that a worker reads in one call. A forward pass takes CPU_FORWARD or GPU_FORWARD of them.
     storage_options: what fsspec needs to open `paths`; None for anonymous reading of s3:// without credentials.
     weights: as in `load_resnet`; a file must be readable from the workers.
-    precision: "fp32", "bf16", or "auto" for bf16 where the worker's CPU or GPU computes in it.
-    Raises what loading the weights raises. A worker that dies costs time, not rows: Dask reruns its batches. A bar
-    shows how many photos are done.
+    precision: "fp32", "bf16", or "auto" for bf16 if the worker's CPU or GPU has it.
+    Raises what loading the weights raises. A worker that dies costs time, but no rows: Dask runs its batches again. A
+    bar shows how many photos are done.
 
     >>> from tempfile import TemporaryDirectory
     >>> from workshop_utils.data import list_photos
@@ -57,8 +63,9 @@ def classify(client: Client, paths: Iterable[str | os.PathLike], *, batch_size: 
     >>> frame.prediction.tolist(), frame.correct.tolist()
     (['boxer', 'pug'], [True, True])
     """
-    stream = classify_stream(client, paths, batch_size=batch_size, storage_options=storage_options, weights=weights,
-                             precision=precision)
+    stream = classify_stream(
+        client, paths, batch_size=batch_size, storage_options=storage_options, weights=weights, precision=precision
+    )
     frames = []
     with bar(desc="classifying", total=len(paths) if isinstance(paths, Sized) else None, unit=" photos") as line:
         for frame in stream:
@@ -67,40 +74,56 @@ def classify(client: Client, paths: Iterable[str | os.PathLike], *, batch_size: 
     return pd.concat(frames or [_frame([], [])], ignore_index=True).infer_objects()
 
 
-def classify_stream(client: Client, paths: Iterable[str | os.PathLike], *, batch_size: int = 32,
-                    storage_options: dict | None = None, weights: str | os.PathLike = "auto",
-                    precision: str = "auto") -> Iterator[pd.DataFrame]:
-    """Return an iterator over `classify`'s rows, in the order of `paths`: a DataFrame a task, as soon as it is there.
+def classify_stream(
+    client: Client,
+    paths: Iterable[str | os.PathLike],
+    *,
+    batch_size: int = 32,
+    storage_options: dict | None = None,
+    weights: str | os.PathLike = "auto",
+    precision: str = "auto",
+) -> Iterator[pd.DataFrame]:
+    """Return an iterator over `classify`'s rows, in the order of `paths`: the DataFrame of each task, once it is done.
 
-    Memory stays flat, however many paths there are, and `paths` may be a generator: only so many are taken from it, and
-    so many tasks given to the cluster, as keep the workers busy while you use a frame. The arguments are `classify`'s.
+    Memory stays flat, however many paths there are, and `paths` may be a generator: no more are taken from it, and no
+    more tasks given to the cluster, than keep the workers busy while you use a frame. The arguments are `classify`'s.
     An error, an interrupt and `close()` of the iterator free the workers.
-    Raises at once ValueError for an argument that cannot be; when it comes to it, what loading the weights raises.
+    Raises ValueError at once for an argument that cannot be, and later what loading the weights raises.
     """
     if isinstance(paths, (str, bytes, os.PathLike)):
         raise ValueError(f"paths is the single path {str(paths)!r}: give a list of paths.")
     if not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size is {batch_size!r}: give a whole number of at least 1.")
-    precision_of(precision)  # raises ValueError for one that is none
+    precision_of(precision)  # raises ValueError for an unknown one
     photos = map(str, paths)
     batches = iter(lambda: list(islice(photos, batch_size)), [])
     on_gpu = any("gpu" in worker for worker in client.scheduler_info(n_workers=-1)["workers"].values())
     tasks = split_guided(batches, _n_threads(client), GPU_BATCHES_PER_TASK if on_gpu else CPU_BATCHES_PER_TASK)
-    start = partial(client.submit, classify_batches, pure=False, weights=resolve_weights(weights), precision=precision,
-                    storage_options=storage_options)
+    start = partial(
+        client.submit,
+        classify_batches,
+        pure=False,
+        weights=resolve_weights(weights),
+        precision=precision,
+        storage_options=storage_options,
+    )
     return _frames(client, start, tasks)
 
 
-def classify_batches(batches: list[list[str]], *, weights: str = "auto", precision: str = "auto",
-                     storage_options: dict | None = None) -> list[tuple]:
+def classify_batches(
+    batches: list[list[str]], *, weights: str = "auto", precision: str = "auto", storage_options: dict | None = None
+) -> list[tuple]:
     """Return `classify`'s rows for lists of paths, in this process; later lists are decoded during a forward pass."""
     model, transform, categories = loaded_model(weights, precision)
-    on_gpu, device, rows = _is_on_gpu(model), next(model.parameters()).device, []
-    if on_gpu:  # fewer and larger ones
+    on_gpu, device, rows = is_on_gpu(model), next(model.parameters()).device, []
+    if on_gpu:  # fewer and larger batches
         photos = list(chain.from_iterable(batches))
         batches = [photos[start : start + GPU_FORWARD] for start in range(0, len(photos), GPU_FORWARD)]
-    with (ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as decoder,
-          ThreadPoolExecutor(torch.get_num_threads()) as pool):
+    with (
+        ThreadPoolExecutor(1) as reader,
+        ThreadPoolExecutor(1) as decoder,
+        ThreadPoolExecutor(torch.get_num_threads()) as pool,
+    ):
         load = partial(load_on_gpu, device=device) if on_gpu else load_on_cpu
 
         def start(paths):
@@ -117,30 +140,21 @@ def classify_batches(batches: list[list[str]], *, weights: str = "auto", precisi
 def loaded_model(weights: str = "auto", precision: str = "auto") -> tuple[torch.nn.Module, Callable, list[str]]:
     """Return `load_resnet`'s (model, transform, categories) ready for this process; only the first call loads.
 
-    model: on the GPU where there is one, channels-last, each BatchNorm folded into the convolution before it. Its
-    parameters have the device and the dtype that it wants its images in.
+    model: on the GPU if there is one, channels-last, each BatchNorm folded into the convolution before it. Its images
+    need the device and the dtype of its parameters.
     """
-    saved = os.stat(weights).st_mtime_ns if os.path.isfile(weights) else None  # a file saved anew is another model
-    with _loading:  # two threads of a worker would otherwise both load
+    saved = (
+        os.stat(weights).st_mtime_ns if os.path.isfile(weights) else None
+    )  # a file that was replaced is another model
+    with _loading:  # otherwise two threads of a worker would both load
         return _load_model(str(weights), precision, saved)
 
 
-def precision_of(precision: str = "auto") -> str:
-    """Return "bf16" or "fp32": what `precision` ("auto", "fp32", "bf16") comes to here; else raise ValueError."""
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision is {precision!r}: write one of {', '.join(PRECISIONS)}.")
-    if precision != "auto":
-        return precision
-    if torch.cuda.is_available():
-        return "bf16" if torch.cuda.get_device_capability()[0] >= 8 else "fp32"
-    return "bf16" if torch.cpu._is_avx512_bf16_supported() else "fp32"  # emulated bf16 is slower than fp32
-
-
 def split_guided(batches: Iterable, n_threads: int, longest: int = CPU_BATCHES_PER_TASK) -> Iterator[list]:
-    """Yield `batches` cut into consecutive tasks: long ones first, single batches last, so that threads end together.
+    """Yield `batches` as consecutive tasks: long ones first, single batches last, so that threads end together.
 
-    longest: how many batches a task has at most. At most 2 * n_threads * longest batches are taken ahead, which is what
-    it takes to know where the last, shorter tasks begin.
+    longest: how many batches a task has at most. At most 2 * n_threads * longest batches are taken ahead: by these we
+    know where the last, shorter tasks begin.
 
     >>> [len(task) for task in split_guided(range(20), n_threads=2)]
     [5, 3, 3, 2, 1, 1, 1, 1, 1, 1, 1]
@@ -153,30 +167,18 @@ def split_guided(batches: Iterable, n_threads: int, longest: int = CPU_BATCHES_P
         ahead.extend(islice(left, size))
 
 
-@contextmanager
-def ieee_float32() -> Iterator[None]:
-    """Compute in IEEE float32: on a GPU, PyTorch's convolutions round to the 10 bits of TF32 unless told otherwise."""
-    convolutions, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = convolutions.allow_tf32, matmul.allow_tf32
-    convolutions.allow_tf32 = matmul.allow_tf32 = False
-    try:
-        yield
-    finally:
-        convolutions.allow_tf32, matmul.allow_tf32 = before
-
-
 def _n_threads(client):
     return sum(client.nthreads().values()) or 1  # the only worker may be restarting
 
 
 def _frames(client, start, tasks):
     """Yield a DataFrame for each task, in order, while those after it run; start(task) returns a Future of its rows."""
-    running = deque()  # (paths, Future)
+    running: deque[tuple[list[str], Future]] = deque()
     try:
         for task in chain(tasks, [None]):
             if task:
                 running.append((list(chain(*task)), start(task)))
-            # Threads are counted anew, as workers come and go.
+            # Count the threads again: workers come and go.
             while running and (task is None or len(running) > TASKS_PER_THREAD * _n_threads(client)):
                 paths, future = running[0]
                 frame = _frame(paths, future.result())
@@ -191,16 +193,17 @@ def _load_model(weights, precision, saved):
     model, transform, categories = load_resnet(weights)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if precision_of(precision) == "bf16" else torch.float32
-    return fuse(model).to(device, dtype, memory_format=torch.channels_last), transform, categories
+    return fuse(model).to(device, dtype).to(memory_format=torch.channels_last), transform, categories
 
 
-def _is_on_gpu(model):
+def is_on_gpu(model: torch.nn.Module) -> bool:
+    """Return whether a model is on a GPU, which then decodes its photos, too."""
     return next(model.parameters()).is_cuda
 
 
 def _started_ahead(start, items, n_ahead):
-    """Yield the result of start(item), a future, for each item in order, once the next `n_ahead` are started."""
-    futures = deque()
+    """Yield the result of start(item), a future, for each item in order, once the next `n_ahead` are started, too."""
+    futures: deque = deque()
     for item in items:
         futures.append(start(item))
         if len(futures) > n_ahead:
@@ -221,14 +224,14 @@ def _forward(model, images):
 
 
 def _rows(paths, errors, results, categories):
-    """Return `classify`'s rows; results: an iterable of (probability, index), one for each path without an error."""
+    """Return `classify`'s rows. results: an iterable of (probability, index) for each path without an error."""
     rows, results = [], iter(results)
     for path, error in zip(paths, errors, strict=True):
         folder = IN_BREED.fullmatch(path)
         wnid, breed = folder.groups() if folder else (None, None)
-        truth = _INDEX.get(wnid)
+        truth = _INDEX.get(wnid) if wnid else None
         if truth is not None and truth < len(categories):
-            breed = categories[truth]  # spelt as predictions are
+            breed = categories[truth]  # in the spelling of the predictions
         if error:
             rows.append((path, breed, None, None, None, error))
         else:
@@ -239,5 +242,5 @@ def _rows(paths, errors, results, categories):
 
 def _frame(paths, rows):
     frame = pd.DataFrame(rows, columns=COLUMNS).astype({"probability": float, "correct": "boolean"})
-    frame["path"] = paths  # the strings that the client has, not their copies from a worker
+    frame["path"] = paths  # the client's own strings take no memory again; those from a worker are copies
     return frame

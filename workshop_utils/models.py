@@ -14,30 +14,31 @@ from workshop_utils.storage import open_address, whole_file
 
 SKETCH_WEIGHTS = Path(__file__).parent / "weights" / "resnet18_sketches.pt"  # by tools/train_sketch_weights.py
 IMAGENET_WEIGHTS = ResNet50_Weights.IMAGENET1K_V2
+ABOUT = ("arch", "stride_in_1x1", "size", "categories")  # of a checkpoint, beside weights and their number of classes
 WEIGHTS_HOST = ("download.pytorch.org", 443)
 
 
 class WeightsError(RuntimeError):
-    """Weights could not be loaded; the message says which, why, and what to do."""
+    """Weights cannot be loaded; the message says which, why, and what to do."""
 
 
 def load_resnet(weights: str | os.PathLike = "auto") -> tuple[ResNet, Callable, list[str]]:
     """Return (model, transform, categories) of a pretrained ResNet, in eval mode on the CPU.
 
-    weights: "auto" takes the first that applies of WORKSHOP_WEIGHTS, torchvision's ImageNet weights where its cache
-    holds them or the network gives them, and the ResNet-18 trained on sketches that comes with the workshop;
-    "imagenet" and "sketches" name one of the last two; else the path or address of a checkpoint file, a dict with
-    `arch`, `num_classes`, `state_dict`; `stride_in_1x1` where it is a ResNet v1; `size`, pixels that the shorter side
-    is resized to before the crop to 224 or, of fewer pixels, to all of them (256 where absent).
-    transform: an RGB `PIL.Image` to a normalised (3, 224, 224) float32 tensor, smaller where `size` is.
+    weights: "auto" takes the first that applies of WORKSHOP_WEIGHTS, torchvision's ImageNet weights if they are in its
+    cache or on the network, and the ResNet-18 trained on sketches that comes with the workshop; "imagenet" and
+    "sketches" name one of the last two; anything else is the path or address of a checkpoint file, a dict with `arch`,
+    `num_classes`, `state_dict`; perhaps `categories`; `stride_in_1x1` for a ResNet v1; `size`, the pixels that the
+    shorter side is resized to (256 if absent) before the middle 224, or all if there are fewer, are cut out.
+    transform: from an RGB `PIL.Image` to a normalised (3, 224, 224) float32 tensor, smaller if `size` is.
     categories: the model's category names; a logit's position is its index. The model carries what a checkpoint of it
-    has to say in `model.about`: a dict with `arch`, and `stride_in_1x1` and `size` where they apply.
+    has to say in `model.about`: a dict with `arch`, and `stride_in_1x1`, `size`, `categories` if they apply.
     Raises WeightsError.
     """
     name = resolve_weights(weights)
     checkpoint = _imagenet() if name == "imagenet" else load_checkpoint(SKETCH_WEIGHTS if name == "sketches" else name)
     model, categories = _build(checkpoint, name)
-    model.about = {name: checkpoint[name] for name in ("arch", "stride_in_1x1", "size") if name in checkpoint}
+    model.about = {name: checkpoint[name] for name in ABOUT if name in checkpoint}
     size = checkpoint.get("size", 256)
     transform = IMAGENET_WEIGHTS.transforms(resize_size=size, crop_size=min(size, 224))
     return model.eval(), transform, categories
@@ -50,51 +51,52 @@ def resolve_weights(weights: str | os.PathLike = "auto") -> str:
         return named
     try:
         if not _cached().exists():
-            socket.create_connection(WEIGHTS_HOST, timeout=2).close()  # is there a network that gives them?
+            socket.create_connection(WEIGHTS_HOST, timeout=2).close()  # raises if no network leads there
         return "imagenet"
     except OSError:
         return "sketches"
 
 
 def with_new_head(model: ResNet, n_classes: int) -> ResNet:
-    """Replace the classifier `fc` of a ResNet by a fresh one for `n_classes`, drawn from torch's seed; return `model`.
+    """Replace the classifier `fc` of a ResNet by a new one for `n_classes`, drawn from torch's seed; return `model`.
 
     >>> with_new_head(get_model("resnet18"), 12).fc
     Linear(in_features=512, out_features=12, bias=True)
     """
     model.fc = torch.nn.Linear(model.fc.in_features, n_classes).to(model.fc.weight.device)
+    getattr(model, "about", {}).pop("categories", None)  # those of the old head
     return model
 
 
-def save_checkpoint(path: str | os.PathLike, storage_options: dict | None = None, **values: object) -> None:
+def save_checkpoint(path: str | os.PathLike, **values: object) -> None:
     """Write `values` (tensors, numbers, strings, dicts and lists of them) to `path`: whole or not at all.
 
-    path: a local path, or any address that fsspec can write, such as "s3://…".
-    storage_options: what fsspec needs there.
+    path: a local path, or any address that fsspec can write, such as "s3://…"; it takes what it needs there, such as
+    an endpoint, from the environment.
     """
-    fs, key = open_address(path, storage_options)
+    fs, key = open_address(path)
     local = isinstance(fs, LocalFileSystem)
     with TemporaryDirectory() as folder, whole_file(Path(key) if local else Path(folder, "checkpoint.pt")) as part:
         torch.save(values, part)
-        load_checkpoint(part)  # what could not be read again later is refused now
+        load_checkpoint(part)  # refuses now what could not be read later
         if not local:
-            fs.put_file(str(part), key)  # an object store shows it when all of it is there
+            fs.put_file(str(part), key)  # an object store shows a file once all of it is there
 
 
-def load_checkpoint(path: str | os.PathLike, storage_options: dict | None = None) -> dict:
-    """Return the dict of a checkpoint file, on the CPU, without running any code that it may hold.
+def load_checkpoint(path: str | os.PathLike) -> dict:
+    """Return the dict in a checkpoint file, on the CPU, without running any code that the file may hold.
 
-    path: a local path, or any address that fsspec can open. storage_options: what fsspec needs there.
+    path: a local path, or any address that fsspec can open.
     Raises WeightsError.
     """
     try:
-        fs, key = open_address(path, storage_options)
+        fs, key = open_address(path)
         fs.invalidate_cache()  # another process may have written since
         with fs.open(key, "rb") as file:
             checkpoint = torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise WeightsError(f"There is no file {str(path)!r}: check the path, or unset WORKSHOP_WEIGHTS.") from error
-    except Exception as error:  # torch.load and fsspec raise many kinds for files that are not checkpoints
+    except Exception as error:  # torch.load and fsspec raise errors of many types for other files
         reason = str(error).split("\n")[0][:200]
         raise WeightsError(f"{str(path)!r} cannot be loaded as a PyTorch checkpoint: {reason}") from error
     if not isinstance(checkpoint, dict):
@@ -102,9 +104,9 @@ def load_checkpoint(path: str | os.PathLike, storage_options: dict | None = None
     return checkpoint
 
 
-def checkpoint_exists(path: str | os.PathLike, storage_options: dict | None = None) -> bool:
-    """Return whether there is a file at `path`, which is as in `load_checkpoint`."""
-    fs, key = open_address(path, storage_options)
+def checkpoint_exists(path: str | os.PathLike) -> bool:
+    """Return whether there is a file at `path`, a local path or any address that fsspec can open."""
+    fs, key = open_address(path)
     fs.invalidate_cache()  # another process may have written since
     return fs.exists(key)
 
@@ -112,10 +114,12 @@ def checkpoint_exists(path: str | os.PathLike, storage_options: dict | None = No
 def _imagenet():
     try:
         state_dict = IMAGENET_WEIGHTS.get_state_dict(check_hash=True)
-    except Exception as error:  # the download's and torch.load's are many
-        raise WeightsError(f"torchvision's ImageNet weights could not be had ({str(error)[:200]}). Check the network, "
-                           f"delete {str(_cached())!r} if it is there, or unset WORKSHOP_WEIGHTS and ask for "
-                           "weights='sketches'.") from error
+    except Exception as error:  # the download and torch.load raise errors of many types
+        raise WeightsError(
+            f"torchvision's ImageNet weights could not be had ({str(error)[:200]}). Check the network, "
+            f"delete {str(_cached())!r} if it is there, or unset WORKSHOP_WEIGHTS and ask for "
+            "weights='sketches'."
+        ) from error
     (size,) = IMAGENET_WEIGHTS.transforms().resize_size
     return {"arch": "resnet50", "num_classes": 1000, "state_dict": state_dict, "size": size}
 
@@ -133,7 +137,7 @@ def _build(checkpoint, name):
         raise WeightsError(f"{name!r} has arch {arch!r}: this workshop loads ResNets, such as 'resnet18'.")
     try:
         model = get_model(arch, weights=None, num_classes=n_classes)
-        model.load_state_dict(checkpoint["state_dict"])  # in float32, whatever they were saved in
+        model.load_state_dict(checkpoint["state_dict"])  # float32 afterwards, whatever they were saved in
     except (RuntimeError, ValueError, AttributeError, TypeError) as error:
         raise WeightsError(f"{name!r} does not fit {arch!r}: {str(error)[:300]}") from error
     if checkpoint.get("stride_in_1x1"):

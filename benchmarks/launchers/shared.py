@@ -36,8 +36,9 @@ def make_images():
     """Return a dataset of (image (3, 32, 32), label), whose images are noise, the same in every process."""
     generator = torch.Generator().manual_seed(1)
     n_images = STEPS_PER_EPOCH * N_RANKS * BATCH_SIZE
-    return TensorDataset(torch.randn(n_images, 3, 32, 32, generator=generator),
-                         torch.randint(10, (n_images,), generator=generator))  # fmt: skip
+    return TensorDataset(
+        torch.randn(n_images, 3, 32, 32, generator=generator), torch.randint(10, (n_images,), generator=generator)
+    )
 
 
 def loss_alone():

@@ -1,8 +1,10 @@
 """Train on the tasks of one Slurm allocation, from the checkpoint on if there is one: see train.sbatch."""
 
+import os
 import signal
 import sys
 
+import torch
 from dask_jobqueue.slurm import SLURMRunner
 from distributed import Client
 
@@ -12,7 +14,9 @@ from workshop_utils.training import prepare, train
 
 
 def teach(source, checkpoint, epochs):
-    return train(*prepare(source), checkpoint=checkpoint, epochs=epochs)
+    # Next to a GPU, the cores have little to compute: all but one read photos.
+    n_readers = int(os.environ["SLURM_CPUS_PER_TASK"]) - 1 if torch.cuda.is_available() else 0
+    return train(*prepare(source), checkpoint=checkpoint, epochs=epochs, num_workers=n_readers)
 
 
 if __name__ == "__main__":

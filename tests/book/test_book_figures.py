@@ -33,8 +33,10 @@ def test_classifying_photos():
 
 def test_starting_a_ddp_job():
     seconds, ratios = (result("ddp")[name] for name in ("seconds", "ratios"))
-    expected = [[f"{seconds['torchrun'][what]:.2f}", f"{seconds['dask'][what]:.2f}", f"{ratios[what]:.3f}"]
-                for what in ("step", "function runs", "first step done")]  # fmt: skip
+    expected = [
+        [f"{seconds['torchrun'][what]:.2f}", f"{seconds['dask'][what]:.2f}", f"{ratios[what]:.3f}"]
+        for what in ("step", "function runs", "first step done")
+    ]
     assert [row[1:] for row in table("Starting a DDP job")] == expected
 
 
@@ -71,11 +73,12 @@ def test_what_grows_with_photos_and_ranks():
     launch = {row["ranks"]: row["runs_s"] for row in scale["launch"]["rows"]}
     for said in (
         f"the client spends {stream['client_ms']:.2f} ms a batch of 32 and the scheduler {stream['scheduler_ms']:.2f}.",
-        f"grows by {grown[0]:.0f} and {grown[1]:.0f} MiB", f"holds {whole['rows_held']:.0f} MiB of rows",
+        f"grows by {grown[0]:.0f} and {grown[1]:.0f} MiB",
+        f"holds {whole['rows_held']:.0f} MiB of rows",
         f"a million keys in {listing['seconds']:.0f} s, with {listing['requests']:,} requests",
         f"{1e6 * listing['client_s'] / listing['keys']:.0f} µs a key",
         f"at work {launch[16]:.2f} s after a launch, two after {launch[2]:.2f}.",
-    ):  # fmt: skip
+    ):
         assert said in TEXT
 
 

@@ -101,9 +101,13 @@ def on_hosts(hosts_cluster, shared_storage):
 def make_bucket(variables, said):
     import s3fs
 
-    fs = s3fs.S3FileSystem(key=variables["AWS_ACCESS_KEY_ID"], secret=variables["AWS_SECRET_ACCESS_KEY"],
-                           endpoint_url=variables["AWS_ENDPOINT_URL"], skip_instance_cache=True,
-                           config_kwargs={"retries": {"max_attempts": 0}})  # fmt: skip
+    fs = s3fs.S3FileSystem(
+        key=variables["AWS_ACCESS_KEY_ID"],
+        secret=variables["AWS_SECRET_ACCESS_KEY"],
+        endpoint_url=variables["AWS_ENDPOINT_URL"],
+        skip_instance_cache=True,
+        config_kwargs={"retries": {"max_attempts": 0}},
+    )
 
     def is_ready():  # its port answers seconds before it can store anything
         try:

@@ -25,8 +25,18 @@ import psutil
 ROOT = Path(__file__).parents[2]
 PREFIX, BASE = Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()
 PROGRAMS = ("setpriv", "unshare", "nsenter", "ip")
-ISOLATED = ("setpriv", "--pdeathsig=KILL", "unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--mount-proc",
-            "--kill-child")  # fmt: skip
+ISOLATED = (
+    "setpriv",
+    "--pdeathsig=KILL",
+    "unshare",
+    "--net",
+    "--uts",
+    "--mount",
+    "--pid",
+    "--fork",
+    "--mount-proc",
+    "--kill-child",
+)
 STAY = "echo ready; exec sleep infinity"
 SWITCH = f"""
 ip link set lo up
@@ -77,8 +87,12 @@ class Host:
         self.name, self.address, self.port, self.at_switch, self.log = name, address, port, at_switch, log
         self.enter = ["nsenter", f"--target={pid}", "--net", "--uts", "--mount", "--pid"]
         path = f"{PREFIX}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        self.variables = {"HOME": str(Path.home()), "WORKSHOP_CACHE": str(Path.home() / "cache"), "PATH": path,
-                          "CUDA_VISIBLE_DEVICES": ""}  # fmt: skip
+        self.variables = {
+            "HOME": str(Path.home()),
+            "WORKSHOP_CACHE": str(Path.home() / "cache"),
+            "PATH": path,
+            "CUDA_VISIBLE_DEVICES": "",
+        }
 
     def command(self, *words, **variables):
         """Return the words that run a command on this host, in its home folder."""
@@ -88,8 +102,13 @@ class Host:
     def start(self, *words, **variables):
         """Start a command in a process group of its own, with its output in the log; return the Popen."""
         with open(self.log, "a") as log:
-            return subprocess.Popen(self.command(*words, **variables), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                    start_new_session=True)  # fmt: skip
+            return subprocess.Popen(
+                self.command(*words, **variables),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
 
     def run(self, *words, **how):
         """Return what a command prints."""
@@ -141,8 +160,13 @@ class Network:
         return self.log.read_text(errors="replace")[-6000:]
 
     def _isolated(self, script):
-        process = subprocess.Popen([*ISOLATED, "bash", "-e", "-c", script], stdin=subprocess.DEVNULL,
-                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+        process = subprocess.Popen(
+            [*ISOLATED, "bash", "-e", "-c", script],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         self._stack.callback(process.wait)
         self._stack.callback(process.kill)
         said = []
@@ -164,12 +188,13 @@ class Network:
 def hide():
     """Return the lines that put an empty disk over the temporary folders, the home folder and the project's folders.
 
-    What Python needs stays visible, wherever it lies; the package is installed from the project's folder, and goes.
+    What Python needs stays visible, wherever it lies, and so does the package, which is installed on each host.
     """
     (installed,) = importlib.metadata.distributions(name="workshop-dask-pytorch", path=[sysconfig.get_path("purelib")])
     origin = json.loads(installed.read_text("direct_url.json"))["url"].removeprefix("file://")
     hidden = {Path(path).resolve() for path in ("/tmp", "/var/tmp", "/dev/shm", Path.home(), ROOT, origin)}
-    kept = [path for path in sorted({PREFIX, BASE}) if any(path.is_relative_to(folder) for folder in hidden)]
+    package = Path(origin, "workshop_utils").resolve()
+    kept = [path for path in sorted({PREFIX, BASE, package}) if any(path.is_relative_to(folder) for folder in hidden)]
     q = {path: shlex.quote(str(path)) for path in (*hidden, *kept)}
     held = [f"exec {3 + number}< {q[path]}" for number, path in enumerate(kept)]  # open, it can be had after it is gone
     lines = [*held, *(f"mkdir -p {q[folder]}; mount -t tmpfs tmpfs {q[folder]}" for folder in sorted(hidden))]
@@ -207,13 +232,26 @@ def s3_server(host):
     keys = {"accessKey": USER, "secretKey": secrets.token_urlsafe()}
     users = {"identities": [{"name": USER, "credentials": [keys], "actions": ["Admin"]}]}
     host.run("tee", "/tmp/s3.json", input=json.dumps(users))
-    flags = ["-dir=/tmp", f"-ip={host.address}", f"-ip.bind={host.address}", "-volume.max=8", "-s3", "-s3.port=8333",
-             "-master.volumeSizeLimitMB=256", "-master.telemetry=false", "-s3.config=/tmp/s3.json",
-             "-s3.port.iceberg=0", "-s3.port.lance=0"]  # fmt: skip
+    flags = [
+        "-dir=/tmp",
+        f"-ip={host.address}",
+        f"-ip.bind={host.address}",
+        "-volume.max=8",
+        "-s3",
+        "-s3.port=8333",
+        "-master.volumeSizeLimitMB=256",
+        "-master.telemetry=false",
+        "-s3.config=/tmp/s3.json",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+    ]
     server = host.start(PREFIX / "bin/weed", "server", *flags, TMPDIR="/tmp")
     try:
-        yield {"AWS_ENDPOINT_URL": f"http://{host.address}:8333", "AWS_ACCESS_KEY_ID": USER,
-               "AWS_SECRET_ACCESS_KEY": keys["secretKey"]}  # fmt: skip
+        yield {
+            "AWS_ENDPOINT_URL": f"http://{host.address}:8333",
+            "AWS_ACCESS_KEY_ID": USER,
+            "AWS_SECRET_ACCESS_KEY": keys["secretKey"],
+        }
     finally:
         kill(server)
 

@@ -38,8 +38,20 @@ class Workers:
     def start(self, *names):
         for name in names:
             preload = ["--preload", self.fake_gpu] if name.startswith("gpu") else []
-            command = [sys.executable, "-m", "distributed.cli.dask_worker", self.client.scheduler.address, "--name",
-                       name, "--host", LOOPBACK, "--nthreads", "1", "--no-dashboard", *preload]  # fmt: skip
+            command = [
+                sys.executable,
+                "-m",
+                "distributed.cli.dask_worker",
+                self.client.scheduler.address,
+                "--name",
+                name,
+                "--host",
+                LOOPBACK,
+                "--nthreads",
+                "1",
+                "--no-dashboard",
+                *preload,
+            ]
             environment = os.environ | worker_settings(torch_threads=1) | {"PYTHONPATH": str(ROOT)}
             process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
             self.processes[name] = process
@@ -91,11 +103,11 @@ def test_ranks_are_of_one_kind_and_stay_so_after_a_death(workers, tmp_path):
     workers.start("gpu", "cpu-0", "cpu-1")
     client = workers.client
     address = {worker["name"]: address for address, worker in client.scheduler_info(n_workers=-1)["workers"].items()}
-    with pytest.warns(UserWarning, match=f"workers with a GPU and leaves out .*{address['cpu-0']}"):
+    with pytest.warns(UserWarning, match=f"with a GPU.*{address['cpu-0']}"):
         assert ddp.run(client, name) == ["gpu"]
-    with pytest.warns(UserWarning, match=f"workers without a GPU and leaves out {address['gpu']}, as"):
+    with pytest.warns(UserWarning, match=f"without a GPU.*{address['gpu']}"):
         assert ddp.run(client, name, n_workers=2) == ["cpu-0", "cpu-1"]
-    with pytest.raises(JobError, match="needs 3 workers of one kind.* has 1 with a GPU and 2 without a GPU: ask for"):
+    with pytest.raises(JobError, match="3 workers.*1 with a GPU and 2 without"):
         ddp.run(client, name, n_workers=3)
     with pytest.warns(UserWarning, match="with a GPU"):
         job = ddp.launch(client, die_once, tmp_path / "marker", max_restarts=1)
@@ -138,7 +150,7 @@ def test_a_cluster_that_adapts_is_asked_for_its_minimum_and_retires_no_rank(tmp_
 
     with LocalCluster(n_workers=0, **settings) as cluster, Client(cluster) as client:
         cluster.adapt(minimum=0, **adaptive)
-        with pytest.raises(JobError, match=r"has 0.*adaptive.*cluster.adapt\(minimum=2\)"):
+        with pytest.raises(JobError, match=r"cluster.adapt\(minimum=2\)"):
             ddp.launch(client, work, n_workers=2)
         cluster.adapt(minimum=3, **adaptive)
         job = ddp.launch(client, work, n_workers=(2, 2), wait_for_workers=60)

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 import sys
 from contextlib import contextmanager
 from multiprocessing import current_process
@@ -13,14 +14,12 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from click.testing import CliRunner
 from dask.system import CPU_COUNT
 from distributed import LocalCluster
 from hosts import until
 
 from workshop_utils import ddp
 from workshop_utils.cluster import LOOPBACK, start_cluster
-from workshop_utils.tool.cli import main
 from workshop_utils.tool.join import LAUNCHERS
 
 pytestmark = pytest.mark.clusters
@@ -56,10 +55,9 @@ def by_torchrun(port):
 
 def by_slurm(port):
     """What `srun` would set for three tasks on one machine."""
-    shared = {"SLURM_NTASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "3", "SLURM_STEP_NODELIST": "localhost",
-              "SLURM_CONF": "slurm.conf"}  # fmt: skip
-    ranks = [shared | {"SLURM_PROCID": f"{rank}", "SLURM_LOCALID": f"{rank}"} for rank in range(3)]
-    return [([BIN / "workshop", "join", "--port", port], rank) for rank in ranks]
+    shared = {"SLURM_STEP_NODELIST": "localhost", "SLURM_CONF": "slurm.conf"}
+    command = [BIN / "workshop", "join", "--port", port, "--threads", 1]
+    return [(command, shared | {"SLURM_PROCID": f"{rank}"}) for rank in range(3)]
 
 
 def by_kubeflow(port):
@@ -102,7 +100,7 @@ def test_a_launcher_starts_a_cluster_that_a_notebook_joins(launcher, port, about
     ):
         until(lambda: len(client.nthreads()) == 2, log.read_text)
         assert ddp.run(client, sum_up, timeout=60) == [3.0, 3.0]
-        threads = 1 if launcher == by_kubeflow else max(1, CPU_COUNT // 2)
+        threads = max(1, CPU_COUNT // 3) if launcher == by_torchrun else 1
         assert list(client.run(about).values()) == [(False, None, str(threads), None)] * 2
 
 
@@ -120,18 +118,18 @@ def test_with_an_address_it_is_one_worker(about, tmp_path):
     ("words", "variables", "said"),
     [
         ([], {}, "Nothing says what to become.*tcp://HOST:8786.*torchrun --no-python.*srun.*RANK and MASTER_ADDR"),
-        ([], {"RANK": "1"}, "Nothing says what to become .KeyError: 'MASTER_ADDR'"),
-        ([], {"RANK": "one", "MASTER_ADDR": LOOPBACK}, "Nothing says what to become .ValueError.*'one'"),
-        ([], {"SLURM_PROCID": "1"}, "Nothing says what to become .KeyError: 'SLURM_LOCALID'"),
+        ([], {"RANK": "1"}, "Nothing says what to become .*MASTER_ADDR"),
+        ([], {"RANK": "one", "MASTER_ADDR": LOOPBACK}, "Nothing says what to become .*'one'"),
+        ([], {"SLURM_PROCID": "1"}, "Nothing says what to become .*SLURM_STEP_NODELIST"),
         ([], {"RANK": "1", "MASTER_ADDR": "nowhere.invalid"}, "tcp://nowhere.invalid:8786' cannot be reached"),
         (["localhost"], {}, "'localhost' is not a scheduler's address: write tcp://HOST:PORT"),
         (["tcp://localhost"], {}, "'tcp://localhost' is not a scheduler's address: write tcp://HOST:PORT"),
+        (["http://localhost:8787"], {}, "'http://localhost:8787' is not a scheduler's address"),
+        (["tcp://localhost:x"], {}, "'tcp://localhost:x'"),
     ],
 )
-def test_what_says_nothing_of_a_cluster_is_named_with_the_cure(words, variables, said, monkeypatch):
-    for name in {*os.environ} - {*PLAIN}:
-        monkeypatch.delenv(name)
-    monkeypatch.setattr(os, "execve", lambda *command: pytest.fail(f"it became {command}"))
-    done = CliRunner().invoke(main, ["join", *words], env=variables)
-    assert done.exit_code == 1
-    assert re.search(said, done.output), done.output
+def test_what_says_nothing_of_a_cluster_is_named_with_the_cure(words, variables, said):
+    command = [BIN / "workshop", "join", *words]
+    done = subprocess.run(command, env=PLAIN | variables, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert re.search(said, done.stderr), done.stderr

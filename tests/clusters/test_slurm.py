@@ -62,8 +62,14 @@ def no_job_is_left(environment):
 def client(environment, folder):
     """Of the cluster that a user starts with the ten lines of cluster.py."""
     heeding_ctrl_c = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # which a shell's & would leave ignored
-    process = subprocess.Popen([sys.executable, DEPLOY / "cluster.py", "2"], env=environment, stdout=subprocess.PIPE,
-                               text=True, cwd=folder, preexec_fn=heeding_ctrl_c)  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, DEPLOY / "cluster.py", "2"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        preexec_fn=heeding_ctrl_c,
+    )
     try:
         (address,) = re.findall(r"export DASK_SCHEDULER_ADDRESS=(\S+)", process.stdout.readline())
         with start_cluster(address=address) as client:

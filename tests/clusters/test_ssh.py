@@ -17,8 +17,6 @@ from hosts import ISOLATED, ROOT, until
 
 from workshop_utils import ddp
 from workshop_utils.cluster import LOOPBACK, start_cluster
-from workshop_utils.data import list_photos
-from workshop_utils.inference import classify
 
 asyncssh = pytest.importorskip("asyncssh", reason="needs: pip install asyncssh")
 from distributed import SSHCluster  # noqa: E402
@@ -68,8 +66,14 @@ def login(tmp_path_factory):
         server = subprocess.Popen([*isolated, SSHD, "-D", "-e", "-f", str(folder / "config")], stderr=log)
     try:
         until(lambda: "Server listening" in (folder / "log").read_text(), (folder / "log").read_text, timeout_s=10)
-        yield {"port": port, "username": getpass.getuser(), "client_keys": [str(folder / "user")],
-               "known_hosts": str(folder / "known_hosts"), "config": None, "agent_path": None}  # fmt: skip
+        yield {
+            "port": port,
+            "username": getpass.getuser(),
+            "client_keys": [str(folder / "user")],
+            "known_hosts": str(folder / "known_hosts"),
+            "config": None,
+            "agent_path": None,
+        }
     finally:
         server.kill()  # and all that it has started
         server.wait()
@@ -79,8 +83,12 @@ def login(tmp_path_factory):
 def client(login):
     # Any other variable is set by a word before Python's.
     python = f"env PYTHONPATH={ROOT} SAYS=hello {sys.executable}"
-    options = {"connect_options": login, "remote_python": python, "worker_options": {"nthreads": 1, "host": LOOPBACK},
-               "scheduler_options": {"host": LOOPBACK, "port": 0, "dashboard": False}}  # fmt: skip
+    options = {
+        "connect_options": login,
+        "remote_python": python,
+        "worker_options": {"nthreads": 1, "host": LOOPBACK},
+        "scheduler_options": {"host": LOOPBACK, "port": 0, "dashboard": False},
+    }
     with (
         dask.config.set(FOR_PYTORCH),
         SSHCluster([LOOPBACK] * 3, **options) as cluster,  # a scheduler and two workers
@@ -109,12 +117,6 @@ def test_ranks_meet(client):
         return total.item()
 
     assert ddp.run(client, sum_up, timeout=60) == [3.0, 3.0]
-
-
-def test_photos_are_classified(client, dogs):
-    paths = list_photos(dogs)
-    frame = classify(client, paths, weights="sketches")
-    assert frame.path.tolist() == paths and frame.error.isna().all()
 
 
 def test_a_server_whose_key_is_unknown_is_not_trusted(login, tmp_path):

@@ -19,8 +19,10 @@ def room():
 
 def figures():
     rows = [(1, 10.0, 5.0), (2, 12.0, 8.0), (4, 25.0, 11.0)]
-    seats = [{"seats": n, "mib": 900.0 + n, "seconds": {"classify": {"median": a}, "train": {"median": b}}}
-             for n, a, b in rows]  # fmt: skip
+    seats = [
+        {"seats": n, "mib": 900.0 + n, "seconds": {"classify": {"median": a}, "train": {"median": b}}}
+        for n, a, b in rows
+    ]
     machine = {"processor": "a processor", "cores": 2, "date": "2026-11-21"}
     return {"machine": machine, "seats": seats, "server_mib": 96.0}
 

@@ -72,7 +72,3 @@ def test_every_message_has_its_cause_and_its_cure():
     assert len(parts) == len(MESSAGES) >= 30 and len(set(MESSAGES)) == len(MESSAGES)
     for part in parts:
         assert re.search(r"^\n\*\*Why:\*\* .+ \*\*Cure:\*\* .+", part), part
-
-
-def test_a_message_that_nobody_says_is_found(said):
-    assert not is_said("Port … is busy, surely with", said[""]) and not is_said("has no workers … versions", said[""])

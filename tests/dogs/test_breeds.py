@@ -1,15 +1,13 @@
 """The 120 breeds: names and indices are those of Stanford Dogs and ImageNet, and no two breeds are drawn alike."""
 
-import inspect
 import re
-from dataclasses import FrozenInstanceError, astuple
+from dataclasses import astuple
 from itertools import combinations
 from pathlib import Path
 
 import pytest
 from torchvision.models import ResNet50_Weights
 
-from workshop_utils.dogs import drawing, poses
 from workshop_utils.dogs.breeds import BREEDS, HELD_OUT
 
 PHOTOS = Path(__file__).parents[3] / "shared" / "data" / "stanford-dogs" / "Images"
@@ -43,26 +41,9 @@ def test_twelve_breeds_are_held_out_of_pretraining():
     assert HELD_OUT[0].folder == "n02088094-Afghan_hound"
 
 
-def test_a_breed_cannot_be_changed():
-    with pytest.raises(FrozenInstanceError):
-        BREEDS[0].coat = "green"
-
-
 def test_any_two_breeds_differ_in_at_least_three_traits():
     def differences(a, b):
         return sum(x != y for x, y in zip(astuple(a)[4:], astuple(b)[4:], strict=True))
 
     nearest = min(combinations(BREEDS, 2), key=lambda pair: differences(*pair))
     assert differences(*nearest) >= 3, nearest
-
-
-def test_every_word_in_the_table_is_one_that_can_be_drawn():
-    tables, code = drawing.TABLES, inspect.getsource(poses)
-    for breed in BREEDS:
-        assert {breed.coat, breed.mark, breed.light} <= drawing.PALETTE.keys(), breed.name
-        assert set(breed.pattern) <= tables["marks"].keys() | tables["strewn"].keys(), breed.name
-        assert breed.ear in tables["ears"] and breed.tail in tables["tails"], breed.name
-        assert breed.texture in tables["textures"], breed.name
-        for extra in breed.extras:
-            hair = f'self.hair("{extra}"' in code and extra in tables["hair"]
-            assert hair or f'"{extra}" in' in code or extra in tables["instead"], extra

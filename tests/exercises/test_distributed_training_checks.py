@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from workshop_utils.cluster import start_cluster
 from workshop_utils.exercises import NotYet, distributed_training
 
 
@@ -76,17 +75,17 @@ def together(*, wrap=True, share="strided", divide_by="part", seed=0, returned="
     ("answer", "hint"),
     [
         (None, "should be a function"),
-        (fit, "nothing has changed yet"),
-        (together(returned="nothing"), "return the weights as fit does, a dict with 0.weight"),
-        (together(returned="model"), "return the weights as fit does"),
-        (together(share="all"), "every rank computes the whole batch: give each rank its own part, one image in 2"),
-        (together(share="first"), "every rank takes the same images"),
-        (together(share="overlapping"), "image 5 of a batch is on no rank"),
-        (together(wrap=False), "the ranks end with different weights.*wrapped"),
-        (together(divide_by="batch"), "moved 0.5 times as far as fit's.*what does the loss divide by"),
-        (together(seed=1), "not by a factor: do all ranks begin with the same weights"),
-        (together(steps=2), r"the ranks take .2, 2. steps: each should take one"),
-        (together(no_zero_grad=True), "the first step is right; after 2 epochs"),
+        (fit, "nothing has changed"),
+        (together(returned="nothing"), "0.weight"),
+        (together(returned="model"), "return the weights"),
+        (together(share="all"), "one image in 2"),
+        (together(share="first"), "same images"),
+        (together(share="overlapping"), "on no rank"),
+        (together(wrap=False), "different weights.*wrapped"),
+        (together(divide_by="batch"), "0.5 times.*divide"),
+        (together(seed=1), "begin with the same"),
+        (together(steps=2), r"2, 2"),
+        (together(no_zero_grad=True), "after 2 epochs"),
         (lambda images, labels, batch_size, n_epochs: images.nothing, "AttributeError"),
         (lambda images: None, "TypeError"),
     ],
@@ -131,17 +130,15 @@ def on_rank_0_alone(sums):
     return (sums[0] / sums[1]).item()
 
 
-
-
 @pytest.mark.parametrize(
     ("reduce", "hint"),
     [
         (lambda sums: None, "returns None"),
-        (lambda sums: (sums[0] / sums[1]).item(), "the ranks had 3 of 4, 4 of 8 right and returned .0.75, 0.5."),
-        (mean_of_the_ranks, "0.625 is the mean of their accuracies"),
-        (rights_alone, "returned 7.000: divide two sums"),
-        (on_rank_0_alone, "it should be one number"),
-        (lambda sums: sums, "cannot read this answer|raised"),
+        (lambda sums: (sums[0] / sums[1]).item(), "3 of 4, 4 of 8"),
+        (mean_of_the_ranks, "0.625 is the mean"),
+        (rights_alone, "divide two sums"),
+        (on_rank_0_alone, "one number"),
+        (lambda sums: sums, "cannot read|raised"),
     ],
 )
 def test_no_wrong_accuracy_passes(reduce, hint, client):
@@ -153,15 +150,3 @@ def test_no_wrong_accuracy_passes(reduce, hint, client):
 def test_the_accuracy_over_all_images_passes(as_type, client):
     with by_value():
         distributed_training.check_global_accuracy(accuracy_by(lambda sums: as_type(over_all(sums))), client)
-
-
-@pytest.mark.long
-def test_one_worker_is_enough_to_answer(capsys):
-    client = start_cluster(1)
-    try:
-        with by_value():
-            distributed_training.check_fit_together(together(), fit, client)
-            distributed_training.check_global_accuracy(accuracy_by(over_all), client)
-    finally:
-        client.shutdown()
-    assert capsys.readouterr().out.count("Correct. ") == 2

@@ -70,7 +70,7 @@ def test_an_error_in_an_attendees_cell_names_its_line():
     shell.compile.get_code_name = lambda *of_a_cell: "/tmp/ipykernel_1/2.py"
     shell.run_cell("def my_answer(x):\n    return 1 / x")
     check = exercise(lambda answer: print(answer(0)))
-    with pytest.raises(NotYet, match="my_answer raised ZeroDivisionError: division by zero, in the line"):
+    with pytest.raises(NotYet, match="my_answer.*ZeroDivisionError.*in the line"):
         check(shell.user_ns["my_answer"])
 
 
@@ -86,7 +86,7 @@ def test_a_guess_stands_beside_arithmetic_and_measurement(capsys):
 
 @pytest.mark.parametrize("guess", ["12 s", True, [3]])
 def test_a_guess_that_is_no_number_costs_no_measurement(guess, capsys):
-    with pytest.raises(NotYet, match="write a number, without its unit, or None"):
+    with pytest.raises(NotYet, match="without its unit"):
         reconcile(guess, 1.0, 2.0, "s")
     assert capsys.readouterr().out.split()[-7:] == ["measured", "2.00", "s", "2.00", "times", "the", "arithmetic"]
 
@@ -102,7 +102,7 @@ def test_a_check_that_fails_itself_gives_a_hint_with_the_reason():
     def check(answer):
         answer.mean()
 
-    with pytest.raises(NotYet, match="the check cannot read this answer .AttributeError: 'int' object has no"):
+    with pytest.raises(NotYet, match="AttributeError"):
         check(3)
 
 

@@ -22,10 +22,10 @@ class Client(stand_ins.Client):
     ("answer", "hint"),
     [
         (None, "still None"),
-        ({"tcp://a": 30, "tcp://b": 12}, "add up the dict's values"),
+        ({"tcp://a": 30, "tcp://b": 12}, "add up"),
         ("3012", "is text: turn each"),
         ([30, 12], "should be one number"),
-        (2, "2 is not what the workers hold"),  # the number of workers
+        (2, "2 is not"),  # the number of workers
     ],
 )
 def test_no_wrong_sum_of_bones_passes(answer, hint):
@@ -34,7 +34,7 @@ def test_no_wrong_sum_of_bones_passes(answer, hint):
 
 
 def test_bones_that_went_with_their_worker_are_no_mistake_of_the_attendee():
-    with pytest.raises(NotYet, match="Run the cell with `bury` again"):
+    with pytest.raises(NotYet, match="`bury`"):
         getting_started.check_total_bones(42, Client("30", None))
 
 
@@ -49,11 +49,11 @@ def test_the_sum_of_bones_passes(answer):
         (None, "still None"),
         ("aa", "a tuple of two"),
         (["aa"], "a tuple of two"),
-        ((3, "tcp://a"), "neither 3 nor 'tcp://a' is one of the paths"),
+        ((3, "tcp://a"), "neither 3 nor 'tcp://a'"),
         (("aaa", "tcp://a"), "there is a darker one"),
-        (("aa", "tcp://elsewhere"), "not the address of a worker"),
-        (("aa", 4711), "not the address of a worker"),
-        (("aa", ["tcp://a"]), "not the address of a worker"),
+        (("aa", "tcp://elsewhere"), "address of a worker"),
+        (("aa", 4711), "address of a worker"),
+        (("aa", ["tcp://a"]), "address of a worker"),
     ],
 )
 def test_no_wrong_photo_is_the_darkest(answer, hint):

@@ -22,7 +22,7 @@ LOGITS = torch.tensor([0.1, 3.0, 2.0, 4.0, -1.0])
         (lambda logits, names: ["dog", "bee", "cat"], "return pairs"),
         (lambda logits, names: {"dog": 0.5, "bee": 0.3, "cat": 0.2}, "return pairs"),
         (lambda logits, names: [("dog", "66%"), ("bee", "24%"), ("cat", "9%")], "as a number"),
-        (lambda logits, names: [(names[i], 0.1) for i in range(3)], "not the three likeliest"),
+        (lambda logits, names: [(names[i], 0.1) for i in range(3)], "three likeliest"),
         (
             lambda logits, names: [(p.item(), names[i]) for p, i in zip(*logits.softmax(0).topk(3), strict=True)],
             "return pairs",
@@ -59,7 +59,7 @@ TRUTH = torch.tensor([0, 1, 2, 4])
     ("answer", "hint"),
     [
         (None, "still None"),
-        ("75%", "the text '75%'; it should be a number"),
+        ("75%", "'75%'.*number"),
         (75, "between 0 and 1"),
         (0.5, "largest logit"),
         (ROWS.argmax(1) == TRUTH, "take their mean"),
@@ -82,14 +82,14 @@ UNSURE = 2 * torch.eye(5)[[0, 1, 2, 3]]  # three of four are right; the model sa
     ("answer", "hint"),
     [
         (None, "still None"),
-        ("1.2", "'1.2'; it should be a number"),
+        ("1.2", "'1.2'.*number"),
         (True, "should be a number"),
         (torch.tensor([0.5, 0.6]), "more than one number"),
-        ([0.8], "cannot read this answer"),
+        ([0.8], "cannot read"),
         (0, "is above 0"),
         (-0.8, "is above 0"),
-        (1, "it now says 64.9%, and 75.0% are right. Make it surer: divide by less"),
-        (0.1, "it now says 100.0%.*less sure: divide by more"),
+        (1, "64.9%.*75.0%.*by less"),
+        (0.1, "100.0%.*by more"),
     ],
 )
 def test_no_wrong_temperature_passes(answer, hint):

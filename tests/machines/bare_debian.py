@@ -48,8 +48,11 @@ class BareDebian:
         # The shell, root still, stays the namespace's first process: one that changes its user outlives its parent.
         return subprocess.Popen(
             [*ISOLATED, *([] if online else ["--net"]), "bash", "-c", script, "bash", *inside],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
 
     def run(self, line, online=False, timeout_s=300):
         """Run a shell's line as the user and return what it prints; raise AssertionError with that if it fails."""

@@ -4,25 +4,22 @@ import asyncio
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 from bare_debian import bare_debian
 from distributed.core import rpc
 
 from workshop_utils.cluster import ClusterError, start_cluster
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT = Path(__file__).parents[2]
 SUITE, PYTHON = "trixie", (3, 13)
 UNIT_TESTS = """
 tests/test_cluster.py::test_leaving_a_joined_cluster_leaves_it_running
 tests/test_cluster.py::test_a_busy_dashboard_port_is_replaced_by_a_working_one_that_the_warning_names
-tests/test_cluster.py::test_a_dataloader_may_have_children_in_a_worker_also_in_a_restarted_one
+tests/test_cluster.py::test_a_dataloader_may_have_children_in_a_worker_and_in_the_next_one_after_a_kill
 tests/test_inference.py::test_a_killed_worker_costs_no_rows
 tests/test_inference.py::test_photos_on_s3_give_the_same_rows
 tests/test_ddp.py::test_arguments_arrive_and_results_are_in_rank_order
@@ -31,7 +28,7 @@ tests/test_training.py::test_two_ranks_end_with_the_weights_of_one_process
 tests/test_launchers_benchmark.py::test_processes_that_a_tool_leaves_are_found_and_ended
 tests/dogs/test_sketches.py::test_the_shipped_resnet_names_twenty_breeds
 """
-NOTEBOOKS = "01 03 05"
+NOTEBOOKS = "01 05"
 COMPUTES = """
 from workshop_utils.cluster import start_cluster
 client = start_cluster(address="{address}")
@@ -60,6 +57,12 @@ def debian():
 def ready(debian):
     debian.run("make setup", online=True)
     return debian
+
+
+@pytest.fixture(scope="module")
+def ready_for_tests(ready):
+    ready.run("make setup-test", online=True)
+    return ready
 
 
 @pytest.fixture
@@ -99,14 +102,14 @@ def test_the_command_finds_nothing_to_mend(ready):
     assert {line.split()[0] for line in said.splitlines()} == {"[OK]"}
 
 
-def test_clusters_close_workers_die_and_ranks_meet(ready):
-    said = ready.run(f".venv/bin/pytest -q -m 'not gpu' {' '.join(UNIT_TESTS.split())}")
+def test_clusters_close_workers_die_and_ranks_meet(ready_for_tests):
+    said = ready_for_tests.run(f".venv/bin/pytest -q -m 'not gpu' {' '.join(UNIT_TESTS.split())}")
     assert re.search(r"^\d{2,} passed(, \d+ warnings?)? in", said, flags=re.MULTILINE), said
 
 
-def test_notebooks_print_what_is_stored(ready):
+def test_notebooks_print_what_is_stored(ready_for_tests):
     assert f"\nON_DEBIAN := {NOTEBOOKS}\n" in (ROOT / "Makefile").read_text()
-    said = ready.run(f"make test-notebooks ONLY='{NOTEBOOKS}'")
+    said = ready_for_tests.run(f"make test-notebooks ONLY='{NOTEBOOKS}'")
     assert re.search(r"=+ \d{2,} passed(, \d+ warnings?)? in .* =+$", said, flags=re.MULTILINE), said
     assert re.search(rf"^Compared on \d+ local processes on \d+ cores: {NOTEBOOKS}$", said, flags=re.MULTILINE), said
 
@@ -115,41 +118,9 @@ def test_notebooks_print_what_is_stored(ready):
 def test_a_cluster_of_another_python_is_refused_and_goes_on_working(ready, cluster):
     workers = workers_of(cluster)
     assert len(workers) == 2
-    with pytest.raises(ClusterError, match=r"versions differ(.|\n)*python 3\.13, here 3\.\d+"):
+    with pytest.raises(ClusterError, match=r"python 3\.13"):
         start_cluster(address=cluster)
     time.sleep(3)  # a worker that died of it would be replaced by now
     assert workers_of(cluster) == workers
     computes = COMPUTES.format(address=cluster)
     assert "42 from the workers" in ready.run(f".venv/bin/python -W ignore -c '{computes}'", online=True)
-
-
-def test_a_command_that_is_killed_leaves_no_process_and_no_mount(debian):
-    mounts = Path("/proc/mounts").read_text()
-    sleep = ["sleep", "4321.5"]
-    process = debian.start(f"{' '.join(sleep)} & echo begun; wait")
-    assert process.stdout.readline() == "begun\n"
-    assert debian.root not in Path("/proc/mounts").read_text() == mounts
-    process.kill()
-    process.communicate()
-    assert not [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == sleep]
-
-
-def test_a_debian_goes_when_the_tests_are_killed_while_they_make_it(tmp_path):
-    (tmp_path / "mmdebstrap").write_text("#!/bin/bash\necho ${@: -1} > $NOTE\nsleep 100 > ${@: -1}/file\n")
-    (tmp_path / "mmdebstrap").chmod(0o755)
-    note = tmp_path / "root"
-    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(HERE), "NOTE": str(note)}
-    script = "from bare_debian import bare_debian\nwith bare_debian('none'): pass"
-    with subprocess.Popen([sys.executable, "-c", script], env=env) as made:
-        until(lambda: note.exists() and note.read_text().endswith("\n"))
-        root = Path(note.read_text()[:-1])
-        until((root / "file").exists)
-        made.kill()
-    until(lambda: not root.exists())
-
-
-def until(condition, timeout_s=30):
-    give_up = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < give_up
-        time.sleep(0.1)

@@ -1,10 +1,11 @@
 """Compare notebooks with their stored outputs, by nbval, and say on which cluster.
 
-    python tests/notebooks/compare.py [--each-on-one-core] [NN ...]
+    python tests/notebooks/compare.py [--each-on-one-core | --every-cell-twice] [NN ...]
 
 Notebooks NN, all where none is named, run one after the other on the cluster that `start_cluster` starts here. With
---each-on-one-core every notebook also runs on one core of its own, as many at a time as there are cores. Where there is
-a GPU, or a system that keeps no process on a core, all of them run on that cluster instead.
+--each-on-one-core each runs on one core of its own, as many at a time as there are cores; where there is a GPU, or a
+system that keeps no process on a core, they run on that cluster all the same. With --every-cell-twice each code cell
+runs twice, as attendees run it.
 """
 
 import argparse
@@ -16,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
 import dask
+from copies import copy_all, with_every_cell_twice, with_stub_checks
 from lessons import NUMBERED, RENDERED, ROOT
-from with_stubs import copy_all
 
 from workshop_utils.cluster import describe_workers, n_gpus, start_cluster
 
@@ -35,7 +36,7 @@ QUIET = {
 
 def nbval(*copies, **how):
     """Run nbval on the notebooks; return its CompletedProcess. how: more arguments of `subprocess.run`."""
-    command = [sys.executable, "-m", "pytest", *NBVAL, *map(str, copies)]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *NBVAL, *map(str, copies)]
     return subprocess.run(command, cwd=ROOT, env=os.environ | QUIET, text=True, **how)
 
 
@@ -74,36 +75,27 @@ def longest_first(names):
     return sorted(names, key=lambda name: LONGEST.index(name) if name in LONGEST else len(LONGEST))
 
 
-def plan(names, named, each_alone, cores):
-    """Return (notebooks for the cluster that start_cluster starts, notebooks for a core of their own).
-
-    names: of all notebooks. cores: on which a process can be kept; none where there is a GPU.
-    """
-    if each_alone and cores:
-        together = named if len(cores) > 1 else []  # on one core they would run twice alike
-        return together, longest_first(names)
-    return names if each_alone else named or names, []
-
-
-def main(named, each_alone):
-    names = sorted(path.stem[:2] for path in RENDERED.glob(NUMBERED))
-    if missing := sorted(set(named) - set(names)):
-        sys.exit(f"There is no notebook {', '.join(missing)}: choose among {', '.join(names)}.")
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") and not n_gpus() else set()
-    together, alone = plan(names, named, each_alone, cores)
-    copies = {copy.stem[:2]: copy for copy in copy_all()}
-    passed = not together or not nbval(*[copies[name] for name in together]).returncode
-    passed &= not alone or each_on_one_core([copies[name] for name in alone], cores)
-    if together:
-        print("Compared on", cluster() + ":", *together)
-    if alone:
-        print("Compared on one core each:", *sorted(alone))
+def main(named, on_one_core, twice):
+    known = [path.stem[:2] for path in sorted(RENDERED.glob(NUMBERED))]
+    if missing := sorted(set(named) - set(known)):
+        sys.exit(f"There is no notebook {', '.join(missing)}: choose among {', '.join(known)}.")
+    names = named or known
+    copies = copy_all(with_every_cell_twice if twice else with_stub_checks)
+    if on_one_core and hasattr(os, "sched_setaffinity") and not n_gpus():
+        passed = each_on_one_core([copies[name] for name in longest_first(names)], os.sched_getaffinity(0))
+        where = "one core each"
+    else:
+        passed = not nbval(*[copies[name] for name in names]).returncode
+        where = cluster()
+    print("Compared on", where + (", every cell twice:" if twice else ":"), *names)
     sys.exit(not passed)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--each-on-one-core", action="store_true")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--each-on-one-core", action="store_true")
+    how.add_argument("--every-cell-twice", action="store_true")
     parser.add_argument("named", nargs="*", metavar="NN")
     arguments = parser.parse_args()
-    main(arguments.named, arguments.each_on_one_core)
+    main(arguments.named, arguments.each_on_one_core, arguments.every_cell_twice)

@@ -6,8 +6,7 @@ from collections import Counter
 
 import pytest
 from lessons import RENDERED, ROOT, SOURCES, code_cells, read
-
-from workshop_utils.tool.render import render
+from render import render
 
 QUESTIONS = json.loads((ROOT / "docs/quiz.json").read_text(encoding="utf-8"))
 LESSONS = {path.stem[:2]: RENDERED / path.name for path in SOURCES}
@@ -68,7 +67,7 @@ def test_the_stored_page_asks_these_questions_and_another_run_stores_the_same(tm
     before = source.read_bytes()
     assert render(source, tmp_path).error is None
     assert source.read_bytes() == before, "sections have no minutes here: their headings do not begin with ##"
-    assert read(tmp_path / "quiz.ipynb").cells == read(RENDERED / "quiz.ipynb").cells, "run: workshop run quiz"
+    assert read(tmp_path / "quiz.ipynb").cells == read(RENDERED / "quiz.ipynb").cells, "run: tools/render.py quiz"
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """What `workshop lab` chooses before JupyterLab starts: what lies where, and the port of the dashboards."""
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -54,11 +53,6 @@ def test_the_users_own_dashboard_port_wins_and_0_is_any():
         assert port == 9999
     with dask.config.set({"workshop.dashboard-port": 0}), dashboard_port() as port:
         assert port and port_is_free(port)
-
-
-def test_the_panes_are_sought_at_the_server_itself():
-    settings = json.loads(Path(lab.__file__).with_name("overrides.json").read_text(encoding="utf-8"))
-    assert settings["dask-labextension:plugin"]["defaultURL"] == "workshop/dashboard"
 
 
 def test_a_second_lab_of_the_same_user_changes_nothing_of_the_first(monkeypatch):

@@ -2,8 +2,10 @@
 
 import csv
 import difflib
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -66,11 +68,12 @@ def find_breed(breed: Breed | str) -> Breed:
 
 
 def _read_breeds():
-    cast = {str: str, int: int, float: float, bool: bool, tuple[str, ...]: lambda words: tuple(words.split())}
-    traits = [(trait.name, cast[trait.type]) for trait in fields(Breed)]
+    readers: dict[Any, Callable[[str], Any]] = {kind: kind for kind in (str, int, float, bool)}
+    readers[tuple[str, ...]] = lambda words: tuple(words.split())
+    traits = [(trait.name, readers[trait.type]) for trait in fields(Breed)]
     with open(Path(__file__).with_name("breeds.csv"), newline="", encoding="utf-8") as file:
         return tuple(Breed(**{name: read(row[name]) for name, read in traits}) for row in csv.DictReader(file))
 
 
 BREEDS: tuple[Breed, ...] = _read_breeds()  # 120, in the order of their WordNet ids
-HELD_OUT = tuple(breed for breed in BREEDS if breed.held_out)  # 12 for a lesson to learn: pretraining never sees them
+HELD_OUT = tuple(breed for breed in BREEDS if breed.held_out)  # 12 that the shipped weights never saw: to be learned

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from random import Random
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from PIL import Image, ImageDraw
 
@@ -26,7 +26,7 @@ _SHAPES = {name: [(*point, 0)[:3] for point in points] for name, points in TABLE
 
 
 class Canvas:
-    """A picture in the making, painted at twice its size, and the chance that decides what is on it.
+    """A picture that is being painted, at twice its size, and the random numbers that decide what is on it.
 
     Model coordinates grow to the right and downwards from the middle of the ground under the dog; an average dog is
     one unit long. `place` says where that is in the picture.
@@ -52,13 +52,13 @@ class Canvas:
         return options[self.count(len(options))]
 
     def finish(self) -> Image.Image:
-        """Return the picture in its own size, in a light of its own."""
+        """Return the picture at its own size, in a light drawn at random."""
         warm, bright = self.between(-0.1, 0.1), self.between(0.76, 1.14)
         table = [min(int(v * bright * g), 255) for g in (1 + warm, 1, 1 - warm) for v in range(256)]
         return self.image.reduce(2).point(table)
 
     def place(self, left: float, top: float, right: float, fill: float = 0.9) -> None:
-        """Let the dog, from `left` to `right` and up to `top`, fill at most `fill` of the picture, a little tilted."""
+        """Make the dog, from `left` to `right` and up to `top`, fill at most the share `fill` of a picture; tilt it."""
         self.scale = self.side * min(fill / (right - left), fill / -top) * self.between(0.62, 1)
         self.flip, tilt = self.pick((1, -1)), self.between(-0.07, 0.07)
         self.cos, self.sin = self.scale * math.cos(tilt), self.scale * math.sin(tilt)
@@ -75,8 +75,11 @@ class Canvas:
         """Return a closed Catmull-Rom curve through model `points`, ruffled by the coat, in whole pixels."""
         p = self.pixels(points)
         fours = zip(p[-1:] + p[:-1], p, p[1:] + p[:1], p[2:] + p[:2], strict=True)
-        curve = [(a * ax + b * bx + c * cx + d * dx, a * ay + b * by + c * cy + d * dy)
-                 for (ax, ay), (bx, by), (cx, cy), (dx, dy) in fours for a, b, c, d in TABLES["spline"]]
+        curve = [
+            (a * ax + b * bx + c * cx + d * dx, a * ay + b * by + c * cy + d * dy)
+            for (ax, ay), (bx, by), (cx, cy), (dx, dy) in fours
+            for a, b, c, d in TABLES["spline"]
+        ]
         if fur:
             mx, my = (math.fsum(values) / len(curve) for values in zip(*curve, strict=True))
             length, steps = fur * self.breed.fur * self.scale * 0.055, TABLES["textures"][self.breed.texture]
@@ -101,21 +104,21 @@ class Canvas:
             self.oval(x + u * r, y + v * r, rx * r, ry * r, self.colours[colour], line)
 
     def blob(self, points: Points, colour: Colour, line: float = 0.8) -> None:
-        """Fill a curve through `points`; line: how bright its edge is against `colour`, 0 for none."""
+        """Fill a curve through `points`. line: brightness of its edge relative to `colour`, 0 for no edge."""
         curve = self.outline(points)
         self.draw.polygon(curve, fill=colour)
         if line:
             self.line(curve + curve[:1], shade(colour, line))
 
     def part(self, name: str, points: Points, fur: float = 0.0, tone: float = 1.0, edge: float = 1.0) -> None:
-        """Paint a part of the dog in its coat, with the marks that the breed has on `name` and, given `fur`, hairs.
+        """Paint a part of the dog in its coat, with the breed's marks on `name` and, if `fur` is not 0, hairs.
 
         tone: brightness. edge: the share of the outline that is drawn as a line.
         """
         curve, coat = self.outline(points, fur), shade(self.colours["coat"], tone)
         xs, ys = zip(*curve, strict=True)
         box = max(min(xs), 0), max(min(ys), 0), min(max(xs) + 1, self.side), min(max(ys) + 1, self.side)
-        if box[0] < box[2] and box[1] < box[3]:  # it is not wholly outside the picture
+        if box[0] < box[2] and box[1] < box[3]:  # some of it is inside the picture
             self.under.paste(coat, box)
             flecks = list(self._flecks(name, points))
             for *oval, colour in flecks:
@@ -149,7 +152,7 @@ class Canvas:
         width = max(self.side // (70 if texture == "cords" else 200), 1)
         for i in range(min(int(wide * tall / (unit * unit * 3)), 120) if min(wide, tall) >= 4 else 0):
             x, y = left + self.count(wide), top + self.count(tall)
-            tone = shade(self.under.getpixel((x, y)), (0.84, 1.16)[i % 2])
+            tone = shade(cast(Colour, self.under.getpixel((x, y))), (0.84, 1.16)[i % 2])
             if texture == "curly":
                 r = round(unit * 0.7)
                 self.under_draw.arc((x - r, y - r, x + r, y + r), 20, 250, fill=tone, width=2)
@@ -159,7 +162,7 @@ class Canvas:
 
 
 def at(shape: str, x: float, y: float, rx: float, ry: float) -> Points:
-    """Return the outline of a `shape` of the table about (x, y), `rx` and `ry` being its unit to the side and down."""
+    """Return the outline of a `shape` of the table around (x, y); `rx` and `ry` are its units to the side and down."""
     return [(x + u * rx, y + v * ry + rest) for u, v, rest in _SHAPES[shape]]
 
 

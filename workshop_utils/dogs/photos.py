@@ -1,23 +1,24 @@
-"""Fetch the photos of Stanford Dogs once: resumable, checked, and never written outside their folder."""
+"""Fetch the photos of Stanford Dogs once: the download resumes, is checked, and writes to its own folder only."""
 
 import hashlib
 import re
 import shutil
 import tarfile
 from pathlib import Path
+from typing import IO, cast
 
 from fsspec.asyn import sync
 from fsspec.callbacks import TqdmCallback
 from tqdm import tqdm
 
-from workshop_utils.data import N_PHOTOS
 from workshop_utils.storage import cache_folder, open_address
 
+N_PHOTOS = 20_580  # of Stanford Dogs
 BUCKET = "s3://saturn-public-data/dogs/Images"
 ARCHIVE = "http://vision.stanford.edu/aditya86/ImageNetDogs/images.tar"
 # github.com/tensorflow/datasets, tensorflow_datasets/url_checksums/stanford_dogs.txt
 SHA256 = {ARCHIVE: "a443fc2f9a851aa1a7b8e4fa4af94b8459fce2c9f5a2f4dd4669cf9673a4ec58"}
-ANSWER_S = 8  # a source that says nothing for so long counts as out of reach
+ANSWER_S = 8  # time limit for the first answer of a source
 CHUNK_BYTES = 2**22
 BREED = re.compile(r"n\d{8}-[\w-]+")
 PHOTO = re.compile(BREED.pattern + r"/[\w-]+\.(jpg|jpeg|png)", re.IGNORECASE)
@@ -29,11 +30,11 @@ class PhotosError(RuntimeError):
 
 
 def fetch_photos(source: str | None = None, folder: str | Path | None = None, *, n_photos: int = N_PHOTOS) -> Path:
-    """Fetch all photos into `<folder>/Images/<wnid>-<Breed_name>/`, mark them `<folder>/complete`, return `Images`.
+    """Fetch all photos into `<folder>/Images/<wnid>-<Breed_name>/`, write `<folder>/complete`, and return `Images`.
 
     source: any fsspec address of a folder in that layout, or of a .tar with `Images/` in it; None for the public
-    bucket, else the dataset's own archive. folder: None for where `find_data` looks.
-    Files of the right size are not fetched again; an archive goes on where it stopped. Raises PhotosError.
+    bucket or, if that is out of reach, the dataset's own archive. folder: None for the one where `find_data` looks.
+    Files of the right size are not fetched again, and an archive continues where it stopped. Raises PhotosError.
     """
     folder = Path(folder or cache_folder() / "photos")
     images, complete = folder / "Images", folder / "complete"
@@ -58,7 +59,7 @@ def fetch_photos(source: str | None = None, folder: str | Path | None = None, *,
         return images
     except PhotosError:
         raise
-    except Exception as error:  # each filesystem has its own
+    except Exception as error:  # each filesystem raises errors of its own
         raise PhotosError(f"{url} stopped: {str(error) or type(error).__name__}. {AGAIN}") from error
 
 
@@ -75,7 +76,7 @@ def _reach(urls):
     raise PhotosError(f"No photos can be fetched from{reasons}\n{cure}")
 
 
-# Either way to the photos returns the size of each, and a function that copies those of some names into `images`.
+# Both `_listing` and `_archive` return the size of each photo, and a function that copies the named ones into `images`.
 def _listing(fs, root, images):
     def copy(names):
         theirs = [f"{root.rstrip('/')}/{name}" for name in names]
@@ -88,14 +89,14 @@ def _archive(fs, path, url, n_bytes, images):
     def copy(names):
         with tarfile.open(part, "r:") as tar:
             for name in tqdm(names, desc="photos"):
-                (images / name).write_bytes(tar.extractfile(members[name]).read())
+                (images / name).write_bytes(cast(IO[bytes], tar.extractfile(members[name])).read())
         part.unlink()
 
     part = images.with_name(f"{hashlib.sha256(url.encode()).hexdigest()[:8]}.tar.part")
     with fs.open(path, "rb", block_size=CHUNK_BYTES) as source, part.open("ab") as target:
         try:
             source.seek(part.stat().st_size)
-        except ValueError:  # the server cannot send a part
+        except ValueError:  # the server cannot send part of a file
             target.truncate(0)
         with tqdm.wrapattr(target, "write", total=n_bytes, initial=part.stat().st_size, desc="archive") as counted:
             shutil.copyfileobj(source, counted, CHUNK_BYTES)
@@ -106,7 +107,7 @@ def _archive(fs, path, url, n_bytes, images):
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != SHA256.get(url, digest):
             raise tarfile.TarError(f"it has SHA-256 {digest}, not {SHA256[url]}")
-        with tarfile.open(part, "r:") as tar:  # "r:" reads no compressed archive, so none can be a bomb
+        with tarfile.open(part, "r:") as tar:  # "r:" reads no compressed archive, so it cannot be a bomb
             members = {name: member for member in tar if (name := _safe_name(member))}
         return {name: member.size for name, member in members.items()}, copy
     except tarfile.TarError as error:

@@ -10,7 +10,7 @@ SIDES = (-1, 1)  # the dog's right, which is on the left of the picture, and its
 class Dog(Canvas):
     """A canvas that knows how a dog stands, sits, lies, and looks at you.
 
-    ground: colour of the ground, which its shadow darkens.
+    ground: colour of the ground; the dog's shadow darkens it.
     """
 
     ground: Colour
@@ -85,7 +85,7 @@ class Dog(Canvas):
         self.hair("pompoms", x, -0.15, width, 0.11, tone)
 
     def hair(self, word: str, x: float, y: float, rx: float, ry: float, tone: float = 1.0) -> None:
-        """Paint the locks that a breed with `word` among its extras has about (x, y)."""
+        """Paint the hair around (x, y) of a breed that has `word` among its extras."""
         for part, shape, u, v, wide, tall, fur, own in TABLES["hair"][word] if word in self.breed.extras else ():
             self.part(part, at(shape, x + u * rx, y + v * ry, wide * rx, tall * ry), fur, own * tone)
 
@@ -97,7 +97,7 @@ class Dog(Canvas):
             half = tail["width"] * (1 + 0.5 * self.breed.fur) * (1 - 0.25 * i / (len(way) - 1))
             half /= math.sqrt((bx - ax) ** 2 + (by - ay) ** 2)
             u, v = (by - ay) * half, (bx - ax) * half
-            outline[i:i] = (x - u, y + v), (x + u, y - v)  # one side of the way there, the other of the way back
+            outline[i:i] = (x - u, y + v), (x + u, y - v)  # one side on the way there, the other on the way back
         self.part("tail", outline, 1.6 if self.breed.tail == "plume" else 1)
 
     def collar(self, x: float, y: float, half: float, tilt: float = 0.0) -> None:

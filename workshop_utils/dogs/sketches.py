@@ -16,15 +16,16 @@ from workshop_utils.progress import bar
 from workshop_utils.storage import whole_file
 
 LIGHTS = ("day", "dusk")
-DUSK, GRAIN = (0.36, 0.37, 0.45), 30  # share of red, green and blue that is left; noise of the sensor, at most ± this
+DUSK = (0.36, 0.37, 0.45)  # the share of red, green and blue that is left
+GRAIN = 30  # the sensor adds noise from -30 to 30
 
 
 def draw_dog(breed: Breed | str, seed: int, size: int = 224, light: str = "day") -> Image.Image:
     """Draw one dog.
 
     breed: a `Breed`, a folder ("n02085620-Chihuahua"), a WordNet id or a name; anything else raises ValueError.
-    seed: picks pose, place, light and background; the same seed gives the same pixels everywhere.
-    light: "day", or "dusk": the same dog as a camera sees it in a third of the light, dark, bluish and grainy.
+    seed: picks pose, place, brightness and background; the same seed gives the same pixels everywhere.
+    light: "day", or "dusk": the same dog as a camera sees it in a third of the light: dark, bluish and grainy.
     Returns an RGB image of `size` × `size` pixels; `size` under 16 or another light raises ValueError.
 
     >>> draw_dog("pug", seed=1, size=64).size
@@ -36,24 +37,31 @@ def draw_dog(breed: Breed | str, seed: int, size: int = 224, light: str = "day")
         raise ValueError(f"light is {light!r}: write 'day' or 'dusk'.")
     dog = Dog(find_breed(breed), seed, size)
     dog.ground = _scenery(dog)
-    # Of the poses, those that fill the middle of the picture are the rarer.
+    # Poses that fill the middle of the picture are rarer.
     dog.pick((dog.stand, dog.stand, dog.sit, dog.lie, dog.lie, dog.portrait))()
     _foreground(dog)
     image = dog.finish()
     return image if light == "day" else _at_dusk(image, Random(f"{dog.breed.wnid}/{seed}/dusk"))
 
 
-def write_sketches(folder: str | Path, per_breed: int, breeds: Iterable[Breed | str] | None = None,
-                   size: int = 224, *, first_seed: int = 0, light: str = "day") -> int:  # fmt: skip
+def write_sketches(
+    folder: str | Path,
+    per_breed: int,
+    breeds: Iterable[Breed | str] | None = None,
+    size: int = 224,
+    *,
+    first_seed: int = 0,
+    light: str = "day",
+) -> int:
     """Write sketches as `<folder>/<wnid>-<Breed_name>/<wnid>_<seed>.jpg` and return how many were written.
 
     per_breed: seeds `first_seed` to `first_seed + per_breed - 1` of each breed; files that exist are left alone.
-    breeds, size, light: what `draw_dog` takes, by default all 120 breeds.
-    A file appears whole or not at all, so that a run which was killed can be started again.
+    breeds: None for all 120. breeds, size and light are as in `draw_dog`.
+    A file appears whole or not at all, so a run that was killed can be started again.
     """
     for part in Path(folder).glob("*/*.part"):
         with suppress(FileNotFoundError):
-            if time.time() - part.stat().st_mtime > 60:  # left by a killed run; a younger one may be another run's
+            if time.time() - part.stat().st_mtime > 60:  # a killed run left it; another run may be writing a newer one
                 part.unlink()
     wanted = product(map(find_breed, BREEDS if breeds is None else breeds), range(first_seed, first_seed + per_breed))
     paths = [(breed, seed, Path(folder, breed.folder, f"{breed.wnid}_{seed}.jpg")) for breed, seed in wanted]
@@ -72,12 +80,15 @@ def _at_dusk(image, chance):
 
 
 def _scenery(canvas):
-    # Paints what is behind the dog and on the ground, and returns the ground's colour.
+    # Paints what is behind the dog and on the ground; returns the colour of the ground.
     sky, low_sky, ground, near_ground, horizon, far, near = canvas.pick(TABLES["scenes"])
     gain = [canvas.between(0.82, 1.12) for _ in range(3)]
     side, edge = canvas.side, round(canvas.side * (horizon + canvas.between(-0.08, 0.08)))
-    rows = [[min(int((a + (b - a) * i // max(n - 1, 1)) * g), 255) for a, b, g in zip(top, foot, gain, strict=True)]
-            for top, foot, n in ((sky, low_sky, edge), (ground, near_ground, side - edge)) for i in range(n)]
+    rows = [
+        [min(int((a + (b - a) * i // max(n - 1, 1)) * g), 255) for a, b, g in zip(top, foot, gain, strict=True)]
+        for top, foot, n in ((sky, low_sky, edge), (ground, near_ground, side - edge))
+        for i in range(n)
+    ]
     strip = Image.frombytes("RGB", (1, side), bytes(channel for row in rows for channel in row))
     backdrop = strip.resize((side, side), Image.Resampling.NEAREST)
     canvas.image.paste(backdrop)

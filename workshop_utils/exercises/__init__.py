@@ -1,4 +1,4 @@
-"""What the check cells call, one module a notebook: each check passes a right answer, and gives a wrong one a hint."""
+"""What check cells call, one module a notebook: a check lets a right answer pass and gives a wrong one a hint."""
 
 import dis
 import inspect
@@ -13,8 +13,8 @@ from typing import Any, ParamSpec, TypeVar
 Answer = Any  # whatever an attendee wrote
 Arguments = ParamSpec("Arguments")
 Solution = TypeVar("Solution")
-_ours: list = []  # the solutions that solution cells gave, by identity
-_whose = "Correct."  # how the message of the check that runs begins
+_ours: list = []  # answers that solution cells gave
+_whose = "Correct."  # first words of the message of the check that runs
 
 
 class NotYet(AssertionError):
@@ -26,10 +26,10 @@ class NotYet(AssertionError):
 
 
 def unanswered(answer: Answer, given: FunctionType | None = None) -> bool:
-    """Return whether a solution cell should answer: the stub is as it was, or a solution cell answered before.
+    """Return whether a solution cell should answer: the stub is unchanged, or a solution cell answered before.
 
     answer: None, or a function that only returns None, is a stub. given: the function that the stub repeats, where an
-    exercise asks to change one. The function is looked at, not called.
+    exercise asks to change one. Functions are compared by their bytecode and never called.
     """
     if any(answer is solution for solution in _ours):
         return True
@@ -41,9 +41,10 @@ def unanswered(answer: Answer, given: FunctionType | None = None) -> bool:
 
 
 def ours(solution: Solution) -> Solution:
-    """Return the solution, so marked that its check says whose it was; also a decorator for a function."""
-    if isinstance(solution, int | str):  # of which equal ones may be one object
-        solution = type("Ours", (type(solution),), {"__repr__": type(solution).__repr__})(solution)  # type: ignore
+    """Return the solution, marked so that its check says whose it was; also a decorator for a function."""
+    if isinstance(solution, int | str):  # an equal answer of the attendee's may be the same object: make a new one
+        kind: Any = type(solution)
+        solution = type("Ours", (kind,), {"__repr__": kind.__repr__})(solution)
     _ours.append(solution)
     return solution
 
@@ -54,20 +55,25 @@ def expect(condition: object, hint: str) -> None:
         raise NotYet(hint)
 
 
+def which_mistake(is_it: Callable[[Any], object], mistakes: dict[str, Any], otherwise: str) -> str:
+    """Return the first hint in `mistakes`, {hint: wrong answer}, whose wrong answer `is_it`; else `otherwise`."""
+    return next((hint for hint, wrong in mistakes.items() if is_it(wrong)), otherwise)
+
+
 def passed(message: str) -> None:
-    """Print that an exercise is done, and whether the attendee or the solution's cell did it."""
+    """Print that an exercise is done, and whether the attendee or a solution cell did it."""
     print(f"{_whose} {message}")
 
 
 def exercise(check: Callable[Arguments, None]) -> Callable[Arguments, None]:
-    """Let `check`, whose first argument is the answer, give a hint and no traceback where an answer makes it fail."""
+    """Let `check`, whose first argument is the answer, raise NotYet where an answer makes it raise anything else."""
 
     @wraps(check)
     def checked(*args: Arguments.args, **named: Arguments.kwargs) -> None:
         global _whose
         by_us = any(args[0] is solution for solution in _ours)
         _whose = "That was our solution." if by_us else "Correct."
-        state = "not yet"  # also where an interrupt ends a check
+        state = "not yet"  # this stays if an interrupt ends the check
         try:
             check(*args, **named)
             state = "solution" if by_us else "passed"
@@ -83,39 +89,46 @@ def exercise(check: Callable[Arguments, None]) -> Callable[Arguments, None]:
 
 
 def reconcile(guess: float | None, arithmetic: float, measured: float, unit: str) -> None:
-    """Print a guess, what arithmetic on numbers seen before gives, and the measurement, side by side.
+    """Print a guess, what arithmetic on numbers seen before gives, and the measurement, one below the other.
 
-    unit: of all three, such as "s", "ms", "images/s", "MB" or "%".
+    unit: of all three, such as "s", "ms", "images/s", "MB" or "%". Raises NotYet where the guess is no number.
     """
-    try:
-        wrong, number = isinstance(guess, bool | str), 0.0 if guess is None else float(guess)
-    except (TypeError, ValueError):
-        wrong, number = True, 0.0
-    digits = 0 if max(abs(arithmetic), abs(measured)) >= 100 else 1 if max(abs(arithmetic), abs(measured)) >= 10 else 2
-    print(f"your guess   {'none' if guess is None else '?' if wrong else f'{number:,.{digits}f}':>9} {unit}")
+    largest = max(abs(arithmetic), abs(measured))
+    digits = 0 if largest >= 100 else 1 if largest >= 10 else 2
+    number = _as_number(guess)
+    shown = "none" if guess is None else "?" if number is None else f"{number:,.{digits}f}"
+    print(f"your guess   {shown:>9} {unit}")
     print(f"arithmetic   {arithmetic:9,.{digits}f} {unit}")
     times = f"   {measured / arithmetic:.2f} times the arithmetic" if round(arithmetic, digits) else ""
     print(f"measured     {measured:9,.{digits}f} {unit}{times}")
-    if wrong:
-        raise NotYet(f"your guess is {guess!r}: write a number, without its unit, or None.")
+    expect(guess is None or number is not None, f"your guess is {guess!r}: write a number, without its unit, or None.")
+
+
+def _as_number(guess):
+    if isinstance(guess, bool | str):
+        return None
+    try:
+        return float(guess)
+    except (TypeError, ValueError):
+        return None
 
 
 def _tell_the_room(check, state):
-    with suppress(Exception):  # whatever it is, it must not become an attendee's
+    with suppress(Exception):  # an attendee must not have to care
         from workshop_utils.exercises.reporting import report
 
         report(check.__module__.rpartition(".")[2], check.__name__.removeprefix("check_"), state)
 
 
 def _program(function):
-    # What a function does, whatever its name and the names and types of its arguments.
+    # The function's steps, without its name and the names and types of its arguments.
     skipped = ("RESUME", "NOP", "RETURN_VALUE", "MAKE_CELL", "COPY_FREE_VARS")
     steps = [(step.opname, step.argval) for step in dis.get_instructions(function) if step.opname not in skipped]
     return [(name, _program(value) if inspect.iscode(value) else value) for name, value in steps]
 
 
 def _what_failed(error):
-    """Say which line of the attendee's own, if any, raised; its code is in a notebook's cell and not in a package."""
+    """Name the line in a notebook's cell that raised, if the error came from the attendee's own function."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "ipykernel_" in frame.filename]
     what = f"{type(error).__name__}: {error}"
     written = [frame for frame in frames if frame.name != "<module>"]

@@ -6,10 +6,10 @@ import torch
 from distributed import Client
 
 from workshop_utils import ddp
-from workshop_utils.exercises import Answer, NotYet, exercise, expect, passed, unanswered
+from workshop_utils.exercises import Answer, NotYet, exercise, expect, passed, unanswered, which_mistake
 
-IMAGES_A_RANK = 4  # of each batch of `check_fit_together`
-EXACT = 1e-9  # how far float64 weights may differ by the order of sums
+IMAGES_A_RANK = 4  # a rank's images of each batch in `check_fit_together`
+EXACT = 1e-9  # the order of sums changes float64 weights by less
 
 
 @exercise
@@ -19,7 +19,7 @@ def check_fit_together(answer: Answer, fit: Callable, client: Client) -> None:
     n_ranks = len(client.nthreads())
     batch_size = IMAGES_A_RANK * n_ranks
     images = torch.rand(3 * batch_size, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    images[:, 0] = torch.arange(len(images)) / len(images)  # by which an image is known
+    images[:, 0] = torch.arange(len(images)) / len(images)  # identifies each image
     labels = torch.arange(len(images)) % 3
     one_batch = images[:batch_size], labels[:batch_size], batch_size
 
@@ -27,20 +27,13 @@ def check_fit_together(answer: Answer, fit: Callable, client: Client) -> None:
     [(first, _)], [(target, whole)] = (_on_ranks(client, fit, *one_batch, n, n_workers=1) for n in (0, 1))
     ranks = _on_ranks(client, answer, *one_batch, 1)
     for weights, _ in ranks:
-        expect(weights.keys() == target.keys(),
-               f"return the weights as fit does, a dict with {', '.join(target)}.")  # fmt: skip
+        expect(weights.keys() == target.keys(), f"return the weights as fit does, a dict with {', '.join(target)}.")
     _expect_shares([seen for _, seen in ranks], whole[0], n_ranks)
-    expect(all(_apart(weights, ranks[0][0]) <= EXACT for weights, _ in ranks),
-           "the ranks end with different weights: nothing averages their gradients. Is the model wrapped?")  # fmt: skip
-    moved, wanted = (torch.cat([(weights[name] - first[name]).ravel() for name in first])
-                     for weights in (ranks[0][0], target))  # fmt: skip
-    scale = (moved @ wanted / (wanted @ wanted)).item()
-    if _apart(ranks[0][0], target) > EXACT:
-        straight = torch.allclose(moved, scale * wanted, atol=EXACT)
-        raise NotYet(f"after one step the weights have moved {scale:.3g} times as far as fit's. "
-                     "DDP takes the mean over the ranks; what does the loss divide by?" if straight else
-                     "after one step the weights differ from fit's, and not by a factor: do all ranks begin with the "
-                     "same weights, and with fit's loss?")  # fmt: skip
+    expect(
+        all(_apart(weights, ranks[0][0]) <= EXACT for weights, _ in ranks),
+        "the ranks end with different weights: nothing averages their gradients. Is the model wrapped?",
+    )
+    expect(_apart(ranks[0][0], target) <= EXACT, _wrong_step(first, ranks[0][0], target))
     [(target, _)] = _on_ranks(client, fit, images, labels, batch_size, 2, n_workers=1)
     apart = max(_apart(weights, target) for weights, _ in _on_ranks(client, answer, images, labels, batch_size, 2))
     expect(apart <= EXACT, f"the first step is right; after 2 epochs of 3 steps a weight differs by {apart:.1e}.")
@@ -64,18 +57,17 @@ def check_global_accuracy(answer: Answer, client: Client) -> None:
     expect(None not in given, "global_accuracy returns None; return the accuracy as a number.")
     found = [float(value) for value in given]
     about = f"the ranks had {', '.join(f'{a} of {b}' for a, b in zip(n_right, n_images, strict=True))} right"
-    means = sum(a / b for a, b in zip(n_right, n_images, strict=True)) / len(ranks)
-    wanted = sum(n_right) / sum(n_images)
-    one = len(ranks) == 1
+    mean = sum(a / b for a, b in zip(n_right, n_images, strict=True)) / len(ranks)
     expect(max(found) - min(found) < 1e-6, f"{about} and returned {found}: it should be one number.")
-    expect(one or abs(found[0] - means) > 1e-6,
-           f"{about}; {found[0]:.3f} is the mean of their accuracies: add up right ones, and images.")  # fmt: skip
-    expect(abs(found[0] - wanted) < 1e-6, f"{about}, and returned {found[0]:.3f}: divide two sums.")
+    mistakes = {f"{about}; {found[0]:.3f} is the mean of their accuracies: add up right ones, and images.": mean}
+    otherwise = f"{about}, and returned {found[0]:.3f}: divide two sums."
+    hint = which_mistake(lambda wrong: abs(found[0] - wrong) < 1e-6, mistakes, otherwise)
+    expect(abs(found[0] - sum(n_right) / sum(n_images)) < 1e-6, hint)
     passed("One number on every rank, and each image counts once.")
 
 
 def _on_ranks(client, function, images, labels, batch_size, n_epochs, n_workers=None):
-    """Return of each rank (weights, without a wrapper's prefix; the images of each forward)."""
+    """Return for each rank (weights, without a wrapper's prefix; numbers of the images of each forward pass)."""
 
     def on_each_rank():
         import torch
@@ -91,10 +83,10 @@ def _on_ranks(client, function, images, labels, batch_size, n_epochs, n_workers=
             weights = function(images, labels, batch_size, n_epochs)
         finally:
             hook.remove()
-        found = weights.items() if isinstance(weights, dict) else ()  # a wrapped model could not even travel
+        found = weights.items() if isinstance(weights, dict) else ()  # a wrapped model could not be sent back
         return {name.removeprefix("module."): weight for name, weight in found}, seen
 
-    n_images = 3 * batch_size  # by which `images` are numbered, also where they are the first batch alone
+    n_images = 3 * batch_size  # the images of all batches, even where `images` is the first batch alone
     try:
         return ddp.run(client, on_each_rank, n_workers=n_workers, backend="gloo", timeout=30)
     except TimeoutError:
@@ -102,17 +94,34 @@ def _on_ranks(client, function, images, labels, batch_size, n_epochs, n_workers=
 
 
 def _expect_shares(seen, whole, n_ranks):
-    n_steps = [len(batches) for batches in seen]
     mine = [sorted(image for batch in batches for image in batch) for batches in seen]
     if n_ranks > 1:
-        expect(any(one != sorted(whole) for one in mine), "every rank computes the whole batch: give each rank its own "
-               f"part, one image in {n_ranks}.")  # fmt: skip
+        expect(
+            any(one != sorted(whole) for one in mine),
+            f"every rank computes the whole batch: give each rank its own part, one image in {n_ranks}.",
+        )
         same = all(one == mine[0] for one in mine)
         expect(not same, f"every rank takes the same images, {mine[0]}: let its rank choose.")
-    expect(set().union(*mine) >= set(whole), f"image {min(set(whole).difference(*mine), default=0)} of a batch is "
-           "on no rank.")  # fmt: skip
+    for image in sorted(whole):
+        expect(any(image in one for one in mine), f"image {image} of a batch is on no rank.")
     expect(sum(map(len, mine)) == len(whole), f"the ranks take {mine}: an image is there twice.")
+    n_steps = [len(batches) for batches in seen]
     expect(set(n_steps) == {1}, f"for one batch of fit, the ranks take {n_steps} steps: each should take one.")
+
+
+def _wrong_step(first, found, target):
+    """Say how the weights after one step, `found`, differ from fit's, `target`; both began at `first`."""
+    moved, wanted = (torch.cat([(after[name] - first[name]).ravel() for name in first]) for after in (found, target))
+    scale = (moved @ wanted / (wanted @ wanted)).item()
+    if torch.allclose(moved, scale * wanted, atol=EXACT):
+        return (
+            f"after one step the weights have moved {scale:.3g} times as far as fit's. "
+            "DDP takes the mean over the ranks; what does the loss divide by?"
+        )
+    return (
+        "after one step the weights differ from fit's, and not by a factor: do all ranks begin with the "
+        "same weights, and with fit's loss?"
+    )
 
 
 def _does_what(answer, fit):

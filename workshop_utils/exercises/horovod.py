@@ -14,14 +14,14 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from workshop_utils import horovod
-from workshop_utils.exercises import Answer, exercise, expect, passed
+from workshop_utils.exercises import Answer, exercise, expect, passed, which_mistake
 from workshop_utils.models import load_checkpoint, save_checkpoint
 from workshop_utils.results import log_metrics
 
-IMAGES_A_STEP = 1680  # can be shared by 1 to 8 ranks, and by 10, 12, 14, 15, 16
+IMAGES_A_STEP = 1680  # divisible by 1 to 8, 10, 12, 14, 15 and 16 ranks
 STOPPED_AFTER, N_STEPS = 5, 10
-exercises = sys.modules[__name__]  # as the notebook calls this module
-_asked: list = []  # (step, rank, size) of each part that ranks in this process asked for
+exercises = sys.modules[__name__]  # the notebook's name for this module, which given_resume repeats
+_asked: list = []  # (step, rank, size) of each part that ranks in this process have taken
 
 
 @exercise
@@ -46,7 +46,9 @@ def batch(step: int, rank: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     _asked.append((step, rank, size))
     log_metrics(step=step, part=rank, of=size)
     drawn = torch.Generator().manual_seed(step)
-    labels = torch.randint(3, (IMAGES_A_STEP,), generator=drawn).sort()[0]  # ranks that do not average drift apart
+    labels = torch.randint(3, (IMAGES_A_STEP,), generator=drawn).sort()[
+        0
+    ]  # sorted: ranks that do not average drift apart
     images = torch.randn(IMAGES_A_STEP, 8, generator=drawn) + 2 * torch.eye(3, 8)[labels]
     return images.tensor_split(size)[rank], labels.tensor_split(size)[rank]
 
@@ -62,7 +64,7 @@ def train_alone(path: str | os.PathLike, seed: int = 0) -> list[float]:
 
 
 def given_resume(path: str) -> list[float]:
-    # What the exercise asks to repair; the notebook's stub repeats it.
+    # The exercise asks to repair this; the notebook's stub repeats it.
     import horovod.torch as hvd
 
     model = torch.nn.Linear(8, 3)
@@ -106,22 +108,29 @@ def check_resume(resume: Answer, client: Answer) -> None:
 
 
 def _compare(losses, expected, path, size):
-    first = f"the first loss, of step 6, is {losses[0]:.4f}, and that of the undisturbed run {expected[0]:.4f}"
-    other = "some rank has other weights than the checkpoint's: what did each rank load or receive, in which order?"
-    expect(_close(losses[:1], expected[:1]), f"{first}. No optimiser has moved yet, so {other}")
-    wrong = {
-        "The momentum is gone: look at the optimiser that was given the state, and at the one that makes the steps.":
-            _resumed(path, momentum=False),
-        f"The gradients are too small, by the factor {size}: who divides by the size, and how often?":
-            _resumed(path, scale=1 / size),
-        f"Two mistakes are left: the momentum is gone, and the gradients are too small, by the factor {size}.":
-            _resumed(path, momentum=False, scale=1 / size),
-    }  # fmt: skip
-    for place, (loss, right) in enumerate(zip(losses, expected, strict=True), start=STOPPED_AFTER + 1):
-        if not _close([loss], [right]):
-            why = next((hint for hint, same in wrong.items() if _close(losses, same)),
-                       "Is the optimiser's state on all ranks, in the optimiser that makes the steps?")  # fmt: skip
-            expect(False, f"step 6 is right, but the loss of step {place} is {loss:.4f}, not {right:.4f}. {why}")
+    expect(
+        _close(losses[:1], expected[:1]),
+        f"the first loss, of step 6, is {losses[0]:.4f}, and that of the undisturbed run {expected[0]:.4f}. No "
+        "optimiser has moved yet, so some rank has other weights than the checkpoint's: what did each rank load or "
+        "receive, in which order?",
+    )
+    small = f"too small, by the factor {size}"
+    mistakes = {
+        "The momentum is gone: look at the optimiser that was given the state, and at the one that steps.": (
+            _resumed(path, momentum=False)
+        ),
+        f"The gradients are {small}: who divides by the size, and how often?": _resumed(path, scale=1 / size),
+        f"Two mistakes are left: the momentum is gone, and the gradients are {small}.": (
+            _resumed(path, momentum=False, scale=1 / size)
+        ),
+    }
+    otherwise = "Is the optimiser's state on all ranks, in the optimiser that makes the steps?"
+    hint = which_mistake(lambda wrong: _close(losses, wrong), mistakes, otherwise)
+    for step, (loss, right) in enumerate(zip(losses, expected, strict=True), start=STOPPED_AFTER + 1):
+        expect(
+            _close([loss], [right]),
+            f"step 6 is right, but the loss of step {step} is {loss:.4f}, not {right:.4f}. {hint}",
+        )
 
 
 def _resumed(path, momentum=True, scale=1.0):
@@ -156,13 +165,13 @@ def _on_cluster(client, resume, path):
     return answers, {tuple(map(int, row)) for row in rows[["step", "part", "of"]].dropna().to_numpy()}
 
 
-# --- where Horovod is not built, two threads stand in for the ranks
+# --- Where Horovod is not built, two threads stand in for the ranks.
 
 
 def _in_threads(resume, path, size=2):
     _asked.clear()
     package, stand_in = ModuleType("horovod"), _StandIn(size)
-    package.torch = stand_in
+    vars(package)["torch"] = stand_in
     with patch.dict(sys.modules, {"horovod": package, "horovod.torch": stand_in}), ThreadPoolExecutor(size) as pool:
         answers = list(pool.map(lambda rank: stand_in.on(rank, resume, path), range(size)))
     return answers, set(_asked)
@@ -189,7 +198,7 @@ class _StandIn(ModuleType):
     def _exchange(self, value):
         self._slots[self.rank()] = value
         self._all.wait()
-        values = deepcopy(self._slots)  # of one's own, as after sending
+        values = deepcopy(self._slots)  # each rank gets copies, as if they had been sent
         self._all.wait()
         return values
 
@@ -211,12 +220,10 @@ class _StandIn(ModuleType):
         optimizer.load_state_dict(self.broadcast_object(optimizer.state_dict(), root_rank))
 
     def DistributedOptimizer(self, optimizer, named_parameters=None, **_):
-        hvd = self
+        def average_gradients(*_):
+            for weight in (weight for group in optimizer.param_groups for weight in group["params"]):
+                weight.grad = self.allreduce(weight.grad)
 
-        class Distributed(type(optimizer)):
-            def step(self, closure=None):
-                for weight in (weight for group in self.param_groups for weight in group["params"]):
-                    weight.grad = hvd.allreduce(weight.grad)
-                return super().step(closure)
-
-        return Distributed(optimizer.param_groups)
+        distributed = type(optimizer)(optimizer.param_groups)  # without the optimiser's state, as Horovod's own
+        distributed.register_step_pre_hook(average_gradients)
+        return distributed

@@ -8,8 +8,8 @@ from distributed import Client, Future
 
 from workshop_utils.exercises import Answer, exercise, expect, passed
 
-Losses = dict[str, list[float]]  # of each model, after its first, second, … task
-Given = dict[str, int]  # how many tasks each model has been given
+Losses = dict[str, list[float]]  # each model's losses after its first, second, … task
+Given = dict[str, int]  # number of tasks that each model has been given
 
 
 @exercise
@@ -22,7 +22,7 @@ def check_next_model(function: Answer) -> None:
 
 
 def _ask(function, losses, given, most):
-    """Return the model that the attendee's rule takes, if it may be taken, or None where none may."""
+    """Check what the attendee's rule returns, and return it: the name of a model that may be taken, or None."""
     seen = copy.deepcopy((losses, given))
     answer = function(*seen, most)
     expect(seen == (losses, given), "your rule changes the dicts that it is given; work on copies.")
@@ -30,15 +30,15 @@ def _ask(function, losses, given, most):
     furthest = max((given[model] for model in may), default=0)
     about = f"With losses = {losses}, n_given = {given} and n_most = {most}, your rule returns {answer!r}"
     if answer is None:
-        wanted = f"{may[0]!r} may have its next task" if may else f"{new[0]!r} was never started" if new else ""
-        expect(not wanted, f"{about}, and a worker stays idle, but {wanted}.")
+        expect(not may, f"{about}, and a worker stays idle, but these may have their next task: {may}.")
+        expect(not new, f"{about}, and a worker stays idle, but these were never started: {new}.")
         return None
     expect(isinstance(answer, str) and answer in losses, f"{about}: return one model's name, or None.")
     k = given[answer]
     expect(k < most, f"{about}, which has had all {most} tasks.")
     expect(k == len(losses[answer]), f"{about}, whose last task is still running.")
-    if not k:
-        expect(not may, f"{about}, a new one, but {may[:1]} may go on, and that comes first.")
+    if k == 0:
+        expect(not may, f"{about}, a new one, but these may go on, and that comes first: {may}.")
     else:
         past = {model: of[k - 1] for model, of in losses.items() if len(of) >= k}
         half = f"the better half of {past}, rounded down to {len(past) // 2}"
@@ -52,17 +52,17 @@ def _may_go_on(model, losses, given, most):
     if not 0 < k == len(losses[model]) < most:
         return False
     past = [of[k - 1] for of in losses.values() if len(of) >= k]
-    return sum(loss < losses[model][-1] for loss in past) < len(past) // 2  # where losses are equal, either may
+    return sum(loss < losses[model][-1] for loss in past) < len(past) // 2  # of equal losses, either may go on
 
 
 def _new(given):
-    return [model for model, n in given.items() if not n]
+    return [model for model, n in given.items() if n == 0]
 
 
 def _play(function, chance, n_workers):
     """Let the rule keep `n_workers` busy with 8 models, whose tasks take a random time."""
     losses: Losses = {f"model {letter}": [] for letter in "abcdefgh"}
-    given: Given = dict.fromkeys(losses, 0)
+    given = dict.fromkeys(losses, 0)
     running: list = []
     while True:
         while len(running) < n_workers and (model := _ask(function, losses, given, 4)):
@@ -76,39 +76,48 @@ def _play(function, chance, n_workers):
         losses[model].append(round(before - chance.random() / 4, 2))
 
 
-SCENES = [  # losses so far, tasks given, and the most that a model may have
-    ({"a": [], "b": [], "c": []}, {"a": 0, "b": 0, "c": 0}, 4),  # start somebody
+SCENES: list[tuple[Losses, Given, int]] = [  # losses so far, tasks given, and the most that a model may have
+    ({"a": [], "b": [], "c": []}, {"a": 0, "b": 0, "c": 0}, 4),  # any of them may start
     ({"a": [2.5], "b": [], "c": []}, {"a": 1, "b": 0, "c": 0}, 4),  # half of one is none
     ({"a": [2.5], "b": [2.4], "c": [], "d": []}, {"a": 1, "b": 1, "c": 1, "d": 0}, 4),  # b before a new one
     ({"a": [2.4], "b": [2.5], "c": [], "d": []}, {"a": 2, "b": 1, "c": 1, "d": 0}, 4),  # a is busy and counts
     ({"a": [2.4], "b": [2.5], "c": []}, {"a": 2, "b": 1, "c": 1}, 4),  # nobody may
     ({"a": [2.6, 2.1], "b": [2.5], "c": [2.55], "d": [2.7], "e": []}, {"a": 2, "b": 2, "c": 1, "d": 1, "e": 0}, 4),
-    ({"a": [2.5, 2.3], "b": [2.4, 2.2], "c": [2.45], "d": [2.6], "e": [2.6], "f": [2.7]},
-     {"a": 2, "b": 2, "c": 1, "d": 1, "e": 1, "f": 1}, 4),  # b has come further than c
+    (
+        {"a": [2.5, 2.3], "b": [2.4, 2.2], "c": [2.45], "d": [2.6], "e": [2.6], "f": [2.7]},
+        {"a": 2, "b": 2, "c": 1, "d": 1, "e": 1, "f": 1},
+        4,
+    ),  # b has come further than c
     ({"a": [2.1], "b": [2.2], "c": [2.3], "d": [2.4], "e": [2.5]}, {"a": 2, "b": 2, "c": 1, "d": 1, "e": 1}, 4),
     ({"a": [2.5, 2.3], "b": [2.4, 2.2]}, {"a": 2, "b": 2}, 3),
     ({"a": [2.5, 2.3], "b": [2.4, 2.2]}, {"a": 2, "b": 2}, 2),  # both have had all
-]  # fmt: skip
+]
 
 
 @exercise
 def check_repeatable(function: Answer, client: Client, first: Future, data: Future) -> None:
-    here = {"workers": list(client.nthreads())[:1], "pure": False}  # where a changed state would be seen
+    here = {"workers": list(client.nthreads())[:1], "pure": False}  # one worker, so that a changed state shows
     start = client.submit(copy.deepcopy, first, **here)
     before = start.result()
     states = [client.submit(function, start, data, 0, **here) for _ in range(2)]
     once, again = [state.result() for state in states]
     expect(once is not None, "your task returns None; return a new state.")
     now = start.result()
-    changed = f"your task changes the state that it was given: on its worker, it now has {len(now['rows'])} row"
-    expect(_same(before, now), f"{changed}, not {len(before['rows'])}. Make a new list and a new dict.")
-    keys = "your task should return a dict with 'rows', a list, and 'model', the weights"
-    expect(isinstance(once, dict) and {"rows", "model"} <= set(once) and isinstance(once["rows"], list), f"{keys}.")
+    expect(
+        _same(before, now),
+        f"your task changes the state that it was given: on its worker, it now has {len(now['rows'])} row, not "
+        f"{len(before['rows'])}. Make a new list and a new dict.",
+    )
+    has_both = isinstance(once, dict) and {"rows", "model"} <= set(once) and isinstance(once["rows"], list)
+    expect(has_both, "your task should return a dict with 'rows', a list, and 'model', the weights.")
     n_rows = len(before["rows"]) + 1
     expect(len(once["rows"]) == n_rows, f"after an epoch there should be {n_rows} row, not {len(once['rows'])}.")
     expect(not _same_weights(before, once), "the weights are those it began with: return the trained ones.")
-    lost = "where do its random numbers come from? Set them from `seed`, with torch.manual_seed, inside the task"
-    expect(_same(once, again), f"the same task, run twice, gives two results: {lost}.")
+    expect(
+        _same(once, again),
+        "the same task, run twice, gives two results: where do its random numbers come from? Set them from `seed`, "
+        "with torch.manual_seed, inside the task.",
+    )
     other = client.submit(function, start, data, 1, **here).result()
     expect(not _same(once, other), "seeds 0 and 1 give the same result: use the argument `seed`.")
     second = client.submit(function, states[0], data, 0, **here).result()

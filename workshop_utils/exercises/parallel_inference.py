@@ -33,8 +33,8 @@ def check_read_ahead(function: Answer) -> None:
         expect(len(loaded) == N_BATCHES, f"of {N_BATCHES} batches it yields {len(loaded)}: yield those that are left.")
         in_order = [f"batch {number}" for number in range(N_BATCHES)]
         expect(loaded == in_order, f"yield what `load` returns, in order: it yields {loaded[0]!r}, {loaded[1]!r}, …")
-        at_a_time = "the reads run one after the other: give the pool `depth` threads."
-        expect(storage.most_at_once >= depth, at_a_time)
+        parallel = storage.most_at_once >= depth
+        expect(parallel, "the reads run one after the other: give the pool `depth` threads.")
     passed("In order, and as many reads under way as asked for.")
 
 
@@ -59,14 +59,16 @@ def check_confusion(answer: Answer, frame: pd.DataFrame) -> None:
     answer = tuple(answer)
     counts = frame[frame.correct.eq(False).fillna(False)].value_counts(["breed", "prediction"])
     expect(answer[0] != answer[1], f"{answer!r} is a right answer: count the wrong rows, with ~seen.correct.")
-    expect(answer in counts.index, f"{answer!r} is no mistake in `seen`: count its wrong rows by (breed, prediction), "
-           "in this order.")  # fmt: skip
+    expect(
+        answer in counts.index,
+        f"{answer!r} is no mistake in `seen`: count its wrong rows by (breed, prediction), in this order.",
+    )
     expect(counts[answer] == counts.max(), f"{answer!r} is there {counts[answer]} time(s); another is commoner.")
     passed(f"{answer[0]}, taken for {answer[1]}: {counts.max()} of them.")
 
 
 class _Storage:
-    """A slow `load` that counts what has been started, and how much runs at once."""
+    """A slow `load` that counts how many reads were started, and how many ran at once."""
 
     def __init__(self):
         self.changed, self.started, self.running, self.most_at_once = threading.Condition(), 0, 0, 0
@@ -83,7 +85,7 @@ class _Storage:
         return f"batch {number}"
 
     def n_started(self, expected):
-        """Return how many reads have been started, a moment after the expected ones were or should have been."""
+        """Wait a moment for the expected number of reads, and return how many have been started."""
         with self.changed:
             self.changed.wait_for(lambda: self.started >= expected, PATIENCE_S)
         time.sleep(READ_S)

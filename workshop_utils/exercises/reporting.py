@@ -15,11 +15,11 @@ from urllib.parse import unquote, urlsplit
 
 FORM = "http://NICKNAME:TOKEN@HOST:PORT"
 LONGEST_NICKNAME = 20  # characters
-MOST_WAITING = 50  # reports; what comes while that many wait is dropped
-TIMEOUT_S = 2.0  # of a connection, and of an answer
-PAUSES_S = (0, 3, 30)  # before each try to send a report: a laptop's network comes and goes
-LAST_MOMENT_S = 0.5  # that a process which ends leaves for reports still on their way
-_said: set[str] = set()  # what was wrong, so that it is said once
+MOST_WAITING = 50  # reports in the queue; while it is full, more are dropped
+TIMEOUT_S = 2.0  # time limit of a connection, and of its answer
+PAUSES_S = (0, 3, 30)  # pause before each try to send a report: a laptop's network comes and goes
+LAST_MOMENT_S = 0.5  # time that a process at its end leaves to reports on their way
+_said: set[str] = set()  # complaints that were printed, each once
 
 
 class Room(NamedTuple):
@@ -32,10 +32,10 @@ class Room(NamedTuple):
 
 
 def report(notebook: str, exercise: str, state: str) -> None:
-    """Leave for the room that WORKSHOP_ROOM names, if it does, that an exercise is now in a state; return at once.
+    """Queue a report for the room that WORKSHOP_ROOM names: an exercise is now in a state. Return at once.
 
     notebook: the module of its check, such as "dask_basics". state: "passed", "not yet" or "solution".
-    A wrong variable, and a room that refused a report, are said on stderr, once each.
+    Complains on stderr, once, about a wrong variable and about a room that refused a report.
     """
     try:
         room = read_room(os.environ.get("WORKSHOP_ROOM", ""))
@@ -96,7 +96,7 @@ def _send_all(waiting, refusals):
             time.sleep(pause_s)
             try:
                 status = _send(room, said)
-            except (OSError, HTTPException, ValueError):  # nobody there, too slow, no HTTP; a host that is no name
+            except (OSError, HTTPException, ValueError):  # nobody answers, or not in time, or not HTTP; no such host
                 continue
             if status == 403:
                 refusals[room] = "does not know your token: set today's, as your instructor gave it, or unset it"

@@ -1,6 +1,14 @@
-"""One function on several workers at once, as the ranks of one job: choose workers, watch, restart, set them free."""
+"""One function on several workers at once, as the ranks of one job: choose workers, watch, restart, set them free.
+
+The invariant: a worker belongs to a job from the moment it is chosen until its rank is over and it is idle again or
+replaced, and it changes hands only under the scheduler's lock. That lock is the scheduler's event loop: each change of
+the table `owners.Owners` is one step of it (`on_scheduler`). No question to Dask, and no wait, is inside such a step.
+
+`supervise` is what the user holds. `decide` says what the job does next; `carry_out` does it, with `choose` to get
+workers. `rank` runs on the workers, `owners` on the scheduler.
+"""
 
 from workshop_utils.job.errors import JobError, SchedulerLost, Stopped, WorkerDied, WorkersBusy
-from workshop_utils.job.supervise import Job
+from workshop_utils.job.supervise import Job, limits
 
-__all__ = ["Job", "JobError", "SchedulerLost", "Stopped", "WorkerDied", "WorkersBusy"]
+__all__ = ["Job", "JobError", "SchedulerLost", "Stopped", "WorkerDied", "WorkersBusy", "limits"]

@@ -1,12 +1,14 @@
 """How a job can fail, other than by its own function's exception."""
 
+from collections.abc import Iterable
+
 
 class JobError(RuntimeError):
     """A job cannot start, or ended otherwise than by its own function; the message says why and what to do."""
 
 
 class WorkersBusy(JobError):
-    """The workers that a job needs are at work on something else, which the message names."""
+    """The workers that a job needs are not free: at work, paused, or taken by another job. The message names them."""
 
 
 class WorkerDied(JobError):
@@ -19,3 +21,12 @@ class SchedulerLost(JobError):
 
 class Stopped(JobError):
     """This rank ended because another one failed first."""
+
+
+def listed(values: Iterable[object]) -> str:
+    """Return values as a message lists them.
+
+    >>> listed([0, 2])
+    '0, 2'
+    """
+    return ", ".join(map(str, values))

@@ -2,39 +2,45 @@
 
 import errno
 import io
+import os
 import socket
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
-from distributed import get_worker
+from distributed import Worker, get_worker
 from distributed.comm import get_address_host
 from distributed.core import error_message
 
-from workshop_utils.job.errors import JobError, Stopped
-from workshop_utils.job.workers import listed
-from workshop_utils.results import reporting
+from workshop_utils.job.decide import SETTLE_S
+from workshop_utils.job.errors import JobError, Stopped, listed
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
-REACH_S = 30  # for the store to answer, of which rank 0's worker has told before
-JOIN_S = 300  # for all ranks to be there: they import and unpickle, each at its own speed
+REACH_S = 30  # time limit for connecting to a store that already listens
+JOIN_S = 300  # time limit for all ranks to arrive: each imports and unpickles at its own speed
 MAX_FRAMES = 30  # the innermost ones of a traceback that travels; Dask drops one of over 10 kB
-SETTLE_S = 1.0  # after a rank failed: another one may have died first; give its death time to be noticed
+
+
+class Meeting(NamedTuple):
+    """Where the ranks meet, and what they run: (function, args, kwargs), pickled. Sent to each worker once."""
+
+    host: str
+    port: int
+    call: bytes
 
 
 @dataclass(frozen=True)
-class Place:
-    """Which rank of which attempt of a job a worker process is.
-
-    process: see `workers.process_of`. host, port: where the store is through which the ranks meet.
-    """
+class Assignment:
+    """Which rank of which attempt of which job a worker is. process: the worker's id, which no successor shares."""
 
     job: str
     rank: int
@@ -42,23 +48,69 @@ class Place:
     attempt: int
     max_restarts: int
     process: str
-    host: str
-    port: int
+
+
+# (worker, assignment) while this process runs a rank, else None. A process runs one rank at a time, and the rank's
+# function may log from any of its threads, so this belongs to the process and not to a context.
+_running: tuple[Worker, Assignment] | None = None
+
+
+def assignment() -> Assignment | None:
+    """Return the assignment of the rank that this process runs, None outside a job."""
+    return _running[1] if _running else None
+
+
+def send_row(row: Mapping[str, object]) -> None:
+    """Send a row of metrics to the client; it ends with the worker's address. Only for a process that runs a rank."""
+    assert _running
+    worker, mine = _running
+    worker.log_event(mine.job, ("row", {**row, "worker": worker.address}))
+
+
+@cache
+def process_id() -> str:
+    """Return an id of this process, also where two machines or containers have the same host name and pid."""
+    return uuid.uuid4().hex
+
+
+def at_work(dask_worker: Any = None) -> tuple[str, list[Any]]:
+    """Return (id of this worker's process, keys of the tasks that it runs or is about to).
+
+    The scheduler does not know of a cancelled task whose thread still runs.
+    """
+    state = dask_worker.state
+    return process_id(), [task.key for task in (*state.executing, *state.long_running, *state.ready)]
 
 
 def network_interface() -> str | None:
     """Return the network interface by which other hosts reach this worker; None where no address of this host fits.
 
-    It is that of the worker's own address, which may be a name; behind address translation, that of the way to it.
-    gloo and NCCL would go by what the host's name means, or by the first interface they find.
+    It is that of the worker's own address, which may be a name; behind NAT, that of the way to it. gloo and NCCL would
+    go by what the host's name means, or by the first interface they find.
     """
     import psutil
-    from distributed.utils import get_ip, get_ipv6
+    from distributed.utils import get_ip
 
     host = get_address_host(get_worker().address)
-    mine = get_ipv6(host) if ":" in host else get_ip(host)
+    mine = get_ip(host)
     interfaces = {a.address.partition("%")[0]: name for name, all in psutil.net_if_addrs().items() for a in all}
     return interfaces.get(mine)
+
+
+@contextmanager
+def environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the block; afterwards all are as before, also those that the block set itself.
+
+    Other threads of the worker always see the variables that do not change, as they would not with `patch.dict`.
+    """
+    before = dict(os.environ)
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name in [name for name in os.environ if name not in before]:
+            del os.environ[name]
+        os.environ.update({name: value for name, value in before.items() if os.environ.get(name) != value})
 
 
 def serve_store(host: str) -> "TCPStore":
@@ -70,47 +122,54 @@ def serve_store(host: str) -> "TCPStore":
     except OSError as error:
         if error.errno != errno.EADDRNOTAVAIL:
             raise
-        listening = socket.create_server(("", 0))  # behind address translation, others know it by a foreign address
+        listening = socket.create_server(("", 0))  # behind NAT our address is not local: listen on all interfaces
     port = listening.getsockname()[1]
     return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
 
 
-def run_rank(bootstrap: Callable, call: bytes, place: Place) -> bytes:
+def arrange_meeting(store: "TCPStore", call: bytes) -> Meeting:
+    """Return what ranks need to know; runs where the store is."""
+    return Meeting(store.host, store.port, call)
+
+
+def run_rank(bootstrap: Callable, meeting: Meeting, mine: Assignment) -> bytes:
     """Return what the function returned, pickled. The first rank of a job to fail tells the client at once.
 
-    bootstrap: as in `Job`. call: (function, args, kwargs), pickled.
+    bootstrap: as in `Job`.
     """
-    import torch.distributed as dist
-
-    if get_worker().local_directory != place.process:
-        raise Stopped(f"Rank {place.rank} was started a second time by Dask, on a successor of its worker: a job's "
-                      "ranks start together or not at all.")  # fmt: skip
-    soon = timedelta(seconds=REACH_S)
-    store = dist.TCPStore(place.host, place.port, is_master=False, wait_for_workers=False, timeout=soon)
-    store.set_timeout(timedelta(seconds=JOIN_S))
-
-    reported: list[Exception] = []
+    global _running
+    worker = get_worker()
+    if worker.id != mine.process:
+        raise Stopped(
+            f"Rank {mine.rank} was started a second time by Dask, on a successor of its worker: a job's ranks start "
+            "together or not at all."
+        )
+    worker.log_event(mine.job, ("began", mine.attempt, mine.rank))
+    store = _reach(meeting, mine)
+    told: list[Exception] = []
 
     def run() -> bytes:
         try:
-            fn, args, kwargs = cloudpickle.loads(call)
+            fn, args, kwargs = cloudpickle.loads(meeting.call)
             result = packed(fn(*args, **kwargs))
         except BaseException as error:  # told while the process group is there: its end may block or kill this process
-            reported.append(_report(store, place, error))
+            told.append(_tell(store, mine, error))
             raise
-        store.add(f"returned-{place.rank}", 1)
+        store.add(f"returned-{mine.rank}", 1)
         return result
 
+    _running = worker, mine
     try:
-        with reporting(place.job, rank=place.rank, attempt=place.attempt):
-            return bootstrap(run, store, place)
+        return bootstrap(run, store, mine)
     except BaseException as error:
-        if not reported:
-            reported.append(_report(store, place, error))
-    # Out of the `except`: a Stopped would travel with the other error as its context, and fail to where that cannot.
-    if isinstance(reported[0], Stopped):
-        time.sleep(SETTLE_S)  # so that who looks at the futures alone meets the cause before this
-    raise reported[0]
+        if not told:
+            told.append(_tell(store, mine, error))
+    finally:
+        _running = None
+    # Raised out of the `except`: a Stopped with the other error as its context could not be sent where that cannot.
+    if isinstance(told[0], Stopped):
+        time.sleep(SETTLE_S)  # so that whoever looks at the futures alone meets the cause before this
+    raise told[0]
 
 
 def packed(value: object) -> bytes:
@@ -119,8 +178,10 @@ def packed(value: object) -> bytes:
     try:
         _Pickler(buffer).dump(value)
     except Exception as error:  # pickling raises many kinds
-        raise TypeError("What the function returned cannot be sent back: return numbers, text, tensors or a state_dict "
-                        "instead of generators, files, locks or DataLoaders.") from error  # fmt: skip
+        raise TypeError(
+            "What the function returned cannot be sent back: return numbers, text, tensors or a state_dict instead of "
+            "generators, files, locks or DataLoaders."
+        ) from error
     return buffer.getvalue()
 
 
@@ -136,33 +197,59 @@ class _Pickler(cloudpickle.Pickler):
         return super().reducer_override(value)
 
 
-def _report(store: "TCPStore", place: Place, error: BaseException) -> Exception:
-    """Return the error that this rank ends with: its own, of which the client is told, or Stopped if not the first."""
-    first = place.rank
-    with suppress(Exception):  # rank 0's process is gone, and the store with it
-        first = int(store.compare_set("failed", "", str(place.rank)))
-    if first != place.rank:
-        return Stopped(f"Rank {place.rank} ended because rank {first} failed first.")
-    if not isinstance(error, Exception):  # a worker would take SystemExit for its own end
-        ended = JobError(f"Rank {place.rank} called for the end of its process: {error!r}.")
-        error = ended.with_traceback(error.__traceback__)
-    error.add_note(_about(store, place))
-    at, depth = error.__traceback__, len(list(traceback.walk_tb(error.__traceback__)))
-    for _ in range(depth - MAX_FRAMES):  # an endless recursion's could not be unpickled: the client would wait for ever
-        at = at.tb_next if at else None
-    error = error.with_traceback(at)
+def _reach(meeting: Meeting, mine: Assignment) -> "TCPStore":
+    import torch.distributed as dist
+
     try:
-        raise error  # for error_message takes the traceback of what is being handled
+        soon = timedelta(seconds=REACH_S)
+        store = dist.TCPStore(meeting.host, meeting.port, is_master=False, wait_for_workers=False, timeout=soon)
+    except RuntimeError as error:  # DistNetworkError is one
+        where, why = f"{meeting.host}:{meeting.port}", str(error).splitlines()[0]
+        raise cannot_connect(mine.rank, get_worker().address, where, why) from None
+    store.set_timeout(timedelta(seconds=JOIN_S))
+    return store
+
+
+def cannot_connect(rank: int, worker: str, where: str, why: str) -> JobError:
+    """Return the error of a rank that cannot reach rank 0. where: the address that it tried."""
+    return JobError(
+        f"Rank {rank}, on worker {worker}, could not connect to rank 0 at {where} within {REACH_S} s ({why}): let the "
+        "workers' hosts reach each other on all TCP ports, as PyTorch chooses any (a firewall, or the rules of a "
+        "network), or start the workers with a --host that the others reach."
+    )
+
+
+def _tell(store: "TCPStore", mine: Assignment, error: BaseException) -> Exception:
+    """Return the error that this rank ends with: its own, of which the client is told, or Stopped if not the first."""
+    first = mine.rank
+    with suppress(Exception):  # rank 0's process is gone, and the store with it
+        first = int(store.compare_set("failed", "", str(mine.rank)))
+    if first != mine.rank:
+        return Stopped(f"Rank {mine.rank} ended because rank {first} failed first.")
+    if not isinstance(error, Exception):  # a worker would take SystemExit for its own end
+        ended = JobError(f"Rank {mine.rank} called for the end of its process: {error!r}.")
+        error = ended.with_traceback(error.__traceback__)
+    error.add_note(_about(store, mine))
+    error = error.with_traceback(_innermost(error.__traceback__))
+    try:
+        raise error  # error_message takes the traceback of what is being handled
     except Exception:
         message = error_message(error)
-    sent = {name: getattr(message[name], "data", None) for name in ("exception", "traceback")}
-    get_worker().log_event(place.job, {"failed": place.rank, "attempt": place.attempt, **sent})
+    exception, remote = (getattr(message[name], "data", None) for name in ("exception", "traceback"))
+    get_worker().log_event(mine.job, ("failed", mine.attempt, mine.rank, exception, remote))
     return error
 
 
-def _about(store: "TCPStore", place: Place) -> str:
-    note = f"Raised by rank {place.rank} of {place.world_size}, on worker {get_worker().address}."
+def _innermost(stack: Any) -> Any:
+    """Return the last MAX_FRAMES of a traceback: the client could not read that of an endless recursion."""
+    for _ in range(len(list(traceback.walk_tb(stack))) - MAX_FRAMES):
+        stack = stack.tb_next
+    return stack
+
+
+def _about(store: "TCPStore", mine: Assignment) -> str:
+    note = f"Raised by rank {mine.rank} of {mine.world_size}, on worker {get_worker().address}."
     with suppress(Exception):  # rank 0's process may be gone, and the store with it
-        if returned := [other for other in range(place.world_size) if store.check([f"returned-{other}"])]:
+        if returned := [other for other in range(mine.world_size) if store.check([f"returned-{other}"])]:
             note += f" Rank {listed(returned)} had returned by then, and was in no collective any more."
     return note

@@ -1,91 +1,98 @@
-"""A job on the client: start it, show what is heard of it, restart it after a death, and end it however it is left."""
+"""A job on the client: what its user sees of it, and the ways in which it is left."""
 
-import threading
+import builtins
+import pickle
+import sys
 import uuid
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from numbers import Integral
 from typing import Any
 
 import cloudpickle
 import pandas as pd
-from distributed import Client, Future
+from distributed import CancelledError, Client, Future
+from tqdm import tqdm
 
-from workshop_utils.job.attempt import Attempt, Call
-from workshop_utils.job.errors import JobError, SchedulerLost, WorkerDied
-from workshop_utils.job.workers import await_successors
-from workshop_utils.progress import waiting
+from workshop_utils.job.carry_out import Shell, Task
+from workshop_utils.job.decide import Decisions, Limits
+from workshop_utils.job.errors import WorkerDied
 
-_jobs: list["Job"] = []  # of this process, each until its workers are free
+LOOK_S = 1.0  # between two looks whether the client was closed, and two updates of the line that shows the wait
+SHOWN_AFTER_S = 2.0
 
 
 class Job:
     """Ranks 0 to n - 1 of one function, each on a worker process of its own.
 
-    workers: their addresses, in rank order. failures: the deaths that it survived. As a context manager, it frees the
-    workers however the block is left: by its end, by an exception, or by Ctrl-C and the notebook's stop button.
+    As a context manager, it frees the workers however the block is left: by its end, by an exception, or by Ctrl-C and
+    the notebook's stop button.
     """
 
-    def __init__(self, client: Client, bootstrap: Callable, fn: Callable, args: tuple, kwargs: dict, *,
-                 n_workers: int | tuple[int, int] | None = None, timeout: float | None = None, max_restarts: int = 0,
-                 wait_for_workers: float = 0, wait_for_successors: float = 30) -> None:  # fmt: skip
-        """Start `fn(*args, **kwargs)` on n_workers workers, all by default.
+    def __init__(
+        self,
+        client: Client,
+        bootstrap: Callable,
+        fn: Callable,
+        args: tuple,
+        kwargs: dict,
+        limits: Limits,
+    ) -> None:
+        """Start `fn(*args, **kwargs)`.
 
-        bootstrap: called on each rank as (run, store, place), it returns what run() returns; `store` is a
-        `torch.distributed.TCPStore` that all ranks of this attempt share, served by rank 0's worker, and `place` a
-        `rank.Place`. All else, and what is raised, is as in `ddp.launch`.
+        bootstrap: called on each rank as (run, store, mine), it returns what run() returns; `store` is a
+        `torch.distributed.TCPStore` that all ranks of this attempt share, served by rank 0's worker, and `mine` a
+        `rank.Assignment`. What is raised is as in `ddp.launch`.
         """
-        self._fewest, self._most = _fewest_and_most(n_workers)
-        _refuse_wrong(timeout, max_restarts, wait_for_workers=wait_for_workers, wait_for_successors=wait_for_successors)
         self._function = getattr(fn, "__name__", "function")
         self.name = f"{self._function}-{uuid.uuid4().hex}"
-        self.failures: list[WorkerDied] = []
-        self._call = Call(client, self.name, bootstrap, _pickled(fn, args, kwargs), max_restarts, timeout)
-        self._changed, self._patience = self._call.changed, (wait_for_workers, wait_for_successors)
-        self._attempt = Attempt(self._call, 0)
-        self._rows: list[dict[str, Any]] = []
-        self._gone: list[dict[str, Any]] = []  # what the scheduler knew of workers that died
-        self._outcome: list[Any] = []
-        self._error: BaseException | None = None
-        self._ended = False
-        self._call.listen(self.name, self._receive)
-        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+        call = _pickled(fn, args, kwargs)
+        self._state = Decisions(limits)
+        self._shell = Shell(client, self._state, Task(self.name, bootstrap, call, limits))
+        self._client = client
+        self._results: list[Any] | None = None
+        self._traceback: Any = None
         try:
-            self._thread.start()  # all that has to be undone is done in there, where no interrupt comes
-            self._wait(lambda: self.workers or self._ended, "choosing the workers")
+            self._wait(lambda: self._state.workers or self._state.over, "choosing the workers")
         except BaseException:
             self.cancel()
             raise
-        if not self.workers:  # kept here, the error and the frames of the caller that it passes would be a circle
-            raise vars(self).pop("_error")
+        if self._state.error and not self._state.workers:
+            raise self._state.error
 
     def __repr__(self) -> str:
-        state = "running" if not self._ended else f"failed: {self._error!r}" if self._error else "finished"
-        return f"<Job {self._function}, {len(self.workers)} ranks, {state}>"
-
-    @property
-    def workers(self) -> list[str]:
-        """The workers' addresses, in rank order."""
-        return list(self._attempt.members)
+        phase = f"failed: {self._state.error!r}" if self._state.error else self._state.phase.value
+        return f"<Job {self._function}, {_counted(self._state.size, 'rank')}, {phase}>"
 
     def __enter__(self) -> "Job":
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self._ended:
-            self.cancel()
+        self.cancel()
+
+    @property
+    def workers(self) -> list[str]:
+        """The workers' addresses, in rank order; none while a dead one's successor is awaited."""
+        return list(self._state.workers)
+
+    @property
+    def failures(self) -> list[WorkerDied]:
+        """The deaths that the job survived."""
+        return self._state.failures
 
     @property
     def futures(self) -> list[Future]:
-        """One future per rank, in rank order, once the ranks are submitted; none if that was not reached.
+        """One future per rank of this attempt, in rank order, once they are submitted; none if that was not reached.
 
-        They tell when a rank is done or has failed; what it returned is in `result`.
+        They tell when a rank is done or has failed; what it returned is in `result`. After a death, the next attempt
+        has others.
         """
-        self._wait(lambda: self._attempt.ranks or self._ended)
-        return self._attempt.ranks
+        self._wait(lambda: self._shell.ranks or self._state.over)
+        return self._shell.ranks
 
     def done(self) -> bool:
         """Return whether the job has ended, well or not."""
-        return self._ended
+        return self._state.over
 
     def result(self) -> list[Any]:
         """Return what each rank returned, in rank order; wait for it. Tensors come back on the CPU.
@@ -93,112 +100,85 @@ class Job:
         Raises the exception of the rank that failed first, with that rank's traceback; WorkerDied; SchedulerLost;
         TimeoutError; CancelledError. An interrupt (Ctrl-C, or the notebook's stop button) cancels the job.
         """
-        self._wait(lambda: self._ended, f"{self._function} on {len(self.workers)} rank{'s'[: len(self.workers) > 1]}")
-        if self._error:
-            raise self._error.with_traceback(self._remote)  # anew, as each raise adds to it
-        return self._outcome
+        self._wait(lambda: self._state.over, f"{self._function} on {_counted(self._state.size, 'rank')}")
+        if error := self._state.error:
+            raise error.with_traceback(self._remote_traceback())
+        if self._results is None:
+            self._results = [_unpacked(rank, result) for rank, result in enumerate(self._shell.packed)]
+        return self._results
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield each row of metrics as it arrives, until the job ends; then raise what it raised, if it did.
 
         Where the loop's body may be interrupted, write `with job:` around it, which frees the workers then.
         """
-        seen = 0
-        while not (self._ended and seen == len(self._rows)):
-            self._wait(lambda: self._ended or len(self._rows) > seen)  # noqa: B023  it is called within the turn
-            new = self._rows[seen:]
+        rows, seen = self._shell.rows, 0
+        while not (self._state.over and seen == len(rows)):
+            self._wait(lambda: self._state.over or len(rows) > seen)  # noqa: B023  it is called within the turn
+            new = rows[seen:]
             seen += len(new)
             yield from new
         self.result()
 
     def metrics(self) -> pd.DataFrame:
         """Return the rows of metrics that have arrived so far: rank, attempt, time, and what the ranks logged."""
-        return pd.DataFrame(list(self._rows))
+        return pd.DataFrame(list(self._shell.rows))
 
     def stacks(self) -> str:
         """Return where each rank at work stands, as text: its Python stack, from the function's first line on."""
-        return "\n".join(f"Rank {rank}, at {at}:\n{stack}" for rank, at, stack in self._attempt.standing())
+        standing = self._client.sync(self._shell.stacks)
+        return "\n".join(f"Rank {rank}, at {place}:\n{stack}" for rank, place, stack in standing)
 
     def cancel(self) -> None:
         """End the job, if it runs, and free its workers; those that do not stop by themselves are restarted."""
-        self._call.cancelled = True
-        self._call.notice()
-        if self._thread.ident:
-            self._thread.join()
+        self._shell.stop(CancelledError(f"{self.name} was cancelled."))
+        self._until(lambda: self._state.over)
 
     def _wait(self, condition: Callable[[], object], what: str = "") -> None:
+        """Wait until the condition holds; an interrupt cancels the job. what: shown from the third second on."""
         try:
-            shown = waiting(what, lambda: f"{len(self._rows)} rows of metrics" * bool(self._rows))
-            with shown if what else nullcontext(), self._changed:
-                self._changed.wait_for(condition)
+            self._until(condition, what)
+            while self._shell.warnings:
+                warnings.warn(self._shell.warnings.pop(0), stacklevel=4)
         except BaseException:  # Ctrl-C raises KeyboardInterrupt, and SystemExit once dask_jobqueue is imported
             self.cancel()
             raise
 
-    def _receive(self, event: tuple[float, dict[str, Any]]) -> None:
-        row = event[1]
-        if isinstance(row.get("exception"), bytes):  # which no metric is
-            self._attempt.hear(row)
-            return
-        with self._changed:
-            self._rows.append(row)
-            self._changed.notify_all()
+    def _until(self, condition: Callable[[], object], what: str = "") -> None:
+        with _line(what) as line:
+            while not self._shell.wait(condition, LOOK_S):
+                if self._shell.rows:
+                    line.set_postfix_str(_counted(len(self._shell.rows), "row") + " of metrics", refresh=False)
+                line.update(0)
 
-    def _run(self) -> None:
-        _jobs.append(self)
-        try:
-            for job in [job for job in _jobs if job is not self and job._is_ending()]:
-                job._thread.join()  # it is freeing its workers
-            self._outcome = self._with_restarts()
-        except BaseException as error:  # whatever it is, it belongs to who asks for the result
-            self._error, self._remote = error, error.__traceback__
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
-        with suppress(Exception):  # the client may be closed by now
-            if self._error and not isinstance(self._error, SchedulerLost):
-                await_successors(self._call.client, self._gone + self._attempt.free(), self._patience[1])
-            for topic in (self.name, *self.workers):
-                self._call.client.unsubscribe_topic(topic)
-        _jobs.remove(self)
-
-    def _with_restarts(self) -> list[Any]:
-        fewest, most, patience = self._fewest, self._most, self._patience[0]
-        while True:
-            try:
-                self._attempt.start(fewest, most, patience, self._gone)
-                return self._attempt.results()
-            except WorkerDied as death:
-                if len(self.failures) == self._call.max_restarts:
-                    raise
-                self.failures.append(death)
-                self._gone += self._attempt.free()
-                most, patience = len(self.workers), self._patience[1]
-                fewest = self._fewest or most
-                self._attempt = Attempt(self._call, len(self.failures))
-            except JobError as error:
-                if self.workers or not self.failures or isinstance(error, SchedulerLost):
-                    raise
-                self._gone.clear()  # they have been waited for
-                self.failures[-1].add_note(f"No worker took its place within {patience} s (wait_for_successors), so "
-                                           "the job was not resumed.")  # fmt: skip
-                raise self.failures[-1] from error
-
-    def _is_ending(self) -> bool:
-        failed = any(task.status == "error" for task in self._attempt.ranks)
-        return self._ended or (failed and not self._call.max_restarts)
+    def _remote_traceback(self) -> Any:
+        """Return the traceback that the error came with: each raise adds to the error's own."""
+        if self._traceback is None and self._state.error:
+            self._traceback = self._state.error.__traceback__
+        return self._traceback
 
 
-def _fewest_and_most(n_workers: Any) -> tuple[int | None, int | None]:
+def _line(what: str) -> tqdm:
+    """Return a line that shows what is waited for, from the third second on; none where there is nothing to say."""
+    in_notebook = hasattr(builtins, "__IPYTHON__")  # where stderr has the colour of an error
+    screen = sys.stdout if in_notebook else sys.stderr  # None in a program that was started without one
+    settings: dict[str, Any] = {} if what and screen else {"disable": True}  # given False, TQDM_DISABLE has no effect
+    return tqdm(desc=what, bar_format="{desc} [{elapsed}{postfix}]", delay=SHOWN_AFTER_S, file=screen, **settings)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def limits(n_workers: int | tuple[int, int] | None, timeout: float | None, max_restarts: int, **waits: Any) -> Limits:
+    """Return the limits of a job; raise ValueError for one that cannot be. All is as in `ddp.launch`."""
     pair = n_workers if isinstance(n_workers, tuple) else (n_workers, n_workers)
-    whole = len(pair) == 2 and all(isinstance(number, int) for number in pair)
-    if n_workers is not None and not (whole and 1 <= pair[0] <= pair[1]):
-        raise ValueError(f"n_workers is {n_workers!r}: give a whole number of at least 1, a pair (fewest, most) of "
-                         "them, or None for all workers.")  # fmt: skip
-    return pair
-
-
-def _refuse_wrong(timeout: Any, max_restarts: Any, **waits: Any) -> None:
+    whole = len(pair) == 2 and all(isinstance(number, Integral) and number is not True for number in pair)
+    if n_workers is not None and not (whole and 1 <= pair[0] <= pair[1]):  # type: ignore[operator]
+        raise ValueError(
+            f"n_workers is {n_workers!r}: give a whole number of at least 1, a pair (fewest, most) of them, or None "
+            "for all workers."
+        )
     if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
         raise ValueError(f"timeout is {timeout!r}: give seconds, or None for no limit.")
     if not isinstance(max_restarts, int) or max_restarts < 0:
@@ -206,6 +186,17 @@ def _refuse_wrong(timeout: Any, max_restarts: Any, **waits: Any) -> None:
     for name, seconds in waits.items():
         if not (isinstance(seconds, (int, float)) and seconds >= 0):
             raise ValueError(f"{name} is {seconds!r}: give seconds, 0 not to wait.")
+    return Limits(*pair, timeout=timeout, max_restarts=max_restarts, **waits)
+
+
+def _unpacked(rank: int, result: bytes) -> Any:
+    try:
+        return pickle.loads(result)
+    except Exception as error:  # unpickling raises many kinds
+        raise TypeError(
+            f"What rank {rank} returned cannot be read here ({error!r}): return numbers, text, tensors or a "
+            "state_dict, or install here what the workers have."
+        ) from error
 
 
 def _pickled(fn: Callable, args: tuple, kwargs: dict) -> bytes:
@@ -213,5 +204,7 @@ def _pickled(fn: Callable, args: tuple, kwargs: dict) -> bytes:
         return cloudpickle.dumps((fn, args, kwargs))
     except Exception as error:  # pickling raises many kinds
         name = getattr(fn, "__name__", fn)
-        raise TypeError(f"{name!r} or one of its arguments cannot be sent to workers ({error}): make files, locks, "
-                        "clients and DataLoaders inside the function.") from error  # fmt: skip
+        raise TypeError(
+            f"{name!r} or one of its arguments cannot be sent to workers ({error}): make files, locks, clients and "
+            "DataLoaders inside the function."
+        ) from error

@@ -1,4 +1,4 @@
-"""Who passed which exercise, who did not yet, and since when: what check cells reported, in this process's memory."""
+"""Who passed which exercise, who did not yet, and since when: the reports of check cells, kept in memory."""
 
 import csv
 import json
@@ -17,7 +17,7 @@ IMPORT = r"^from workshop_utils\.exercises import (\w+) as exercises$"
 
 
 class Exercise(NamedTuple):
-    """One column. notebook: the file's stem. module, name: of its check function, without `check_`."""
+    """One column. notebook: the file's stem. module: the check's module. name: the check's name without `check_`."""
 
     notebook: str
     module: str
@@ -38,12 +38,12 @@ class _Cell:
 @dataclass
 class _Attendee:
     nickname: str
-    cells: dict[int, _Cell] = field(default_factory=dict)  # by column, the one tried last at the end
+    cells: dict[int, _Cell] = field(default_factory=dict)  # by column; the exercise that was tried last comes last
     seen: float = 0.0
 
 
 class Board:
-    """Attendees x exercises. clock: returns seconds that only grow."""
+    """A table of attendees and exercises. clock: returns seconds, which never go back."""
 
     def __init__(self, exercises: list[Exercise], clock: Callable[[], float] = time.monotonic):
         self.exercises = exercises
@@ -55,7 +55,7 @@ class Board:
         """Note what a check said; what an attendee has passed stays passed.
 
         notebook: the module of the check. Raises KeyError for an exercise that no notebook has, ValueError for an
-        unknown state or what is no nickname, RoomIsFull.
+        unknown state or a text that is no nickname, and RoomIsFull for one attendee too many.
         """
         column, now = self._column[notebook, exercise], self._clock()
         if state not in STATES or not is_nickname(nickname):
@@ -70,17 +70,17 @@ class Board:
         attendee.cells[column], attendee.seen = cell, now
 
     def rows(self) -> list[dict]:
-        """Return a dict per attendee: first those whose last try failed, longest ago on top, then by nickname.
+        """Return a dict for each attendee: first those whose last try failed, the longest stuck on top; then by name.
 
-        here: the column tried last. stuck_s: for how long that is not passed, or None. seen_s: since the last report.
-        cells: per column None or (state, seconds in it, number of tries).
+        here: the column tried last. stuck_s: seconds for which the exercise there has not been passed, or None where it
+        has. seen_s: seconds since the last report. cells: for each column None or (state, seconds in it, tries).
         """
         now = self._clock()
         return [self._row(one, now) for one in sorted(self._attendees.values(), key=_urgency)]
 
     def _row(self, attendee, now):
         cells: list[tuple | None] = [None] * len(self.exercises)
-        for column, cell in attendee.cells.items():  # the last of which is where the attendee is
+        for column, cell in attendee.cells.items():  # after the loop, column is where the attendee is
             cells[column] = (cell.state, int(now - cell.since), cell.n_tries)
         return {
             "nickname": attendee.nickname,
@@ -95,7 +95,8 @@ class Board:
         lines = csv.writer(file)
         lines.writerow(("nickname", "notebook", "exercise", "state", "tries"))
         for nickname, attendee in sorted(self._attendees.items()):
-            name = "'" * nickname.startswith(("=", "+", "-", "@")) + nickname  # a spreadsheet would run it as a formula
+            # A spreadsheet would run such a nickname as a formula.
+            name = f"'{nickname}" if nickname.startswith(("=", "+", "-", "@")) else nickname
             for column, cell in sorted(attendee.cells.items()):
                 notebook, _, exercise = self.exercises[column]
                 lines.writerow((name, notebook, exercise, cell.state, cell.n_tries))
@@ -108,7 +109,7 @@ def _urgency(attendee):
 
 
 def read_exercises(folder: Path) -> list[Exercise]:
-    """Return the exercises of a folder's notebooks, in their order: what their cells tagged `check` call."""
+    """Return the exercises of a folder's notebooks in order: the checks that their cells tagged `check` call."""
     found = []
     for path in sorted(folder.glob("*.ipynb")):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]

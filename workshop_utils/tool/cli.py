@@ -1,4 +1,4 @@
-"""The command `workshop`: it reads arguments and prints; what it does has its home in the other modules."""
+"""The command `workshop`: it reads arguments and prints; the other modules do the work."""
 
 import subprocess
 import sys
@@ -17,36 +17,20 @@ def main() -> None:
 @click.option("--port", type=int, help="Port of JupyterLab; by default 8888, or the next free one.")
 @click.argument("extra", nargs=-1, type=click.UNPROCESSED)
 def lab(no_browser: bool, port: int | None, extra: tuple[str, ...]) -> None:
-    """Open JupyterLab on notebook 01 with Dask's dashboards beside it. EXTRA goes to `jupyter lab`."""
+    """Open JupyterLab on notebook 01 with Dask's dashboards beside it; `jupyter lab` gets EXTRA."""
     from workshop_utils.tool.lab import open_lab
 
     open_lab(_project(), port=port, browser=not no_browser, extra=extra)
 
 
 @main.command()
-@click.argument("names", nargs=-1)
-@click.option("--output", type=click.Path(path_type=Path, file_okay=False), help="Default: notebook_output.")
-def run(names: tuple[str, ...], output: Path | None) -> None:
-    """Execute notebooks into notebook_output/: all, or those whose names begin with NAMES, such as 03."""
-    from workshop_utils.tool.render import render
-
-    done = [render(path, output or _project() / "notebook_output") for path in _chosen("notebooks", ".ipynb", names)]
-    click.echo(f"\n{'notebook':<40}{'cells':>6}{'minutes':>9}{'slowest, s':>12}")
-    for one in done:
-        click.echo(f"{one.name:<40}{one.n_cells:>6}{sum(one.seconds) / 60:>9.1f}{max(one.seconds, default=0):>12.1f}")
-    if failed := [f"{one.name}, {one.error}" for one in done if one.error]:
-        raise click.ClickException("\n".join(failed))
-
-
-@main.command()
-@click.option("--address", help="Look at the cluster of this scheduler instead, such as tcp://HOST:8786.")
+@click.option("--address", help="Check the cluster of this scheduler instead, such as tcp://HOST:8786.")
 def check(address: str | None) -> None:
-    """Say what this machine, or a cluster, lacks for the workshop, and the cure; exit code 1 if anything does."""
+    """Say what this machine, or a cluster, lacks for the workshop, and the cure; the exit code is 1 if it lacks any."""
     from workshop_utils.tool.check import run_checks
-    from workshop_utils.tool.check_cluster import run_cluster_checks
 
     failed = False
-    for name, ok, text in run_cluster_checks(address) if address else run_checks(_project() / "requirements.txt"):
+    for name, ok, text in run_checks(None if address else _project() / "requirements.txt", address):
         click.echo(f"{'[OK]  ' if ok else '[FAIL]'} {name}: {text}")
         failed |= not ok
     sys.exit(failed)
@@ -55,7 +39,7 @@ def check(address: str | None) -> None:
 @main.command()
 @click.option("--threads", type=click.IntRange(1), help="Cores that one PyTorch operation may use; default: all.")
 def worker_env(threads: int | None) -> None:
-    """Print the lines after which `dask worker` starts workers that suit PyTorch."""
+    """Print lines for a shell; after them, `dask worker` starts workers that suit PyTorch."""
     from dask.system import CPU_COUNT
 
     from workshop_utils.cluster import worker_environment
@@ -65,13 +49,13 @@ def worker_env(threads: int | None) -> None:
 
 @main.command()
 @click.argument("address", required=False)
-@click.option("--port", type=click.IntRange(1, 65535), default=8786, help="Of the scheduler; default: 8786.")
+@click.option("--port", type=click.IntRange(1, 65535), default=8786, help="Port of the scheduler; default: 8786.")
 @click.option("--threads", type=click.IntRange(1), help="Cores that one PyTorch operation may use; default: its share.")
 def join(address: str | None, port: int, threads: int | None) -> None:
-    """Become a worker of the scheduler at ADDRESS, or whatever part of a cluster this process's rank asks for.
+    """Become a worker of the scheduler at ADDRESS, or what this process's rank asks for.
 
     Without ADDRESS, torchrun, srun or a Kubeflow job starts this on each machine: rank 0 becomes the scheduler, which
-    listens at the address of rank 0's machine, the others its workers. A notebook connects to tcp://THAT_MACHINE:8786.
+    listens at the address of its machine, and the others its workers. A notebook joins tcp://THAT_MACHINE:8786.
     """
     from workshop_utils.tool.join import become
 
@@ -91,7 +75,7 @@ def room(host: str, port: int, csv: Path | None) -> None:
 
 @main.group()
 def data() -> None:
-    """Fetch photos and names, or draw sketches; every lesson runs without a download, too."""
+    """Fetch photos or draw sketches; every lesson also runs without a download."""
 
 
 @data.command()
@@ -123,29 +107,17 @@ def sketches(per_breed: int | None) -> None:
     click.echo(f"{write_sketches(folder, per_breed)} new sketches in {folder}")
 
 
-@data.command()
-@click.option("--source", help="Any address of a CSV like the city's; default: Seattle's open licence data.")
-def names(source: str | None) -> None:
-    """Fetch the names of Seattle's licensed pets (4 MB) for notebook 08."""
-    from workshop_utils.names import CITY, NamesError, fetch_names, find_names
-
-    try:
-        path = fetch_names(source or CITY)
-        found = find_names()
-    except NamesError as error:
-        raise click.ClickException(str(error)) from error
-    click.echo(f"The names are in {path}; the lesson takes its {len(found.names):,} from {found.origin}.")
-
-
 @main.command()
-@click.argument("names", nargs=-1)
-def bench(names: tuple[str, ...]) -> None:
-    """Run scripts of benchmarks/: those whose names begin with NAMES; without NAMES, list them."""
-    for script in _chosen("benchmarks", ".py", names):
-        if not names:
-            click.echo(script.stem)
-        elif code := subprocess.run([sys.executable, script]).returncode:
-            sys.exit(code)
+@click.argument("name", required=False)
+def bench(name: str | None) -> None:
+    """Run the benchmark NAME, a script of benchmarks/; without NAME, list them."""
+    scripts = {script.stem: script for script in sorted((_project() / "benchmarks").glob("*.py"))}
+    if name is None:
+        click.echo("\n".join(scripts))
+    elif name in scripts:
+        sys.exit(subprocess.run([sys.executable, scripts[name]]).returncode)
+    else:
+        raise click.ClickException(f"There is no benchmark {name!r}; there are {', '.join(scripts) or 'none'}.")
 
 
 def _project():
@@ -153,13 +125,3 @@ def _project():
         if (folder / "notebooks").is_dir():
             return folder
     raise click.ClickException(f"{Path.cwd()} has no folder notebooks: run this in the folder of the workshop.")
-
-
-def _chosen(folder, suffix, names):
-    known = sorted((_project() / folder).glob(f"*{suffix}"))
-    beginnings = tuple(Path(name).name for name in names)
-    for name in beginnings:
-        if not any(path.name.startswith(name) for path in known):
-            there = ", ".join(path.stem for path in known) or "nothing"
-            raise click.ClickException(f"Nothing in {folder} begins with {name!r}; it holds {there}.")
-    return [path for path in known if path.name.startswith(beginnings or "")]

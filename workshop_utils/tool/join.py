@@ -1,11 +1,10 @@
-"""Become the scheduler or a worker of a Dask cluster that torchrun, srun, or one container after another starts."""
+"""Become the scheduler or a worker of a Dask cluster that torchrun, srun or a container platform starts."""
 
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 from urllib.parse import urlsplit
 
 import click
@@ -15,64 +14,43 @@ from distributed.utils import get_ip
 
 from workshop_utils.cluster import n_gpus, worker_settings
 
-# What torchrun tells a process of one job must not reach the ranks of others, and not its one thread either.
+# What torchrun tells this process must not reach the ranks of later jobs; OMP_NUM_THREADS would keep them to one core.
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "OMP_NUM_THREADS")
-
-
-class Member(NamedTuple):
-    """What a launcher says of a process. rank, local_rank: among all, and on its machine, which has `n_local`."""
-
-    rank: int
-    local_rank: int
-    n_local: int
-    first_host: str
 
 
 def become(address: str | None, port: int, torch_threads: int | None) -> NoReturn:
     """Replace this process by `dask worker` of the scheduler at `address`, or by what its rank asks for.
 
-    port: of the scheduler, where ranks decide. torch_threads: of a worker, None for its share of the cores.
+    Without an address, rank 0 becomes the scheduler, at its own address and `port`, and every other rank its worker.
+    torch_threads: cores that one PyTorch operation of a worker may use; None for its share.
     Raises ClickException where neither an address nor a launcher's variables say what to become.
     """
-    member = None if address else read_launcher(os.environ)
-    if member:
+    rank, environment = None, dict(os.environ)
+    if address is None:
+        rank, first_host = _read_launcher()
         scheme = "tls" if dask.config.get("distributed.comm.tls.ca-file", None) else "tcp"
-        address = f"{scheme}://{member.first_host}:{port}"
-    place = urlsplit(str(address))
-    try:
-        socket.getaddrinfo(place.hostname or "localhost", None)  # get_ip would take any address of this machine's
-        own = get_ip(place.hostname or "")
-        known = place.scheme in ("tcp", "tls") and place.port
-    except (ValueError, OSError) as error:
-        raise click.ClickException(f"{address!r} cannot be reached ({error}): check the name.") from error
-    if not known:
-        raise click.ClickException(f"{address!r} is not a scheduler's address: write tcp://HOST:PORT.")
-    kept = {name: value for name, value in os.environ.items() if not (member and name.startswith(LAUNCHERS))}
-    dask_cli = [sys.executable, "-m", "distributed.cli.dask_scheduler"]
-    if member and member.rank == 0:
-        command = [*dask_cli, "--host", own, "--port", str(port), "--protocol", place.scheme]
+        address = f"{scheme}://{first_host}:{port}"
+        environment = {name: value for name, value in environment.items() if not name.startswith(LAUNCHERS)}
+    own = _own_address(address)
+    if rank == 0:
+        command = ["distributed.cli.dask_scheduler", "--host", own, "--port", str(port)]
+        command += ["--protocol", urlsplit(address).scheme]
     else:
-        beside, n_beside = _beside(member) if member else (0, 1)
-        kept |= worker_settings(torch_threads or max(1, CPU_COUNT // n_beside)) | _own_gpu(beside)
-        command = [sys.executable, "-m", "distributed.cli.dask_worker", str(address), "--host", own, "--nthreads", "1"]
-        command += ["--name", str(member.rank)] if member else []
-    os.execve(sys.executable, command, kept)
+        position, n_beside = _on_this_machine() if rank else (0, 1)
+        environment |= worker_settings(torch_threads or max(1, CPU_COUNT // n_beside))
+        environment |= _own_gpu(position) if rank else {}
+        command = ["distributed.cli.dask_worker", address, "--host", own, "--nthreads", "1"]
+    os.execve(sys.executable, [sys.executable, "-m", *command], environment)
 
 
-def read_launcher(environment: Mapping[str, str]) -> Member:
-    """Return what torchrun or Kubeflow (RANK, MASTER_ADDR) or else srun (SLURM_PROCID) says of this process.
-
-    Raises ClickException where neither does, or not all of it.
-    """
+def _read_launcher() -> tuple[int, str]:
+    """Return the rank that torchrun, Kubeflow (RANK, MASTER_ADDR) or srun (SLURM_*) gave, and the first host."""
     try:
-        if "RANK" in environment:
-            local, n_local = int(environment.get("LOCAL_RANK", 0)), int(environment.get("LOCAL_WORLD_SIZE", 1))
-            return Member(int(environment["RANK"]), local, n_local, environment["MASTER_ADDR"])
-        rank, local = int(environment["SLURM_PROCID"]), int(environment["SLURM_LOCALID"])
-        n_local = int(environment["SLURM_STEP_TASKS_PER_NODE"].split("(")[0].split(",")[0])
-        command = ["scontrol", "show", "hostnames", environment["SLURM_STEP_NODELIST"]]
-        first = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
-        return Member(rank, local, n_local, first)
+        if "RANK" in os.environ:
+            return int(os.environ["RANK"]), os.environ["MASTER_ADDR"]
+        hosts = ["scontrol", "show", "hostnames", os.environ["SLURM_STEP_NODELIST"]]
+        listed = subprocess.run(hosts, capture_output=True, text=True, check=True).stdout
+        return int(os.environ["SLURM_PROCID"]), listed.split()[0]
     except (KeyError, ValueError, OSError, subprocess.CalledProcessError) as error:
         raise click.ClickException(
             f"Nothing says what to become ({type(error).__name__}: {error}). Give the scheduler's address, such as "
@@ -80,13 +58,33 @@ def read_launcher(environment: Mapping[str, str]) -> Member:
         ) from error
 
 
-def _beside(member):
-    """Return which of how many workers of its machine this is."""
-    with_scheduler = member.rank == member.local_rank  # the first machine
-    return member.local_rank - with_scheduler, max(1, member.n_local - with_scheduler)
+def _own_address(address):
+    """Return the address of this machine on the way to the scheduler."""
+    place = urlsplit(address)
+    try:
+        socket.getaddrinfo(place.hostname or "localhost", None)  # for an unknown name, get_ip returns any address
+        known = place.scheme in ("tcp", "tls") and place.port
+        own = get_ip(place.hostname or "")
+    except (ValueError, OSError) as error:
+        raise click.ClickException(f"{address!r} cannot be reached ({error}): check the name.") from error
+    if not known:
+        raise click.ClickException(f"{address!r} is not a scheduler's address: write tcp://HOST:PORT.")
+    return own
 
 
-def _own_gpu(worker):
-    from dask_cuda.utils import cuda_visible_devices
+def _on_this_machine() -> tuple[int, int]:
+    """Return (position among the processes of this machine, how many they are), as torchrun or srun says."""
+    try:
+        if "RANK" in os.environ:
+            return int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        tasks = os.environ.get("SLURM_STEP_TASKS_PER_NODE", "1")  # such as 4(x2),3
+        return int(os.environ.get("SLURM_LOCALID", 0)), int(tasks.split("(")[0].split(",")[0])
+    except ValueError as error:
+        raise click.ClickException(f"The launcher's variables say no position on this machine ({error}).") from error
 
-    return {"CUDA_VISIBLE_DEVICES": cuda_visible_devices(worker % n, range(n))} if (n := n_gpus()) > 1 else {}
+
+def _own_gpu(position):
+    """Return the variable with which each worker of a machine takes another GPU first, as dask-cuda's workers do."""
+    n = n_gpus()
+    order = [str((position + other) % n) for other in range(n)] if n > 1 else []
+    return {"CUDA_VISIBLE_DEVICES": ",".join(order)} if order else {}

@@ -1,8 +1,8 @@
 """Open JupyterLab with a notebook and its contents on the left, and Dask's dashboards on the right.
 
-`workspace.json` says what lies where; `overrides.json` has what a user would set under Settings: where the dashboards
-are, and no question about news over the lesson. Dashboards and TensorBoard come through JupyterLab's own server, so
-that behind a hub or ssh nothing else has to be forwarded.
+`workspace.json` has the layout; `overrides.json` has what a user would set under Settings: the address of the
+dashboards, and no question about news. Dashboards and TensorBoard come through JupyterLab's own server, so behind a hub
+or ssh nothing else has to be forwarded.
 """
 
 import json
@@ -26,9 +26,9 @@ FIRST = "notebooks/01-getting-started.ipynb"
 
 
 def open_lab(project: Path, *, port: int | None = None, browser: bool = True, extra: Sequence[str] = ()) -> None:
-    """Run JupyterLab in the folder `project` until it is stopped; listens on loopback and asks for its token.
+    """Run JupyterLab in the folder `project` until it is stopped; it listens on loopback and asks for its token.
 
-    Its layout is set anew at each start, in a folder of its own; the user's own settings are left alone.
+    Each start has its layout in a new folder and leaves the user's own settings alone.
     extra: more arguments of `jupyter lab`. Raises ClickException where `project` lacks the first notebook.
     """
     if not (project / FIRST).is_file():
@@ -42,7 +42,7 @@ def open_lab(project: Path, *, port: int | None = None, browser: bool = True, ex
         ours = [
             f"--ServerApp.root_dir={project}",
             f"--ServerApp.ip={LOOPBACK}",
-            "--ServerApp.allow_root=True",  # the usual user in a container
+            "--ServerApp.allow_root=True",  # in a container, the user is usually root
             "--LabApp.default_url=/lab/workspaces/workshop",
             f"--LabApp.workspaces_dir={home}",
             f"--LabApp.app_settings_dir={home}",
@@ -51,7 +51,7 @@ def open_lab(project: Path, *, port: int | None = None, browser: bool = True, ex
         ]
         server = LabApp.initialize_server([*ours, *extra])
         _show_dashboard(server.web_app, server.base_url, panes)
-        os.environ["DASK_WORKSHOP__DASHBOARD_PORT"] = str(panes)  # for the kernels, as what follows
+        os.environ["DASK_WORKSHOP__DASHBOARD_PORT"] = str(panes)  # kernels inherit this and the next
         os.environ.setdefault("TENSORBOARD_PROXY_URL", f"{server.base_url}proxy/%PORT%/")
         server.start()
 
@@ -60,7 +60,7 @@ def open_lab(project: Path, *, port: int | None = None, browser: bool = True, ex
 def dashboard_port() -> Iterator[int]:
     """Yield the port of the dashboard: Dask's setting `workshop.dashboard-port`, else 8787, else any that is free.
 
-    Until the block is left, no other lab of this machine gets it (on Linux), though no cluster listens there yet.
+    On Linux, no other lab of this machine gets the port before the block is left, though no cluster listens there yet.
     """
     if port := dask.config.get("workshop.dashboard-port", 0):
         yield port
@@ -71,8 +71,8 @@ def dashboard_port() -> Iterator[int]:
         except OSError:
             claim.bind((LOOPBACK, 0))
         port = claim.getsockname()[1]
-        # Linux now lets a server have the port that says the same, as Dask's does, and refuses others, as the lines
-        # above. Elsewhere this could keep out the cluster, too.
+        # From now on Linux gives the port to a server that sets this option too, as Dask's does, and to no bind without
+        # it, such as the one above. Elsewhere the claim could keep out the cluster, too.
         claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if sys.platform != "linux":
             claim.close()
@@ -80,7 +80,7 @@ def dashboard_port() -> Iterator[int]:
 
 
 def workspace(gpus: int) -> dict:
-    """Return what lies where in JupyterLab, with panes for GPUs if there are any; `gpus`: how many."""
+    """Return the layout of JupyterLab, with panes for GPUs if there are any; `gpus`: how many."""
     content = json.loads((HERE / "workspace.json").read_text(encoding="utf-8"))
     if not gpus:
         panes = content["data"]["layout-restorer:data"]["main"]["dock"]["children"][1]
@@ -97,22 +97,23 @@ def _show_dashboard(web_app, base_url, dashboard_port):
 
     class Dashboard(NamedLocalProxyHandler):
         port = dashboard_port
-        shown = None  # the scheduler that the panes show
+        shown: bytes | None = None  # address of the scheduler that the panes show
 
         async def http_get(self, path):
-            if path == "/individual-plots.json":  # which JupyterLab asks for every four seconds
+            if path == "/individual-plots.json":  # JupyterLab asks for it every four seconds
                 self.finish(await self.plots())
             else:
                 await super().http_get(path)
 
         async def plots(self):
-            # None where there is no cluster, and once where there is another: so the panes drop what they show and load
-            # the next. After an error JupyterLab would ask less and less often, in the end every two minutes.
+            # Answer with no plots while there is no cluster, and once when there is another: then the panes drop what
+            # they show and load the next. After an error JupyterLab would ask less often, in the end every two minutes.
             before, Dashboard.shown = Dashboard.shown, None
-            with suppress(Exception):  # nobody answers, not in time, or something else than Dask
-                # json/identity.json says it, too, but in Dask 2026.7 fails with a traceback just after tasks.
-                Dashboard.shown = re.search(rb"Scheduler (\w+://\S+)", await fetch("info/main/workers.html"))[1]
-                if before in (None, Dashboard.shown):
+            with suppress(Exception):  # nobody answers, or not in time, or a server that is not Dask's
+                # json/identity.json has the address, too, but in Dask 2026.7 it fails with a traceback after tasks.
+                found = re.search(rb"Scheduler (\w+://\S+)", await fetch("info/main/workers.html"))
+                Dashboard.shown = found[1] if found else None
+                if found and before in (None, found[1]):
                     return json.loads(await fetch("individual-plots.json"))
             return {}
 

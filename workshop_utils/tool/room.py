@@ -1,7 +1,7 @@
-"""Serve the room at a glance: a page on which the instructor sees who passed which exercise, and who did not yet.
+"""Serve a page on which the instructor sees who passed which exercise, and who did not yet.
 
 Check cells post to /report with the attendees' token (`workshop_utils/exercises/reporting.py`); the page, `room.html`,
-asks for /board with the instructor's. Both are new at each start, and nothing is kept after it but a CSV if wanted.
+asks for /board with the instructor's. Both tokens are new at each start. At the end, only a CSV is kept, if wanted.
 """
 
 import asyncio
@@ -20,18 +20,20 @@ from workshop_utils.exercises.reporting import FORM
 from workshop_utils.storage import whole_file
 from workshop_utils.tool.board import Board, RoomIsFull, read_exercises
 
-LONGEST_BODY_BYTES = 600  # a report whose nickname is 20 escaped emoji has less
-PATIENCE_S = 10  # with a request that has begun
+LONGEST_BODY_BYTES = 600  # a report is shorter, even if its nickname is 20 escaped emoji
+PATIENCE_S = 10  # time limit of a request that has begun
 EVERYWHERE = ("0.0.0.0", "::")
-POLICY = ("default-src 'none'; connect-src 'self'; img-src data:; script-src 'nonce-{0}'; style-src 'nonce-{0}'; "
-          "base-uri 'none'; form-action 'none'; frame-ancestors 'none'")  # fmt: skip
+POLICY = (
+    "default-src 'none'; connect-src 'self'; img-src data:; script-src 'nonce-{0}'; style-src 'nonce-{0}'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 
 
 def serve_room(project: Path, host: str, port: int, csv: Path | None = None) -> None:
     """Serve the page for the notebooks of `project` until Ctrl-C or SIGTERM; print its address and the attendees' line.
 
-    port: 0 for any free one. csv: a new file, for the end. Raises ClickException where it exists or cannot be written,
-    where there are no exercises, or nothing can listen at `host` and `port`.
+    port: 0 for any free one. csv: a new file, written at the end. Raises ClickException where it exists or cannot be
+    written, where there are no exercises, and where nothing can listen at `host` and `port`.
     """
     if not (exercises := read_exercises(project / "notebooks")):
         raise click.ClickException(f"No notebook in {project / 'notebooks'} has a cell tagged `check`.")
@@ -45,7 +47,7 @@ def serve_room(project: Path, host: str, port: int, csv: Path | None = None) -> 
             "--host is an address of this machine, or 0.0.0.0 for all of them."
         ) from error
     board, attendees_token, instructors_token = Board(exercises), secrets.token_urlsafe(16), secrets.token_urlsafe(16)
-    _write(board, csv)  # now, so that a folder which refuses it is known before the workshop
+    _write(board, csv)  # already now: a folder that refuses it should be known before the workshop
     _announce(host, sockets[0].getsockname()[1], attendees_token, instructors_token)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -66,11 +68,11 @@ def make_app(board: Board, attendees_token: str, instructors_token: str) -> Appl
 
 
 async def _serve(app, sockets):
-    logging.getLogger("tornado").setLevel(logging.ERROR)  # a stranger's bad request is no news
+    logging.getLogger("tornado").setLevel(logging.ERROR)  # do not print each bad request of a stranger
     limits = {"max_body_size": LONGEST_BODY_BYTES, "max_header_size": 8192}
     server = HTTPServer(app, **limits, idle_connection_timeout=PATIENCE_S, body_timeout=PATIENCE_S)
     server.add_sockets(sockets)
-    await asyncio.Event().wait()  # for Ctrl-C
+    await asyncio.Event().wait()  # until Ctrl-C
 
 
 def _announce(host, port, attendees_token, instructors_token):
@@ -137,7 +139,7 @@ class _Rows(_Handler):
 
 
 class _Page(_Handler):
-    """The page with nobody on it: its script has the instructor's token from behind the #, which no browser sends."""
+    """The page without attendees. Its script reads the instructor's token behind the #, which no browser sends."""
 
     def get(self):
         nonce = secrets.token_urlsafe(16)

@@ -10,8 +10,14 @@ from sphinx.application import Sphinx
 PAGE = "docs/glossary"
 TERM = re.compile(r"^### (?P<term>.+)\n\n(?P<meaning>.+)", re.MULTILINE)
 # How a term is found where it is not the term itself, with or without an "s".
-FORMS = {"sketches": "sketch(?:es)?", "photos": "photos?", "logits": "logits?", "DDP": "DDP|DistributedDataParallel",
-         "bf16": "bf16|bfloat16", "batch normalisation": "BatchNorm"}  # fmt: skip
+FORMS = {
+    "sketches": "sketch(?:es)?",
+    "photos": "photos?",
+    "logits": "logits?",
+    "DDP": "DDP|DistributedDataParallel",
+    "bf16": "bf16|bfloat16",
+    "batch normalisation": "BatchNorm",
+}
 # These are ordinary words, too, or have a second meaning: they are linked where a notebook introduces them in bold.
 ONLY_IN_BOLD = {"backend", "bucket", "chunk", "client", "head", "step", "task", "transform", "worker"}
 NOT_IN = (nodes.title, nodes.reference, nodes.literal, nodes.literal_block, nodes.raw, nodes.caption, nodes.comment)
@@ -40,13 +46,21 @@ def link_terms(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     terms = read_terms(Path(app.srcdir))
     page = app.builder.get_relative_uri(docname, PAGE)
     for term in sorted(terms, key=len, reverse=True):  # "task graph" before "task"
-        pattern = re.compile(rf"(?<![\w/-])(?:{FORMS.get(term, re.escape(term) + 's?')})(?![\w/-])",
-                             0 if term.isupper() else re.IGNORECASE)  # fmt: skip
+        pattern = re.compile(
+            rf"(?<![\w/-])(?:{FORMS.get(term, re.escape(term) + 's?')})(?![\w/-])",
+            0 if term.isupper() else re.IGNORECASE,
+        )
         for text in doctree.findall(nodes.Text):
             found = pattern.search(text)
             if found and _may_be_linked(text, found.group(), term):
-                link = nodes.reference("", found.group(), internal=True, refuri=f"{page}#{slug(term)}",
-                                       reftitle=terms[term], classes=["term"])  # fmt: skip
+                link = nodes.reference(
+                    "",
+                    found.group(),
+                    internal=True,
+                    refuri=f"{page}#{slug(term)}",
+                    reftitle=terms[term],
+                    classes=["term"],
+                )
                 before, after = nodes.Text(text[: found.start()]), nodes.Text(text[found.end() :])
                 text.parent.replace(text, [before, link, after])
                 break

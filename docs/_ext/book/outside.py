@@ -46,8 +46,11 @@ def add_badges(app: Sphinx, doctree: nodes.document) -> None:
     path, repository = source_notebook(app, app.env.docname), app.config.book_repository
     if not path or not repository.startswith("https://github.com/"):
         return
-    names = {"owner_and_name": repository.removeprefix("https://github.com/"), "branch": app.config.book_branch,
-             "path": quote(path, safe="")}  # fmt: skip
+    names = {
+        "owner_and_name": repository.removeprefix("https://github.com/"),
+        "branch": app.config.book_branch,
+        "path": quote(path, safe=""),
+    }
     links = [nodes.reference("", text, refuri=url.format(**names), classes=["badge-link"]) for text, url in BADGES]
     line = nodes.paragraph("", "", links[0], nodes.Text(" "), links[1], classes=["launch"])
     title = next(doctree.findall(nodes.title))
@@ -85,8 +88,16 @@ def _is_outside(env: BuildEnvironment, path: str) -> bool:
 
 
 def _to_page(target: str, docname: str, node: nodes.Element) -> nodes.Element:
-    xref = addnodes.pending_xref("", *node.children, refdomain="doc", reftarget=target, reftargetid=None,
-                                 refdoc=docname, reftype="myst", refexplicit=True)  # fmt: skip
+    xref = addnodes.pending_xref(
+        "",
+        *node.children,
+        refdomain="doc",
+        reftarget=target,
+        reftargetid=None,
+        refdoc=docname,
+        reftype="myst",
+        refexplicit=True,
+    )
     return xref
 
 

@@ -1,4 +1,4 @@
-"""When a page's notebook was last run, with what and on what: `workshop run` writes that into the notebook."""
+"""When a page's notebook was last run, with what and on what: `tools/render.py` writes that into the notebook."""
 
 import json
 from pathlib import Path
@@ -9,21 +9,25 @@ from sphinx.errors import ExtensionError
 
 
 def last_run(path: Path) -> dict[str, str]:
-    """Return what `workshop run` noted in a rendered notebook: date, python, torch, dask, device.
+    """Return what `tools/render.py` noted in a rendered notebook: date, python, torch, dask, device.
 
     Raises ExtensionError, which ends the build, if it noted nothing.
     """
     metadata = json.loads(path.read_text(encoding="utf-8"))["metadata"]
     if "verified" not in metadata:
         number = path.stem.split("-")[0]
-        raise ExtensionError(f"{path.name} does not say when it was last run. Render it: workshop run {number}")
+        raise ExtensionError(
+            f"{path.name} does not say when it was last run. Render it: python tools/render.py {number}"
+        )
     return metadata["verified"]
 
 
 def in_words(run: dict[str, str]) -> str:
     """Return a run as a page says it."""
-    return (f"This notebook was last run on {run['date']}, with Python {run['python']}, PyTorch {run['torch']} and "
-            f"Dask {run['dask']}, on {run['device']}.")  # fmt: skip
+    return (
+        f"This notebook was last run on {run['date']}, with Python {run['python']}, PyTorch {run['torch']} and "
+        f"Dask {run['dask']}, on {run['device']}."
+    )
 
 
 def of_all(runs: list[dict[str, str]]) -> str:

@@ -1,4 +1,8 @@
-"""Execute notebooks headless and keep their outputs in a form that differs only where the results do."""
+"""Execute notebooks into notebook_output/ in a form that differs only where the results do.
+
+`python tools/render.py` in the folder of the workshop executes all of them, `python tools/render.py 03 06` these two.
+It prints a table of minutes, and writes the minutes into the notebooks and the instructor's schedules.
+"""
 
 import importlib.metadata
 import platform
@@ -9,14 +13,17 @@ from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
+import click
 import dask
 import nbformat
+from minutes import write_minutes
 from nbclient import NotebookClient
+from schedules import fill_schedules
 from tqdm import tqdm
 
 from workshop_utils.storage import whole_file
-from workshop_utils.tool.minutes import write_minutes
 
+SCHEDULES = Path("docs/instructor/schedules.md")
 CELL_TIMEOUT_S = 1800
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 WIDGET = "application/vnd.jupyter.widget-view+json"  # holds a random id; its plain text or HTML is kept
@@ -29,6 +36,28 @@ class Rendered(NamedTuple):
     n_cells: int
     seconds: list[float]
     error: str | None
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+def main(names: tuple[str, ...]) -> None:
+    """Execute notebooks into notebook_output/: all, or those whose names begin with NAMES, such as 03."""
+    known = sorted(Path("notebooks").glob("*.ipynb"))
+    if not known:
+        raise click.ClickException(f"{Path.cwd()} has no notebooks: run this in the folder of the workshop.")
+    for name in names:
+        if not any(path.name.startswith(name) for path in known):
+            there = ", ".join(path.stem for path in known) or "nothing"
+            raise click.ClickException(f"No notebook's name begins with {name!r}; {Path.cwd()}/notebooks has {there}.")
+    chosen = [path for path in known if not names or path.name.startswith(names)]
+    done = [render(path, "notebook_output") for path in chosen]
+    click.echo(f"\n{'notebook':<40}{'cells':>6}{'minutes':>9}{'slowest, s':>12}")
+    for one in done:
+        click.echo(f"{one.name:<40}{one.n_cells:>6}{sum(one.seconds) / 60:>9.1f}{max(one.seconds, default=0):>12.1f}")
+    if failed := [f"{one.name}, {one.error}" for one in done if one.error]:
+        raise click.ClickException("\n".join(failed))
+    if SCHEDULES.is_file():
+        fill_schedules(SCHEDULES)
 
 
 def render(path: str | Path, output: str | Path) -> Rendered:
@@ -45,7 +74,7 @@ def render(path: str | Path, output: str | Path) -> Rendered:
         notebook = nbformat.read(path, as_version=4)
         cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
         _execute(notebook, path, seconds)
-        if not dask.config.get("scheduler-address", None):  # on which they would be others
+        if not dask.config.get("scheduler-address", None):  # minutes are those of this machine
             write_minutes(path, notebook, seconds)
         tidy(notebook, path.resolve().parents[1])
         notebook.metadata["verified"] = verified()
@@ -92,8 +121,15 @@ def verified() -> dict[str, str]:
 
 def _execute(notebook, path, seconds):
     quiet = ["--IPKernelApp.log_level=40"]  # it would warn of its own, local, connection
-    client = NotebookClient(notebook, timeout=CELL_TIMEOUT_S, kernel_name="python3", extra_arguments=quiet,
-                            record_timing=False, coalesce_streams=True, resources={"metadata": {"path": path.parent}})
+    client = NotebookClient(
+        notebook,
+        timeout=CELL_TIMEOUT_S,
+        kernel_name="python3",
+        extra_arguments=quiet,
+        record_timing=False,
+        coalesce_streams=True,
+        resources={"metadata": {"path": path.parent}},
+    )
     client.reset_execution_trackers()
     with client.setup_kernel():
         for index, cell in enumerate(tqdm(notebook.cells, desc=path.stem, unit="cell")):
@@ -109,3 +145,7 @@ def _rename(value, paths, names):
             _rename(item, paths, names)
         elif isinstance(item, str) and not str(key).startswith("image/p"):
             value[key] = paths.sub(lambda found: names[found[1]], item)
+
+
+if __name__ == "__main__":
+    main()

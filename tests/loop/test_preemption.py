@@ -1,4 +1,4 @@
-"""A rank that is told to end: all ranks save the same step and leave, and the next run goes on from it."""
+"""When a rank is told to end, all ranks save the same step and leave, and the next run resumes from it."""
 
 import multiprocessing
 import os
@@ -14,14 +14,15 @@ import torch.distributed as dist
 from test_training import FIVE_STEPS, Reads, noise, trained
 
 from workshop_utils import ddp
+from workshop_utils.loop.batches import heed_parent_alone
+from workshop_utils.loop.preemption import Preempted, sigterm_noticed
 from workshop_utils.models import load_checkpoint
-from workshop_utils.preemption import Preempted, heed_parent_alone, sigterm_noticed
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
 
 
 def told_in_step(step, images_a_step, rank=0):
-    """Return images of which a rank gets a real SIGTERM while it reads those of this step (from 1) of a run."""
+    """Return images; a rank that reads those of this step (from 1) gets a real SIGTERM meanwhile."""
 
     def told(count):
         if count == (step - 1) * images_a_step and (not dist.is_initialized() or dist.get_rank() == rank):
@@ -39,9 +40,9 @@ def handler():
 
 @pytest.mark.usefixtures("handler")
 @pytest.mark.long
-def test_one_process_saves_the_step_in_which_it_was_told_and_goes_on_from_it(tmp_path):
+def test_one_process_saves_the_step_in_which_it_was_told_and_resumes_from_it(tmp_path):
     checkpoint = tmp_path / "run.pt"
-    with pytest.raises(Preempted, match=f"^Rank 0 got SIGTERM.*after step 3.*checkpoint='{checkpoint}'"):
+    with pytest.raises(Preempted, match=f"Rank 0 .*step 3.*checkpoint='{checkpoint}'"):
         trained(told_in_step(3, 16), checkpoint=checkpoint, **FIVE_STEPS)
     assert load_checkpoint(checkpoint)["training"]["step"] == 3
     numbers, weights = trained(checkpoint=checkpoint, **FIVE_STEPS)
@@ -52,11 +53,36 @@ def test_one_process_saves_the_step_in_which_it_was_told_and_goes_on_from_it(tmp
 
 @pytest.mark.usefixtures("handler")
 @pytest.mark.long
-def test_at_an_epochs_end_its_evaluation_comes_first(tmp_path):
-    with pytest.raises(Preempted, match="after step 6"):
-        trained(told_in_step(5, 16), checkpoint=tmp_path / "run.pt", **FIVE_STEPS | {"epochs": 2})
-    assert load_checkpoint(tmp_path / "run.pt")["training"]["numbers"] == {}
-    assert trained(told_in_step(5, 16), checkpoint=tmp_path / "done.pt", **FIVE_STEPS)[0]["steps"] == 5
+def test_at_the_end_of_an_epoch_its_evaluation_comes_first(tmp_path):
+    settings = {**FIVE_STEPS, "epochs": 2, "val_set": noise(7), "checkpoint": tmp_path / "run.pt"}
+    with pytest.raises(Preempted, match="step 5"):
+        trained(told_in_step(5, 16), **settings)
+    assert "accuracy" in load_checkpoint(tmp_path / "run.pt")["training"]["numbers"]
+    assert trained(**settings)[0]["resumed_at"] == 5
+
+
+@pytest.mark.usefixtures("handler")
+def test_a_signal_in_the_last_step_ends_the_run_and_the_next_start_returns_its_numbers(tmp_path):
+    settings = {**FIVE_STEPS, "val_set": noise(7), "checkpoint": tmp_path / "run.pt"}
+    with pytest.raises(Preempted, match="step 5"):
+        trained(told_in_step(5, 16), **settings)
+    numbers, _ = trained(**settings)
+    assert (numbers["resumed_at"], numbers["steps"]) == (5, 5) and 0 <= numbers["accuracy"] <= 1
+
+
+def test_a_signal_that_nobody_has_answered_comes_again():
+    told, before = [], signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+    try:
+        with sigterm_noticed():
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert not told
+        assert told == [1]
+        with pytest.raises(Preempted), sigterm_noticed():
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise Preempted(1, [0], "run.pt")
+        assert told == [1]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_without_a_checkpoint_there_is_nothing_to_save_and_the_signal_does_what_it_did_before():
@@ -74,7 +100,7 @@ def test_a_child_that_reads_images_outlives_a_signal_to_all_processes_but_not_it
     assert numbers["steps"] == 5
     context = multiprocessing.get_context("fork")
     heeds = context.Event()
-    process = context.Process(target=lambda: (heed_parent_alone(), heeds.set(), time.sleep(1000)))
+    process = context.Process(target=lambda: (heed_parent_alone(os.getppid()), heeds.set(), time.sleep(1000)))
     process.start()
     assert heeds.wait(10)
     os.kill(process.pid, signal.SIGTERM)
@@ -92,14 +118,14 @@ def test_one_rank_is_told_and_both_save_the_same_step(client, tmp_path):
         images = told_in_step(3, 8, rank=1) if told else noise()
         return trained(images, checkpoint=checkpoint, **FIVE_STEPS)[0]
 
-    with pytest.raises(Preempted, match="Rank 1 got SIGTERM.*after step 3"):
+    with pytest.raises(Preempted, match="Rank 1 .*step 3"):
         ddp.run(client, teach, True)
     assert load_checkpoint(checkpoint)["training"]["step"] == 3
     assert client.run(os.getpid) == pids and client.run(handlers) == before
     assert [numbers["resumed_at"] for numbers in ddp.run(client, teach, False)] == [3, 3]
 
 
-def test_where_no_main_thread_can_be_had_training_goes_on_unnoticed(handler):
+def test_in_another_thread_without_a_worker_the_handler_stays(handler):
     seen = []
 
     def work():
@@ -112,7 +138,6 @@ def test_where_no_main_thread_can_be_had_training_goes_on_unnoticed(handler):
     assert seen == [handler]
 
 
-def test_it_travels_as_it_is():
+def test_the_error_can_be_pickled():
     error = pickle.loads(pickle.dumps(Preempted(7, [0, 2], "s3://bucket/run.pt")))
-    assert str(error).startswith("Rank 0, 2 got SIGTERM, so training ended after step 7,")
-    assert "checkpoint='s3://bucket/run.pt'" in str(error)
+    assert str(error) == str(Preempted(7, [0, 2], "s3://bucket/run.pt")) and "Rank 0, 2 " in str(error)

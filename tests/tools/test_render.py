@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import platform
+import subprocess
 import sys
 from datetime import date
 from pathlib import Path
@@ -10,9 +11,9 @@ from pathlib import Path
 import dask
 import nbformat
 import pytest
+from click.testing import CliRunner
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
-
-from workshop_utils.tool.render import render, tidy
+from render import main, render, tidy
 
 
 def notebook(folder, *sources, name="01-try.ipynb"):
@@ -83,16 +84,18 @@ def test_two_runs_write_the_same_bytes(tmp_path):
     one, two = ((tmp_path / folder / path.name).read_text() for folder in ("one", "two"))
     assert one == two
     assert outputs(tmp_path / "one" / path.name)[0].text == "0\n1\n2\n"
-    assert "model_id" not in one and "execution\"" not in one
+    assert "model_id" not in one and 'execution"' not in one
 
 
 def test_paths_of_this_machine_are_taken_out(tmp_path):
     here, home = str(tmp_path), str(Path.home())
-    cell = new_code_cell(outputs=[
-        new_output("stream", text=f"{here}/img/a.svg {home}/.cache/x {home}2/y {sys.prefix}/lib"),
-        new_output("display_data", data={"text/html": f"<b>{here}</b>", "image/png": "aaaa"}),
-        new_output("error", ename="E", evalue=here, traceback=[f"File {here}/a.py"]),
-    ])  # fmt: skip
+    cell = new_code_cell(
+        outputs=[
+            new_output("stream", text=f"{here}/img/a.svg {home}/.cache/x {home}2/y {sys.prefix}/lib"),
+            new_output("display_data", data={"text/html": f"<b>{here}</b>", "image/png": "aaaa"}),
+            new_output("error", ename="E", evalue=here, traceback=[f"File {here}/a.py"]),
+        ]
+    )
     book = new_notebook(cells=[cell])
     tidy(book, tmp_path)
     assert cell.outputs[0].text == f"~/workshop/img/a.svg ~/.cache/x {home}2/y ~/python/lib"
@@ -125,3 +128,35 @@ def test_a_file_that_is_no_notebook_is_reported(tmp_path, content, reason):
 def test_a_kernel_that_dies_is_reported(tmp_path):
     done = render(notebook(tmp_path, "import os; os._exit(1)"), tmp_path / "out")
     assert done.error.startswith("code cell 1 of 1: DeadKernelError")
+
+
+def test_the_chosen_notebooks_are_rendered_and_a_table_says_their_minutes(tmp_path):
+    notebook(tmp_path, "import time; time.sleep(0.3)", name="01-one.ipynb")
+    notebook(tmp_path, "2", name="02-two.ipynb")
+    notebook(tmp_path, "3", name="03-three.ipynb")
+    command = [sys.executable, Path(__file__).parents[2] / "tools/render.py", "02", "01-one.ipynb"]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    rows = [line.split() for line in said.stdout.strip().splitlines()]
+    assert rows[0] == ["notebook", "cells", "minutes", "slowest,", "s"]
+    assert [row[:2] for row in rows[1:]] == [["01-one.ipynb", "1"], ["02-two.ipynb", "1"]]
+    assert float(rows[1][3]) >= 0.3
+    assert sorted(path.name for path in (tmp_path / "notebook_output").iterdir()) == ["01-one.ipynb", "02-two.ipynb"]
+    assert "01-one: 100%" in said.stderr
+
+
+def test_a_failing_notebook_does_not_stop_the_others(tmp_path, monkeypatch):
+    notebook(tmp_path, "1", "raise ValueError('too few dogs')", name="01-bad.ipynb")
+    notebook(tmp_path, "2", name="02-good.ipynb")
+    monkeypatch.chdir(tmp_path)
+    said = CliRunner().invoke(main)
+    assert said.exit_code == 1
+    assert "01-bad.ipynb, code cell 2 of 2: ValueError: too few dogs" in said.output
+    assert os.listdir(tmp_path / "notebook_output") == ["02-good.ipynb"]
+
+
+def test_an_unknown_notebook_is_answered_with_those_there_are(tmp_path, monkeypatch):
+    notebook(tmp_path, "1")
+    monkeypatch.chdir(tmp_path)
+    said = CliRunner().invoke(main, ["07"])
+    assert said.exit_code == 1 and "'07'" in said.output and "01-try" in said.output

@@ -1,4 +1,4 @@
-"""A GPU is given images as the CPU reads them, whatever the files are; here with its decoder's twin for the CPU."""
+"""The way to a GPU gives the images that the CPU reads, whatever the files are; here its decoder runs on the CPU."""
 
 import io
 from concurrent.futures import ThreadPoolExecutor
@@ -8,14 +8,14 @@ import torch
 from PIL import Image
 
 from workshop_utils.data import list_photos, read_files
+from workshop_utils.decode import PIXELS_PER_CALL, decode_jpegs, load_on_cpu, load_on_gpu, n_pixels_if_plain
 from workshop_utils.dogs.sketches import draw_dog
-from workshop_utils.images import PIXELS_PER_CALL, decode, load_on_cpu, load_on_gpu, n_pixels_if_plain
 from workshop_utils.inference import loaded_model
 from workshop_utils.models import load_resnet
 
 CPU, POOL = torch.device("cpu"), ThreadPoolExecutor(2)
-DECODE = "workshop_utils.images.decode"
-LEVEL = 1 / 255 / 0.224  # of 256, after the transform
+DECODE = "workshop_utils.decode.decode_jpegs"
+LEVEL = 1 / 255 / 0.224  # one of a pixel's 256 levels, after the transform
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def loaded(contents, transform):
 def calls(monkeypatch):
     """The contents that each call of the decoder was given."""
     seen = []
-    monkeypatch.setattr(DECODE, lambda given, device: seen.append(given) or decode(given, device))
+    monkeypatch.setattr(DECODE, lambda given, device: seen.append(given) or decode_jpegs(given, device))
     return seen
 
 

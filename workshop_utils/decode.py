@@ -1,4 +1,4 @@
-"""Turn the bytes of photos into images for a model: by Pillow, or on a GPU, which decodes many JPEGs in one call."""
+"""From the bytes of photos to images for a model: with Pillow, or on a GPU, which decodes many JPEGs in one call."""
 
 import math
 from collections import defaultdict
@@ -13,15 +13,16 @@ from torchvision.transforms.functional import resize
 
 from workshop_utils.data import BadPhoto, decode_photo
 
-PIXELS_PER_CALL = 2**26  # decoded together: 358 photos of 500 x 375, or five of 12 megapixels; 0.8 GB in float32
+PIXELS_PER_CALL = 2**26  # of the JPEGs that are decoded together: 358 of 500 x 375; they take 0.8 GB in float32
 END_OF_JPEG = b"\xff\xd9"
 
 
-def load_on_cpu(contents: Sequence[bytes | Exception], paths: Sequence[str], transform: Callable,
-                pool: Executor) -> tuple[torch.Tensor, list[str | None]]:
-    """Return (images, errors): an image for each photo that can be read, and for each path None or why it cannot.
+def load_on_cpu(
+    contents: Sequence[bytes | Exception], paths: Sequence[str], transform: Callable, pool: Executor
+) -> tuple[torch.Tensor, list[str | None]]:
+    """Return (images, errors): the images of the photos that can be read; for each path None, or why it cannot be read.
 
-    contents: of `data.read_files`. transform: of `load_resnet`. pool: of the threads that decode.
+    contents: from `data.read_files`. transform: from `load_resnet`. pool: threads that decode.
     images: (n, 3, 224, 224) float32.
     """
     loaded = list(pool.map(partial(_load_photo, transform), contents, paths))
@@ -29,20 +30,25 @@ def load_on_cpu(contents: Sequence[bytes | Exception], paths: Sequence[str], tra
     return torch.stack(images) if images else torch.empty(0), [error for _, error in loaded]
 
 
-def load_on_gpu(contents: Sequence[bytes | Exception], paths: Sequence[str], transform: Callable, pool: Executor,
-                device: torch.device) -> tuple[torch.Tensor, list[str | None]]:
+def load_on_gpu(
+    contents: Sequence[bytes | Exception],
+    paths: Sequence[str],
+    transform: Callable,
+    pool: Executor,
+    device: torch.device,
+) -> tuple[torch.Tensor, list[str | None]]:
     """Return what `load_on_cpu` does, with the images on `device`, a GPU, which decodes, resizes and normalises JPEGs.
 
-    Pillow reads what the GPU's decoder refuses or might read in another way. So errors are the same as on a CPU, and a
+    Pillow reads what the GPU's decoder refuses or might read differently. So errors are the same as on a CPU, and a
     call that fails on the GPU costs time, not photos. The work has a CUDA stream of its own, and is done on return.
     """
     images: dict[int, torch.Tensor] = {}
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-    with torch.cuda.stream(stream):  # of None, it changes nothing
+    with torch.cuda.stream(stream):  # None changes nothing
         for part in _parts(contents):
             try:
                 images |= _load_jpegs({position: contents[position] for position in part}, transform, device)
-            except Exception:  # one damaged file fails the whole call; so do a missing decoder and too little memory
+            except Exception:  # a damaged file, a missing decoder or too little memory makes the whole call fail
                 continue
         left = [position for position in range(len(paths)) if position not in images]
         by_pillow, why = load_on_cpu([contents[i] for i in left], [paths[i] for i in left], transform, pool)
@@ -50,20 +56,20 @@ def load_on_gpu(contents: Sequence[bytes | Exception], paths: Sequence[str], tra
         images |= zip((i for i in left if not errors[i]), by_pillow.to(device), strict=True)
         batch = torch.stack([images[position] for position in sorted(images)]) if images else torch.empty(0)
     if stream:
-        stream.synchronize()  # the forward pass is on another one
+        stream.synchronize()  # the forward pass runs on another stream
     return batch, [errors.get(position) for position in range(len(paths))]
 
 
 def n_pixels_if_plain(content: bytes | Exception) -> int:
-    """Return how many pixels a JPEG has that any decoder reads alike; 0 for all else, such as CMYK or a cut file."""
+    """Return how many pixels a JPEG has, if all decoders read it alike; else 0, as for CMYK or a truncated file."""
     try:
-        image = Image.open(BytesIO(content), formats=["JPEG"])  # type: ignore[arg-type]  # reads the header alone
+        image = Image.open(BytesIO(content), formats=["JPEG"])  # type: ignore[arg-type]  # reads only the header
     except Exception:
         return 0
     n_pixels = math.prod(image.size)
     alike = image.mode in ("RGB", "L") and image.info.get("adobe_transform", 1) != 0
     whole = content.endswith(END_OF_JPEG)  # type: ignore[union-attr]
-    usual = n_pixels <= PIXELS_PER_CALL // 2 and max(image.size) <= 8 * min(image.size)  # Pillow's rules are stricter
+    usual = n_pixels <= PIXELS_PER_CALL // 2 and max(image.size) <= 8 * min(image.size)  # `decode_photo` allows more
     return n_pixels if alike and whole and usual else 0
 
 
@@ -75,8 +81,9 @@ def _load_photo(transform, content, path):
 
 
 def _parts(contents):
-    """Return lists of positions of plain JPEGs, each of at most PIXELS_PER_CALL together."""
-    parts, room = [], 0
+    """Return lists of positions of plain JPEGs; those of a list have at most PIXELS_PER_CALL together."""
+    parts: list[list[int]] = []
+    room = 0
     for position, content in enumerate(contents):
         n_pixels = n_pixels_if_plain(content)
         if n_pixels > room:
@@ -89,12 +96,12 @@ def _parts(contents):
 
 
 def _load_jpegs(contents, transform, device):
-    """Return {position: image (3, 224, 224) float32} of {position: content}."""
-    decoded = decode(list(contents.values()), device)
+    """Return {position: image (3, 224, 224) float32} for {position: content}."""
+    decoded = decode_jpegs(list(contents.values()), device)
     alike = defaultdict(list)  # only images of one size can be transformed together
     for position, image in zip(contents, decoded, strict=True):
         alike[image.shape].append((position, image))
-    images = {}
+    images: dict[int, torch.Tensor] = {}
     for group in alike.values():
         positions, of_one_size = zip(*group, strict=True)
         images |= zip(positions, transform(_resized(torch.stack(of_one_size), *transform.resize_size)), strict=True)
@@ -102,9 +109,9 @@ def _load_jpegs(contents, transform, device):
 
 
 def _resized(images, shorter_side):
-    """Return (n, 3, h, w) uint8 images as the transform would resize them, but rounded between the axes as by Pillow.
+    """Return (n, 3, h, w) uint8 images, resized as the transform would, but rounded between the axes, as Pillow does.
 
-    Of 960 photos, 955 then had the CPU's prediction, and 951 where both axes were resized at once.
+    955 of 960 photos then got the same prediction as on the CPU; 951 if both axes were resized at once.
     """
     height, width = images.shape[-2:]
     wide = shorter_side if width <= height else int(shorter_side * width / height)
@@ -112,8 +119,8 @@ def _resized(images, shorter_side):
     return resize(resize(images, [height, wide]), [high, wide])
 
 
-def decode(contents: Sequence[bytes], device: torch.device) -> list[torch.Tensor]:
-    """Return each JPEG as a (3, h, w) uint8 tensor on `device`; raise RuntimeError where one cannot be decoded."""
+def decode_jpegs(contents: Sequence[bytes], device: torch.device) -> list[torch.Tensor]:
+    """Return each JPEG as a (3, h, w) uint8 tensor on `device`; raise RuntimeError if one cannot be decoded."""
     from torchcodec.decoders import decode_jpeg
 
     files = [torch.frombuffer(bytearray(content), dtype=torch.uint8) for content in contents]

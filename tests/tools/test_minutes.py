@@ -1,9 +1,8 @@
 """The minutes in a notebook come from its measured cells and from a rule for the rest."""
 
 import nbformat
+from minutes import LINES, WORDS, write_minutes
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
-
-from workshop_utils.tool.minutes import LINES, WORDS, write_minutes
 
 
 def lesson(path, *cells):

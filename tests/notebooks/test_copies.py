@@ -1,9 +1,9 @@
-"""The copies that nbval runs hold each check twice: after the stub, where it has to fail, and after the solution."""
+"""The copies that nbval runs hold each check twice, after the stub and after the solution, or each cell twice."""
 
 import pytest
+from copies import FAILED_AS_IT_SHOULD, with_every_cell_twice, with_stub_checks
 from lessons import SOURCES, code_cells, read, tags, without_bars
 from nbformat.v4 import new_code_cell, new_notebook, new_output
-from with_stubs import FAILED_AS_IT_SHOULD, with_stub_checks
 
 NOTEBOOK = next(path for path in SOURCES if path.stem.startswith("01"))
 
@@ -33,6 +33,12 @@ def test_only_a_hint_makes_that_cell_print_what_is_expected(capsys):
     raising = "from workshop_utils.exercises import exercise\nexercise(len)(None)"
     assert "cannot read this answer" in run(raising), "which is no hint"
     assert run("from workshop_utils.exercises import passed\npassed('done')") != FAILED_AS_IT_SHOULD
+
+
+def test_every_cell_comes_twice_but_the_last():
+    before, after = (code_cells(change(read(NOTEBOOK))) for change in (lambda same: same, with_every_cell_twice))
+    assert [cell.source for cell in after[:-1:2]] == [cell.source for cell in after[1::2]]
+    assert [*after[:-1:2], after[-1]] == before
 
 
 @pytest.mark.parametrize("bar", ["training [00:03, 7 rows of metrics]", "b: 100%|██| 9/9 [00:10<00:00, 94 photos/s] "])

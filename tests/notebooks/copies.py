@@ -1,7 +1,8 @@
-"""Copy the rendered notebooks to .nbval, with one more cell per exercise: its check, run on the stub, has to fail.
+"""Copies of the rendered notebooks for nbval, in .nbval: with the checks of stubs, or with every cell twice.
 
-One execution by nbval then proves both: stubs get a hint, and solutions pass. The copies lie as deep as the originals,
-since notebooks open files beside them.
+After each stub there is one more cell: the exercise's check, which has to fail there. One execution by nbval then
+proves both: stubs get a hint, and solutions pass. The copies lie as deep as the originals, since notebooks open files
+beside them.
 """
 
 import shutil
@@ -33,14 +34,21 @@ def expecting_not_yet(check):
     return nbformat.v4.new_code_cell(source, id=f"{check.id[:58]}-stub", execution_count=0, outputs=[expected])
 
 
-def copy_all():
-    """Make the copies anew; return their paths in order."""
+def with_every_cell_twice(notebook):
+    """Return the notebook with each code cell twice in place, but the last, which shuts the cluster down."""
+    cells = []
+    for position, cell in enumerate(notebook.cells):
+        cells.append(cell)
+        if cell.cell_type == "code" and position < len(notebook.cells) - 1:
+            cells.append(nbformat.from_dict({**cell, "id": f"{cell.id[:58]}-again"}))
+    notebook.cells = cells
+    return notebook
+
+
+def copy_all(changed=with_stub_checks):
+    """Make the copies anew, each changed by this function; return {number of a notebook: path of its copy}."""
     shutil.rmtree(COPIES, ignore_errors=True)
     COPIES.mkdir()
     for path in sorted(RENDERED.glob(NUMBERED)):
-        nbformat.write(with_stub_checks(without_bars(read(path))), COPIES / path.name)
-    return sorted(COPIES.iterdir())
-
-
-if __name__ == "__main__":
-    copy_all()
+        nbformat.write(changed(without_bars(read(path))), COPIES / path.name)
+    return {path.stem[:2]: path for path in sorted(COPIES.iterdir())}

@@ -1,0 +1,212 @@
+"""What a job does to a real cluster and to the jobs of others: it hangs nobody, hurts nobody, and leaves nothing."""
+
+import gc
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.distributed as dist
+from distributed import CancelledError, Client
+
+from workshop_utils import ddp
+from workshop_utils.job import JobError, WorkersBusy, on_scheduler
+from workshop_utils.job.owners import Denied, Request
+from workshop_utils.results import ResultsHandler, log_metrics
+
+
+def until(condition, timeout_s=60):
+    give_up = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up, "it took too long"
+        time.sleep(0.05)
+
+
+def pause_above(fraction, dask_worker=None):
+    dask_worker.memory_manager.memory_pause_fraction = fraction
+
+
+def by_name(client):
+    """Return the workers' addresses in rank order."""
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    return sorted(workers, key=lambda address: str(workers[address]["name"]))
+
+
+def status_of(client, address):
+    return client.scheduler_info(n_workers=-1)["workers"][address]["status"]
+
+
+@pytest.fixture
+def paused(client):
+    """A worker that uses more than its pause limit of memory; it goes on after the test."""
+    address = min(client.nthreads())
+    client.run(pause_above, 1e-6, workers=[address])
+    until(lambda: status_of(client, address) == "paused")
+    yield address
+    client.run(pause_above, 0.8, workers=[address])
+    until(lambda: status_of(client, address) == "running")
+
+
+def test_a_paused_worker_is_named_and_keeps_nobody_else_from_the_cluster(client, paused):
+    start = time.monotonic()
+    with pytest.raises(WorkersBusy, match=f"{paused} is paused.* of memory.*restart_workers"):
+        ddp.run(client, os.getpid)
+    with Client(client.scheduler.address, set_as_default=False) as other:
+        assert len(ddp.run(other, os.getpid, n_workers=1)) == 1
+    assert time.monotonic() < start + 30
+
+
+def test_a_rank_whose_worker_pauses_before_it_begins_is_named(client):
+    def take_long(dask_worker):
+        make = dist.TCPStore
+
+        def slowly(*args, **kwargs):
+            dist.TCPStore = make  # for this launch alone
+            time.sleep(3)
+            return make(*args, **kwargs)
+
+        dist.TCPStore = slowly
+
+    first, second = by_name(client)
+    client.run(take_long, workers=[first])
+    job = ddp.launch(client, os.getpid, timeout=60)
+    client.run(pause_above, 1e-6, workers=[second])
+    try:
+        with pytest.raises(JobError, match=f"Rank 1 cannot begin: worker {second} is paused"):
+            job.result()
+    finally:
+        client.restart_workers([second])
+
+
+def test_a_death_in_one_job_does_not_reach_the_job_of_another_kernel(client):
+    def die_soon():
+        log_metrics(running=True)
+        if dist.get_rank() == 1:
+            time.sleep(1.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.all_reduce(torch.ones(1))
+
+    def work():
+        time.sleep(5)
+        return "done"
+
+    job = ddp.launch(client, die_soon)
+    until(lambda: len(job.metrics()) == 2)
+    with Client(client.scheduler.address, set_as_default=False) as other, ThreadPoolExecutor(1) as pool:
+        second = pool.submit(ddp.run, other, work, n_workers=1, wait_for_workers=60)
+        with pytest.raises(JobError, match="Rank 1 died"):
+            job.result()
+        assert second.result(90) == ["done"]
+
+
+def test_a_rank_that_cannot_reach_the_store_ends_the_job_and_is_named(client):
+    def cut_off(dask_worker):
+        connect = dist.TCPStore
+
+        def unreachable(host, port, *args, is_master=True, **kwargs):
+            dist.TCPStore = connect  # for this launch alone
+            if is_master:
+                return connect(host, port, *args, is_master=is_master, **kwargs)
+            raise dist.DistNetworkError("The client socket has timed out")  # as behind a firewall, after REACH_S
+
+        dist.TCPStore = unreachable
+
+    client.run(cut_off, workers=by_name(client)[1:])
+    start = time.monotonic()
+    with pytest.raises(JobError, match=r"Rank 1, on worker tcp://.* could not connect to rank 0 at \S+:\d+.*firewall"):
+        ddp.run(client, dist.barrier)
+    assert time.monotonic() < start + 20
+
+
+def test_nothing_of_a_job_stays_on_the_scheduler(client, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKSHOP_SHARED", str(tmp_path / "shared"))
+
+    def send(handler):
+        for number in range(100):
+            log_metrics(step=number)
+        handler.submit_result(f"{dist.get_rank()}.bin", bytes(16 * 2**20))
+
+    def kept(dask_scheduler):
+        events = dask_scheduler.get_events()
+        mine = {topic: kept for topic, kept in events.items() if topic.startswith(("send-", "results-"))}
+        return sum(len(str(event)) for kept in mine.values() for event in kept), len(dask_scheduler.tasks)
+
+    for _ in range(3):
+        handler = ResultsHandler(client=client)
+        job = ddp.launch(client, send, handler)
+        assert len(handler.process_results(tmp_path / "results", job.futures)) == 2
+    assert (tmp_path / "results" / "1.bin").stat().st_size == 16 * 2**20
+    assert len(job.metrics()) == 200
+    del job
+    gc.collect()  # a job that failed is in its own error's traceback
+    until(lambda: client.run_on_scheduler(kept) == (0, 0), 20)
+    assert client.run_on_scheduler(on_scheduler.owned) == {}
+    assert not [path for path in (tmp_path / "shared").rglob("*") if path.is_file()]
+
+
+def test_a_function_with_large_arguments_passes_the_scheduler_once(client):
+    with pytest.warns(UserWarning, match="large graph") as warned:
+        assert ddp.run(client, len, os.urandom(12_000_000)) == [12_000_000] * 2
+    assert len([one for one in warned if "large graph" in str(one.message)]) == 1
+
+
+def test_a_plain_accelerator_trains_on_all_ranks_without_a_setting(client):
+    pytest.importorskip("accelerate")
+
+    def world():
+        from accelerate import Accelerator
+
+        accelerator = Accelerator()
+        return accelerator.num_processes, accelerator.process_index
+
+    assert ddp.run(client, world, timeout=120) == [(2, 0), (2, 1)]
+
+
+def test_the_environment_of_other_threads_never_changes_but_for_the_jobs_own_variables(client):
+    def watch(seconds):
+        home, missing, end = os.environ["HOME"], 0, time.monotonic() + seconds
+        while time.monotonic() < end:
+            missing += os.environ.get("HOME") != home
+        return missing
+
+    def busy(dask_worker):
+        dask_worker.watcher = ThreadPoolExecutor(1).submit(watch, 4)
+
+    client.run(busy)
+    for _ in range(20):
+        ddp.run(client, int)
+    assert set(client.run(lambda dask_worker: dask_worker.watcher.result()).values()) == {0}
+
+
+def test_a_client_that_is_closed_leaves_no_rank_no_claim_and_no_message(client):
+    def chat():
+        while True:
+            log_metrics(step=1)
+            time.sleep(0.05)
+
+    def topics(dask_scheduler):
+        return [topic for topic in dask_scheduler.get_events() if topic.startswith("chat-")]
+
+    before = set(client.run(os.getpid).values())
+    other = Client(client.scheduler.address, set_as_default=False)
+    job = ddp.launch(other, chat)
+    until(lambda: len(job.metrics()) > 4)
+    other.close()
+    with pytest.raises(CancelledError):
+        job.result()
+    assert set(ddp.run(client, os.getpid, wait_for_workers=60)).isdisjoint(before)
+    until(lambda: client.run_on_scheduler(topics) == [], 20)
+
+
+def test_a_client_that_is_gone_gets_no_workers_any_more(client):
+    denied = client.run_on_scheduler(on_scheduler.claim, Request("late", "no such client"))
+    assert isinstance(denied, Denied) and client.run_on_scheduler(on_scheduler.owned) == {}
+
+
+def test_a_restart_of_the_cluster_frees_what_a_job_has_left_behind(client):
+    client.run_on_scheduler(on_scheduler.claim, Request("left", client.id))
+    assert len(client.run_on_scheduler(on_scheduler.owned)) == 2
+    client.restart()
+    assert client.run_on_scheduler(on_scheduler.owned) == {}

@@ -1,0 +1,123 @@
+"""Float32 keeps all its digits while a model computes, and PyTorch's settings come back as the user left them."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from test_training import noise, resnet
+
+from workshop_utils.inference import classify_batches
+from workshop_utils.precision import ieee_float32, precision_of
+from workshop_utils.training import evaluate, train
+
+# After PyTorch's old settings a process cannot use the new ones, nor the reverse: each test has its own process.
+SETTINGS = """
+import warnings
+import torch
+from torch import backends
+from workshop_utils.precision import ieee_float32
+
+def read(name):
+    try:
+        return eval(name)
+    except RuntimeError:  # an old setting cannot be read where a new one has been made
+        return "cannot be read"
+
+def settings():
+    new = [f"backends.{name}fp32_precision" for name in NEW]
+    return [read(name) for name in [*new, *OLD]]
+
+NEW = ("", "cudnn.", "cudnn.conv.", "cudnn.rnn.", "cuda.matmul.", "mkldnn.conv.", "mkldnn.matmul.")
+OLD = ("backends.cudnn.allow_tf32", "backends.cuda.matmul.allow_tf32", "torch.get_float32_matmul_precision()")
+"""
+TRY = """
+before = settings()
+with ieee_float32():
+    assert {eval(f"backends.{name}fp32_precision") for name in NEW} == {"ieee"}
+assert settings() == before, (before, settings())
+backends.fp32_precision = "tf32"
+followed = settings()
+backends.fp32_precision = "ieee"
+with ieee_float32():
+    pass
+backends.fp32_precision = "tf32"
+assert settings() == followed, (followed, settings())
+"""
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "pass",
+        "backends.cudnn.allow_tf32 = False",
+        "torch.set_float32_matmul_precision('medium')",
+        "backends.fp32_precision = 'tf32'",
+        "backends.cudnn.fp32_precision = 'tf32'",
+        "backends.cudnn.conv.fp32_precision = 'ieee'",
+        "backends.mkldnn.matmul.fp32_precision = 'bf16'",
+    ],
+)
+def test_float32_keeps_its_digits_inside_and_the_users_choice_comes_back(choice):
+    finished = subprocess.run([sys.executable, "-c", SETTINGS + choice + TRY], capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+
+
+@pytest.fixture
+def tf32_for_all():
+    torch.backends.fp32_precision = "tf32"
+    yield
+    torch.backends.fp32_precision = "none"
+
+
+@pytest.mark.usefixtures("tf32_for_all")
+def test_pytorchs_new_setting_breaks_neither_training_nor_evaluation_nor_inference(dogs, weights):
+    model, seen = resnet(), set()
+    backends = torch.backends
+    model.fc.register_forward_hook(
+        lambda *_: seen.add((backends.cudnn.conv.fp32_precision, backends.cuda.matmul.fp32_precision))
+    )
+    train(model, noise(16), noise(7), batch_size=16)
+    evaluate(model, noise(7))
+    assert seen == {("ieee", "ieee")}
+    photo = str(next(dogs.glob("*/*.jpg")))
+    ((_, _, prediction, _, _, error),) = classify_batches([[photo]], weights=weights, precision="fp32")
+    assert prediction and error is None
+    with pytest.raises(ValueError, match="0 images"):
+        evaluate(model, noise(0))
+    assert backends.fp32_precision == backends.cudnn.conv.fp32_precision == "tf32"
+
+
+@pytest.mark.usefixtures("tf32_for_all")
+def test_a_thread_that_leaves_first_changes_nothing_for_one_that_still_computes():
+    inside, leave = threading.Event(), threading.Event()
+
+    def compute():
+        with ieee_float32():
+            inside.set()
+            leave.wait(10)
+
+    first = threading.Thread(target=compute)
+    first.start()
+    assert inside.wait(10)
+    with ieee_float32():
+        leave.set()
+        first.join()
+        assert torch.backends.cudnn.conv.fp32_precision == "ieee"
+    assert torch.backends.cudnn.conv.fp32_precision == "tf32"
+
+
+def test_precision_is_as_asked_or_what_the_machine_is_fast_in(monkeypatch):
+    assert (precision_of("fp32"), precision_of("bf16")) == ("fp32", "bf16")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for fast, expected in ((True, "bf16"), (False, "fp32")):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda fast=fast: {"avx512_bf16": fast})
+        assert precision_of() == expected
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)  # as on other kinds of processors
+    assert precision_of() == "fp32"
+
+
+def test_a_precision_that_does_not_exist_is_named():
+    with pytest.raises(ValueError, match="fp8"):
+        precision_of("fp8")

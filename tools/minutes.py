@@ -1,0 +1,54 @@
+"""How long a notebook takes in class: its cells as measured, its text by a rule; written into the notebook."""
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import nbformat
+
+WORDS, LINES = 130, 20  # words of prose and lines of code that are read in a minute
+MINUTES = {"exercise": 4, "guess": 1, "solution": 0, "check": 0}  # a cell with such a tag takes this, whatever it says
+FURTHER = "## Going further"  # the section for home, which does not count
+UNREAD = re.compile(r"<details>.*?</details>|!\[[^\]]*\]\([^)]*\)", re.DOTALL)  # folded hints and alt texts
+SECTION = re.compile(r"^(## .+)\n*(?:\*\d+ minutes?\*)?\n*", re.MULTILINE)
+TOTAL = re.compile(r"\*\*Time:\*\* .*")
+
+
+def write_minutes(path: Path, notebook: nbformat.NotebookNode, seconds: list[float]) -> None:
+    """Write the minutes of each section and of the whole notebook into `notebook` and into its source.
+
+    A section begins with a line `## …`. path: of the source. seconds: what each code cell of `notebook` took.
+    """
+    minutes = _of_sections(notebook, seconds)
+    in_class = sum(minutes.values()) - minutes[FURTHER]
+    total = f"**Time:** {5 * round(in_class / 5)} minutes in class; its cells run for {_run_time(sum(seconds))}."
+    source = nbformat.read(path, as_version=4)
+    for cell in [*source.cells, *notebook.cells]:
+        if cell.cell_type == "markdown":
+            cell.source = SECTION.sub(lambda found: f"{found[1]}\n\n{_rounded(minutes[found[1]])}\n\n", cell.source)
+            cell.source = TOTAL.sub(total, cell.source).rstrip("\n")
+    nbformat.write(source, path)
+
+
+def _of_sections(notebook, seconds):
+    minutes, section, took = defaultdict[str, float](float), "", iter(seconds)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            rules = [MINUTES[tag] for tag in cell.metadata.get("tags", ()) if tag in MINUTES]
+            reading = sum(rules) if rules else (cell.source.count("\n") + 1) / LINES
+            minutes[section] += next(took) / 60 + reading
+            continue
+        for part in re.split(r"^(?=## )", cell.source, flags=re.MULTILINE):
+            if part.startswith("## "):
+                section = part.split("\n")[0]
+            minutes[section] += len(UNREAD.sub("", part).split()) / WORDS
+    return minutes
+
+
+def _run_time(seconds):
+    return f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{10 * round(seconds / 10)} seconds"
+
+
+def _rounded(minutes):
+    whole = max(1, round(minutes))
+    return "*1 minute*" if whole == 1 else f"*{whole} minutes*"

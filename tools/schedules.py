@@ -1,0 +1,52 @@
+"""Write times and minutes into the instructor's schedules, as the notebooks say them.
+
+`tools/render.py` does this after each run; `python tools/schedules.py` does it after a change of the page.
+A row of a schedule begins where the row before it ends. A row that names a notebook, or a section of one, lasts as
+long as the notebook says; the minutes of any other row, and the time at which a schedule begins, are the page's own.
+"""
+
+import re
+from pathlib import Path
+
+import nbformat
+
+PAGE = Path(__file__).parents[1] / "docs/instructor/schedules.md"
+TIMED = re.compile(r"\| (\d\d):(\d\d) \| (\d+) \| (.+) \|")
+LEFT_OUT = re.compile(r"\| (.+, section \d+) \| \d+ \| (.+) \|")
+LESSON = re.compile(r"\((\S+/\d\d-[\w-]+\.ipynb)\)(?:, section (\d+))?$")
+
+
+def fill_schedules(page: Path = PAGE) -> None:
+    """Bring the times and minutes in the tables of `page` up to date with the notebooks that its rows link to."""
+    lines, now = [], None  # minutes since midnight at which the next row begins
+    for line in page.read_text(encoding="utf-8").splitlines():
+        if timed := TIMED.fullmatch(line):
+            hours, minutes, lasts, what = timed.groups()
+            now = 60 * int(hours) + int(minutes) if now is None else now
+            lasts = _minutes(page.parent, what) or int(lasts)
+            line = f"| {now // 60:02}:{now % 60:02} | {lasts} | {what} |"
+            now += lasts
+        elif left_out := LEFT_OUT.fullmatch(line):
+            line = f"| {left_out[1]} | {_minutes(page.parent, left_out[1])} | {left_out[2]} |"
+        else:
+            now = None
+        lines.append(line)
+    page.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _minutes(folder, row):
+    """Return the minutes of the notebook, or of its section, that a row names; None where it names none."""
+    lesson = LESSON.search(row)
+    if not lesson:
+        return None
+    path, section = lesson.groups()
+    cells = nbformat.read(folder / path, as_version=4).cells
+    prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    said = rf"^## {section} · .+\n\n\*(\d+) minutes?\*" if section else r"\*\*Time:\*\* (\d+) minutes in class"
+    if not (found := re.search(said, prose, re.MULTILINE)):
+        raise ValueError(f"the row {row!r} names a lesson or section that says no minutes: correct the row, or render")
+    return int(found[1])
+
+
+if __name__ == "__main__":
+    fill_schedules()

@@ -1,0 +1,258 @@
+"""Decide what a job does next: events come in as calls, actions go out as what they return.
+
+Nothing here does I/O, waits, or reads a clock, so every order of events is a test of a millisecond. `carry_out` makes
+the calls of what Dask tells, and carries the actions out.
+"""
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from workshop_utils.job.errors import Stopped, WorkerDied, listed
+
+SETTLE_S = 1.0  # from a rank's error to the verdict: a worker's death, which may be the cause, can come to light later
+GATHER_S = 0.1  # from a worker's death to the verdict: the message names all workers that died together
+GRACE_S = 2.0  # for the other ranks to end by themselves, before their workers are killed
+
+
+class Phase(Enum):
+    """What a job is doing; the values are what its `repr` shows."""
+
+    CHOOSING = "waiting for a worker"
+    STARTING = "starting its ranks"
+    RUNNING = "running"
+    JUDGING = "looking for the cause of a failure"
+    FETCHING = "fetching its results"
+    ENDING = "ending its ranks"
+    FREEING = "freeing its workers"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+class Limits(NamedTuple):
+    """What a job may take: see `ddp.launch`. fewest, most: of its n_workers, None for all of a kind."""
+
+    fewest: int | None = None
+    most: int | None = None
+    timeout: float | None = None
+    max_restarts: int = 0
+    wait_for_workers: float = 0
+    wait_for_successors: float = 30
+
+
+class Choose(NamedTuple):
+    """Make workers the job's own, `most` within `patience_s` and then `fewest`; call `chosen` or `refused`."""
+
+    fewest: int | None
+    most: int | None
+    patience_s: float
+
+
+class Start(NamedTuple):
+    """Submit a task for each rank."""
+
+
+class Later(NamedTuple):
+    """Call this method in so many seconds."""
+
+    seconds: float
+    method: Callable
+
+
+class Fetch(NamedTuple):
+    """Bring the results of all ranks to the client; call `fetched`, or `failed` without a rank."""
+
+
+class Free(NamedTuple):
+    """Kill the workers of these ranks, give up all workers of the job unless `keep`, and call `freed`."""
+
+    kill: tuple[int, ...]
+    keep: bool
+
+
+Action = Choose | Start | Later | Fetch | Free
+
+
+class Decisions:
+    """The state of a job. Each method is an event, and returns what to do now; what comes too late changes nothing.
+
+    attempt: how many came before; whoever calls leaves out what belongs to an earlier one.
+    workers: addresses in rank order, of this attempt. size: how many it has, or the one before had. begun, gone: ranks
+    that have begun, and whose worker has died. failures: the deaths that the job survived. error: what the job ends
+    with, None while it runs and where it succeeds.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.phase = Phase.CHOOSING
+        self.attempt = self.size = 0
+        self.workers: tuple[str, ...] = ()
+        self.failures: list[WorkerDied] = []
+        self.error: BaseException | None = None
+        self._limits = limits
+        self._failed_rank: int | None = None
+        self._first_error: BaseException | None = None
+        self._again = False  # whether another attempt follows
+        self._kept = False  # whether the job has kept its workers for it
+        self._forget_ranks()
+
+    @property
+    def over(self) -> bool:
+        """Whether the job has ended, well or not."""
+        return self.phase in (Phase.FINISHED, Phase.FAILED)
+
+    @property
+    def ending(self) -> bool:
+        """Whether no rank of this attempt is wanted any more."""
+        return self.over or self.phase in (Phase.ENDING, Phase.FREEING)
+
+    def begin(self) -> list[Action]:
+        """The job is launched."""
+        return [Choose(self._limits.fewest, self._limits.most, self._limits.wait_for_workers)]
+
+    def chosen(self, workers: Sequence[str]) -> list[Action]:
+        """The job owns these workers now; their addresses, in rank order."""
+        if self.over:
+            return []
+        if self.phase is not Phase.CHOOSING:  # it was stopped meanwhile
+            return self._free()
+        self.workers, self.size, self.phase = tuple(workers), len(workers), Phase.STARTING
+        return [Start()]
+
+    def refused(self, error: Exception) -> list[Action]:
+        """There are not enough free workers, and the job has waited as long as it may."""
+        if self.over:
+            return []
+        if self.phase is Phase.CHOOSING and self.failures:
+            self.error = self.failures[-1]
+            self.error.__cause__ = error
+            self.error.add_note(
+                f"No worker took its place within {self._limits.wait_for_successors} s (wait_for_successors), so the "
+                "job was not resumed."
+            )
+        elif self.phase is Phase.CHOOSING:
+            self.error = error
+        return self._free()
+
+    def rank_began(self, rank: int) -> list[Action]:
+        """A rank's task runs on its worker."""
+        self.begun.add(rank)
+        if self.phase is Phase.STARTING and len(self.begun) == self.size:
+            self.phase = Phase.RUNNING
+        return []
+
+    def failed(self, rank: int | None, error: BaseException) -> list[Action]:
+        """A rank raised, as it tells before its task is over; or, rank None, the results could not be fetched."""
+        if self.ending or self.phase is Phase.CHOOSING:
+            return []
+        if self._first_error is None or (isinstance(self._first_error, Stopped) and not isinstance(error, Stopped)):
+            self._failed_rank, self._first_error = rank, error
+        judging, self.phase = self.phase is Phase.JUDGING, Phase.JUDGING
+        if rank is not None and self._all_over():
+            return self.judge()
+        return [] if judging else [Later(SETTLE_S, self.judge)]
+
+    def rank_ended(self, rank: int, error: BaseException | None = None) -> list[Action]:
+        """A rank's task is over, with an error or without."""
+        self._ended.add(rank)
+        if self.phase is Phase.ENDING:
+            return self.grace_over() if self._all_over() else []
+        if error is not None:
+            return self.failed(rank, error)
+        if self.phase is Phase.JUDGING:
+            return self.judge() if self._all_over() else []
+        if self.phase in (Phase.STARTING, Phase.RUNNING) and len(self._ended) == self.size:
+            self.phase = Phase.FETCHING
+            return [Fetch()]
+        return []
+
+    def worker_gone(self, rank: int) -> list[Action]:
+        """The process of a rank's worker has ended, or its host is lost."""
+        if self.phase is Phase.CHOOSING:
+            return []
+        self.gone.add(rank)
+        if self.phase is Phase.ENDING:
+            return self.grace_over() if self._all_over() else []
+        if self.ending:
+            return []
+        self.phase = Phase.JUDGING
+        return [Later(GATHER_S, self.judge)]
+
+    def judge(self) -> list[Action]:
+        """Name the cause of a failure: a death, unless the rank had raised before it; else the first error."""
+        if self.phase is not Phase.JUDGING:
+            return []
+        dead = sorted(self.gone - {self._failed_rank})
+        if not dead:
+            return self._end_ranks(self._first_error)
+        death = WorkerDied(
+            f"Rank {listed(dead)} died: worker {listed(self.workers[rank] for rank in dead)} was killed, ran out of "
+            "memory, or was lost with its machine. To go on after that, give launch max_restarts, and let the "
+            "function resume from a checkpoint."
+        )
+        if len(self.failures) == self._limits.max_restarts:
+            return self._end_ranks(death)
+        self.failures.append(death)
+        self._again = True
+        return self._end_ranks(None)
+
+    def fetched(self) -> list[Action]:
+        """The results of all ranks are here."""
+        succeeded = self.phase is Phase.FETCHING or (self.phase is Phase.JUDGING and self._first_error is None)
+        return self._free() if succeeded else []
+
+    def grace_over(self) -> list[Action]:
+        """The ranks have had their time to end by themselves."""
+        return self._free() if self.phase is Phase.ENDING else []
+
+    def freed(self) -> list[Action]:
+        """The workers are free; before another attempt, they are being replaced."""
+        if self.phase is not Phase.FREEING:
+            return []
+        if self._again:
+            self.attempt, self.phase, self.workers = self.attempt + 1, Phase.CHOOSING, ()
+            self._forget_ranks()
+            return [Choose(self._limits.fewest or self.size, self.size, self._limits.wait_for_successors)]
+        if self._kept:  # the job was stopped meanwhile, and has kept its workers for nothing
+            self._kept = False
+            return [Free((), keep=False)]
+        self.phase = Phase.FAILED if self.error else Phase.FINISHED
+        return []
+
+    def stop(self, error: BaseException) -> list[Action]:
+        """The job has to end: it was cancelled, it took too long, or it cannot start."""
+        choosing = self.phase is Phase.CHOOSING
+        if self.ending and self._again:
+            self._again, self.error = False, error
+        if self.ending:
+            return []
+        self.error, self.phase = error, Phase.ENDING
+        return [] if choosing else self._free()  # whoever chooses has to answer first: it may own workers already
+
+    def scheduler_gone(self, error: BaseException) -> list[Action]:
+        """The connection to the scheduler is lost; nothing can be freed any more."""
+        if not self.over:
+            self.phase, self.error = Phase.FAILED, error
+        return []
+
+    def _forget_ranks(self) -> None:
+        self.begun: set[int] = set()
+        self.gone: set[int] = set()
+        self._ended: set[int] = set()
+        self._failed_rank = self._first_error = None
+        self._again = self._kept = False
+
+    def _end_ranks(self, error: BaseException | None) -> list[Action]:
+        self.error, self.phase = error, Phase.ENDING
+        return self._free() if self._all_over() else [Later(GRACE_S, self.grace_over)]
+
+    def _free(self) -> list[Action]:
+        alive = set(range(len(self.workers))) - self.gone
+        # A thread cannot be stopped, a process can. Where one rank died while all were connecting, gloo is broken in
+        # the others: their next jobs hung or failed.
+        failed = self._again or self.error is not None
+        kill = alive if failed and self.gone else alive - self._ended
+        self.phase, self._kept = Phase.FREEING, self._again
+        return [Free(tuple(sorted(kill)), keep=self._kept)]
+
+    def _all_over(self) -> bool:
+        return len(self._ended | self.gone) == self.size

@@ -1,0 +1,151 @@
+"""What a job asks of the scheduler: workers of its own, word of their deaths, their end, and to be forgotten.
+
+The functions run in the scheduler's process, by `client.run_on_scheduler`. Each change of `Owners` is one step of the
+scheduler's event loop, which nothing interrupts: that is the lock under which a worker changes hands.
+"""
+
+import asyncio
+import os
+import re
+import signal
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from dask.utils import format_bytes
+from distributed import Scheduler
+from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.protocol.pickle import dumps
+from distributed.scheduler import WorkerState
+
+from workshop_utils.job.errors import JobError
+from workshop_utils.job.owners import Claimed, Denied, Owners, Request, Worker
+from workshop_utils.job.private import forget_topic, truncate_topic
+
+NANNY_S = 5  # time limit for a nanny's answer; one whose host is lost gives none
+FORGET_S = 2  # from a job's end until its messages are dropped
+FROM_RANKS = ("row", "began", "failed")  # what ranks log under the job's name
+JOB = re.compile("-[0-9a-f]{32}$")  # the name of a job
+
+
+class OwnersPlugin(SchedulerPlugin):
+    """Keeps the cluster's one table, and tells a job of a worker's death under the topic of the job's name."""
+
+    name = "workshop-owners"
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.owners = Owners()
+        self._scheduler = scheduler
+        self._background: set[asyncio.Task] = set()
+
+    def restart(self, scheduler: Scheduler) -> None:
+        self.owners.free_all()
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:
+        for job in self.owners.owners_of(worker):
+            scheduler.log_event(job, ("gone", worker))
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        kind = msg[0] if isinstance(msg, (list, tuple)) and msg else None
+        if kind == "failed":
+            self.owners.expect_end(topic, time.monotonic())
+        if kind in FROM_RANKS and JOB.search(topic) and topic not in self.owners.owned().values():
+            forget_topic(self._scheduler, topic)  # the rank of a job that is over still runs: it has no nanny
+
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        for job, addresses in self.owners.of_client(client).items():
+            # Nobody ends its ranks any more, so their processes have to end.
+            work = asyncio.ensure_future(replace(job, known(addresses, scheduler), [], False, scheduler))
+            self._background.add(work)
+            work.add_done_callback(self._background.discard)
+
+
+def claim(request: Request, dask_scheduler: Any = None) -> Claimed | Denied:
+    """Return the workers that belong to the job from now on, or why it gets none."""
+    if request.client not in dask_scheduler.clients:
+        return Denied(JobError("The job's client is gone."))
+    workers = [_known(state) for state in dask_scheduler.workers.values()]
+    return _owners(dask_scheduler).claim(request, workers, time.monotonic())
+
+
+def known(addresses: Sequence[str], dask_scheduler: Any = None) -> list[Worker]:
+    """Return what is known of those of these workers that are there."""
+    return [_known(dask_scheduler.workers[a]) for a in addresses if a in dask_scheduler.workers]
+
+
+def give_back(job: str, dask_scheduler: Any = None) -> None:
+    """Give up all workers that the job owns."""
+    _owners(dask_scheduler).free(job)
+
+
+async def replace(
+    job: str, killed: Sequence[Worker], dead: Sequence[Worker], keep: bool, dask_scheduler: Any = None
+) -> None:
+    """Kill workers through their nannies, which start successors; then give up all that the job owns, and forget it.
+
+    dead: those that died without being killed. keep: whether the job keeps its slots and its messages, for its next
+    attempt.
+    """
+    asked = [(worker, _ask_nanny(dask_scheduler, worker, kill=True)) for worker in killed]
+    asked += [(worker, _ask_nanny(dask_scheduler, worker, kill=False)) for worker in dead]
+    answered = await asyncio.gather(*(answer for _, answer in asked))
+    owners = _owners(dask_scheduler)
+    owners.replace([worker for (worker, _), there in zip(asked, answered, strict=True) if there], time.monotonic())
+    if not keep:
+        owners.free(job)
+        # Later, as the last messages of ended ranks may still be on their way.
+        asyncio.get_running_loop().call_later(FORGET_S, forget_topic, dask_scheduler, job)
+
+
+def drop_events(topic: str, dask_scheduler: Any = None) -> None:
+    """Drop what was logged under a topic, which the scheduler would keep for good; subscribers stay."""
+    truncate_topic(dask_scheduler, topic)
+
+
+def owned(dask_scheduler: Any = None) -> dict[str, str]:
+    """Return the job that owns each worker, by its nanny's address or, without one, its own."""
+    return _owners(dask_scheduler).owned()
+
+
+def _owners(scheduler: Scheduler) -> Owners:
+    if OwnersPlugin.name not in scheduler.plugins:
+        scheduler.add_plugin(OwnersPlugin(scheduler))
+    return scheduler.plugins[OwnersPlugin.name].owners  # type: ignore[attr-defined]
+
+
+def _known(state: WorkerState) -> Worker:
+    return Worker(
+        address=state.address,
+        process=state.server_id,
+        slot=state.nanny or state.address,
+        host=state.host,
+        name=str(state.name),
+        has_nanny=state.nanny is not None,
+        has_gpu="gpu" in state.extra,
+        status=state.status.name,
+        memory=f"{format_bytes(state.memory.process)} of {format_bytes(state.memory_limit)}",
+        tasks=tuple(task_name(task.key) for task in state.processing),
+    )
+
+
+def task_name(key: Any) -> str:
+    """Return the name of a task for a message; the key of a rank's is (job, attempt, rank)."""
+    return str(key[0] if isinstance(key, tuple) else key)
+
+
+async def _ask_nanny(scheduler: Scheduler, worker: Worker, kill: bool) -> bool:
+    """Return whether the worker's nanny is there to start a successor, after it has killed the worker if it should."""
+
+    # Client.restart_workers first waits for threads to end, and a rank's may never end. The function is pickled by
+    # value, as a nanny may lack this package.
+    def end(dask_worker: Any) -> None:
+        if kill and dask_worker.pid and dask_worker.worker_address == worker.address:
+            os.kill(dask_worker.pid, signal.SIGKILL)
+
+    if not worker.has_nanny:
+        return False
+    try:
+        await asyncio.wait_for(scheduler.rpc(worker.slot).run(function=dumps(end)), NANNY_S)
+    except Exception:  # each way of being away has its own
+        return False
+    return True

@@ -1,0 +1,123 @@
+"""The images that each rank takes at each step.
+
+All chance follows from the seed and the step, and from nothing that came before, so a resumed run draws the same.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from multiprocessing import forkserver
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
+
+from workshop_utils.loop.ranks import own_device, world
+
+
+class TrainBatches:
+    """This rank's share of the training images, step by step."""
+
+    def __init__(self, dataset: Dataset, batch_size: int, seed: int, num_workers: int) -> None:
+        """batch_size: images per step, over all ranks. num_workers: children that read them."""
+        self.batch_size, self.seed = batch_size, seed
+        self._images = _Seeded(dataset, range(len(dataset)))  # type: ignore[arg-type]
+        # Each rank has n // w images, and so (n // w) // (b / w) batches: n // b, whatever the world size w.
+        self.per_epoch = len(self._images) // batch_size
+        self._order: list[list[int]] = []  # what the loader reads in this epoch
+        self._loader = batch_loader(self._images, self._order, num_workers)
+
+    def of_epoch(self, epoch: int, step: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
+        """Yield (images, labels, seconds waited) for each step of `epoch`, beginning with the run's step `step`.
+
+        images: (batch_size / world size, 3, h, w). labels: (batch_size / world size,).
+        """
+        rank, world_size = world()
+        self._order[:] = self._batches(epoch, step, rank, world_size)
+        batches = iter(self._loader)  # starts the children in the first epoch
+        start = time.perf_counter()
+        for images, labels in batches:
+            load_s = time.perf_counter() - start
+            torch.manual_seed(_mixed(self.seed, step, rank, 1))  # for layers that draw, such as dropout
+            yield images, labels, load_s
+            step, start = step + 1, time.perf_counter()
+
+    def _batches(self, epoch, first, rank, world_size):
+        """Return [seed, *indices] for each step of `epoch` from the run's step `first` on."""
+        sampler: DistributedSampler = DistributedSampler(self._images, world_size, rank, seed=self.seed, drop_last=True)
+        sampler.set_epoch(epoch)
+        per_rank, indices = self.batch_size // world_size, list(sampler)
+        begin = epoch * self.per_epoch  # the first step of the epoch
+        return [
+            [_mixed(self.seed, step, rank), *indices[(step - begin) * per_rank :][:per_rank]]
+            for step in range(first, begin + self.per_epoch)
+        ]
+
+
+def batch_loader(dataset: Dataset, batches: list[list[int]], num_workers: int) -> DataLoader:
+    """Return a DataLoader of `batches`, lists of indices that may change between epochs; its children live on."""
+    on_gpu, how = own_device().type == "cuda", dict[str, Any]()
+    if num_workers:
+        how = {"persistent_workers": True, "worker_init_fn": partial(heed_parent_alone, os.getpid())}
+    if num_workers and on_gpu:  # a fork would copy the locks of threads and the state of CUDA
+        how["multiprocessing_context"] = context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["workshop_utils.data"])
+        _start_fork_server()
+    return DataLoader(dataset, batch_sampler=batches, num_workers=num_workers, pin_memory=on_gpu, **how)
+
+
+def evaluation_batches(dataset: Dataset, batch_size: int, num_workers: int) -> DataLoader:
+    """Return this rank's part of `dataset`, so that each image is on one rank; raise ValueError without images."""
+    n_images = len(dataset)  # type: ignore[arg-type]
+    if not n_images:
+        raise ValueError("The dataset for evaluation has 0 images: give it some, or leave val_set out.")
+    rank, world_size = world()
+    part = range(rank, n_images, world_size)  # DistributedSampler would count some images twice
+    return batch_loader(
+        dataset, [list(part[start : start + batch_size]) for start in range(0, len(part), batch_size)], num_workers
+    )
+
+
+def _start_fork_server() -> None:
+    """Start the server that forks DataLoader's children, deaf to SIGTERM: without it, they would end."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the server inherits this
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def heed_parent_alone(parent: int, _: int = 0) -> None:
+    """Let SIGTERM end this process, a child of a DataLoader, only if `parent` sent it: the process that trains.
+
+    Slurm signals all processes of a job. Without its images the parent could not finish the step and save it (seen in
+    8 of 8 runs). A child that ignored the signal could not be ended, and its parent would wait for it for ever.
+    """
+    if not hasattr(signal, "sigwaitinfo"):  # macOS, where there is no Slurm
+        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def wait() -> None:
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+            pass
+        os._exit(0)
+
+    threading.Thread(target=wait, name="heed-parent-alone", daemon=True).start()
+
+
+class _Seeded(Subset):
+    """Takes batches [seed, *indices]: what the dataset draws at random, also in a child, follows from the seed."""
+
+    def __getitems__(self, batch):
+        seed, *indices = batch
+        torch.manual_seed(seed)
+        return super().__getitems__(indices)
+
+
+def _mixed(*numbers):
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])  # torch's generator takes 32 bits of a seed

@@ -1,0 +1,92 @@
+"""The checkpoint of a training run: all ranks resume from it, and rank 0 writes it."""
+
+import os
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from workshop_utils.loop.preemption import Preempted, ranks_told
+from workshop_utils.loop.ranks import check_all_alike, world
+from workshop_utils.models import checkpoint_exists, load_checkpoint, save_checkpoint
+
+CURE = "Delete it, or choose another checkpoint."
+
+
+@dataclass
+class RunCheckpoint:
+    """Where a run is saved, and what is saved there; without a path nothing is."""
+
+    path: str | os.PathLike | None
+    every: int  # steps between two saves
+    settings: dict  # what a run must have in common with the one that it resumes
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    received: list[int]  # grows when this process gets SIGTERM: see `sigterm_noticed`
+
+    def __post_init__(self) -> None:
+        check_count("checkpoint_every", self.every)
+
+    def resume(self) -> tuple[int, dict]:
+        """Return (steps done, numbers so far), the same on all ranks, and load the states of the checkpoint, if any.
+
+        Raises ValueError for a checkpoint of another run, and where the ranks differ.
+        """
+        step, numbers = 0, {}
+        if self.path and checkpoint_exists(self.path):
+            saved = load_checkpoint(self.path)
+            if "training" not in saved:
+                raise ValueError(f"{str(self.path)!r} was not written by train, so it cannot be resumed. {CURE}")
+            step, numbers = saved["training"]["step"], saved["training"]["numbers"]
+            old = saved["training"]["settings"]
+            others = [
+                f"{name} {old.get(name)!r}, now {now!r}" for name, now in self.settings.items() if old.get(name) != now
+            ]
+            if others:
+                raise ValueError(f"{str(self.path)!r} is of a run with other settings: {', '.join(others)}. {CURE}")
+            self.model.load_state_dict(saved["state_dict"])
+            self.optimizer.load_state_dict(saved["optimizer"])
+        check_all_alike({"checkpoint's step": step, **self.settings})
+        return step, numbers
+
+    def keep(self, step: int, numbers: dict | None = None) -> None:
+        """Save `step` if it is due, if it ends an epoch, which has `numbers`, or if a rank was told to end.
+
+        Raises Preempted on all ranks where any was told to end. All ranks have to call this together.
+        """
+        if not self.path:
+            return
+        told = ranks_told(self.received)
+        if (told or numbers or step % self.every == 0) and world()[0] == 0:
+            self._save(step, numbers or {})
+        if told:
+            if dist.is_initialized():
+                dist.barrier()  # the first rank to fail ends the job, even while another still saves
+            raise Preempted(step, told, self.path)
+
+    def _save(self, step, numbers):
+        assert self.path
+        # The loss of another rank or the step itself may have spoiled them.
+        if not all(weight.isfinite().all() for weight in self.model.parameters()):
+            raise FloatingPointError(
+                f"After step {step}, some weights are infinite or NaN, so {str(self.path)!r} is left as it was: "
+                f"lower lr, {self.settings['lr']}."
+            )
+        about = dict(getattr(self.model, "about", {}))
+        if isinstance(head := getattr(self.model, "fc", None), torch.nn.Linear):
+            about["num_classes"] = head.out_features
+            if len(about.get("categories", ())) != head.out_features:  # those of a head that was replaced
+                about.pop("categories", None)
+        save_checkpoint(
+            self.path,
+            **about,
+            state_dict=self.model.state_dict(),
+            optimizer=self.optimizer.state_dict(),
+            training={"settings": self.settings, "step": step, "numbers": numbers},
+        )
+
+
+def check_count(name: str, count: int) -> None:
+    """Raise ValueError unless `count`, the value of the setting `name`, is a whole number of at least 1."""
+    if not isinstance(count, int) or count < 1:
+        raise ValueError(f"{name} is {count!r}: give a whole number of at least 1.")

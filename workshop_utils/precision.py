@@ -1,0 +1,65 @@
+"""The precision to compute in: bf16 where the machine has it in hardware, and float32 without shortcuts."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import backends
+
+PRECISIONS = ("auto", "fp32", "bf16")
+_lock = threading.Lock()
+_users = 0  # threads of this process inside `ieee_float32`
+_replaced: list[tuple[Any, str]] = []  # the settings that the first of them changed, and their values before
+
+
+def precision_of(precision: str = "auto") -> str:
+    """Return "bf16" or "fp32": what `precision` ("auto", "fp32", "bf16") means on this machine.
+
+    Raises ValueError for anything else.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision is {precision!r}: write one of {', '.join(PRECISIONS)}.")
+    if precision != "auto":
+        return precision
+    if torch.cuda.is_available():
+        return "bf16" if torch.cuda.get_device_capability()[0] >= 8 else "fp32"
+    # A CPU that has to emulate bf16 is slower in it than in fp32.
+    return "bf16" if torch.cpu.get_capabilities().get("avx512_bf16", False) else "fp32"
+
+
+@contextmanager
+def ieee_float32() -> Iterator[None]:
+    """Compute float32 with all its digits; afterwards PyTorch's settings are as they were.
+
+    Unless told otherwise, PyTorch's convolutions on a GPU round to the 10 bits of TF32. The settings belong to the
+    process, so the first thread that enters changes them, and the last one that leaves puts them back.
+    """
+    global _users
+    with _lock:
+        _users += 1
+        if _users == 1:
+            _replaced[:] = _set_ieee()
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                for setting, before in _replaced:
+                    setting.fp32_precision = before
+
+
+def _set_ieee():
+    """Set IEEE float32; return [(setting, its value before)] of what was changed."""
+    replaced = []
+    # The general ones first: a setting that follows one of them needs no change, so it still follows afterwards.
+    root: Any = backends
+    general = root, root.cudnn
+    operations = root.cudnn.conv, root.cudnn.rnn, root.cuda.matmul, root.mkldnn.conv, root.mkldnn.matmul
+    for setting in general + operations:
+        if setting.fp32_precision != "ieee":
+            replaced.append((setting, setting.fp32_precision))
+            setting.fp32_precision = "ieee"
+    return replaced
