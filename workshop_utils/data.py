@@ -132,7 +132,7 @@ def read_files(paths: Sequence[str], storage_options: dict | None = None) -> lis
         return []
     fs, _ = open_address(paths[0], storage_options)
     # fs.cat would take the [1] of a name for a pattern.
-    return fs.cat_ranges(paths, None, None, on_error="return")
+    return fs.cat_ranges(list(paths), None, None, on_error="return")
 
 
 def decode_photo(content: bytes | Exception, path: str) -> Image.Image:
