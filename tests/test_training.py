@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import cloudpickle
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -27,9 +28,9 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers canno
 FIVE_STEPS = {"batch_size": 16, "lr": 0.01}  # an epoch of 80 images
 
 
-def noise(n_images=80):
+def noise(n_images=80, side=32):
     generator = torch.Generator().manual_seed(n_images)
-    images = torch.randn(n_images, 3, 32, 32, generator=generator)
+    images = torch.randn(n_images, 3, side, side, generator=generator)
     return TensorDataset(images, torch.randint(0, 5, (n_images,), generator=generator))
 
 
@@ -381,6 +382,9 @@ def test_a_checkpoint_remembers_how_the_model_it_began_with_was_built(tmp_path):
         ({"batch_size": 0}, "batch_size is 0"),
         ({"epochs": 1.5}, "epochs is 1.5"),
         ({"checkpoint_every": 0}, "checkpoint_every is 0"),
+        ({"lr": -1}, "lr is -1"),
+        ({"lr": "0.1"}, "lr is '0.1'"),
+        ({"warmup_steps": -1}, "warmup_steps is -1"),
         ({"precision": "fp8"}, "fp8.*bf16"),
         ({"compression": "gzip"}, "gzip.*bf16"),
     ],
@@ -426,6 +430,7 @@ def test_a_model_without_a_head_cannot_train_it_alone():
         ({"accumulate": 2}, "accumulate 1, now 2"),
         ({"lr": 0.02, "warmup_steps": 3}, "lr 0.01, now 0.02, warmup_steps 0, now 3"),
         ({"images": noise(81)}, "n_images 80, now 81"),
+        ({"images": noise(80, side=48)}, r"images \[3, 32, 32\], now \[3, 48, 48\]"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused_with_the_settings_that_differ(tmp_path, other, message):
@@ -456,6 +461,36 @@ def test_ranks_that_disagree_are_refused(client, tmp_path):
         ddp.run(client, with_own, "checkpoint", n_workers=2)
 
 
+def test_a_checkpoint_on_one_rank_alone_is_refused(client, tmp_path):
+    def on_rank_0_alone():
+        trained(checkpoint=None if dist.get_rank() else tmp_path / "run.pt", **FIVE_STEPS)
+
+    with pytest.raises(ValueError, match="checkpoint: .*None"):
+        ddp.run(client, on_rank_0_alone, n_workers=2, timeout=60)
+
+
+class LeavesOut(TensorDataset):
+    """A dataset that leaves out an image it cannot read, the one at `bad`."""
+
+    bad = 0
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices if index != self.bad]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_ranks_do_not_part_where_a_dataset_leaves_an_image_out(client, accumulate):
+    dataset = LeavesOut(*noise().tensors)
+    with pytest.raises(ValueError, match="7 images instead of 8"):
+        ddp.run(client, trained, dataset, n_workers=2, timeout=60, accumulate=accumulate, **FIVE_STEPS)
+
+
+def test_settings_may_be_numpys_numbers_and_the_checkpoint_still_loads(tmp_path):
+    settings = {"lr": np.float64(0.01), "batch_size": np.int64(16), "seed": np.int32(3), "epochs": np.int64(1)}
+    numbers, _ = trained(checkpoint=tmp_path / "run.pt", **settings)
+    assert numbers["steps"] == 5 and load_checkpoint(tmp_path / "run.pt")["training"]["settings"]["lr"] == 0.01
+
+
 def test_the_shipped_weights_learn_breeds_that_they_never_saw(client, tmp_path):
     write_sketches(tmp_path, 8, HELD_OUT[:4])
 
@@ -471,12 +506,12 @@ def test_the_shipped_weights_learn_breeds_that_they_never_saw(client, tmp_path):
         assert before <= 0.5 and after >= 0.75  # of 8 sketches
 
 
-def test_a_real_resnet_50_learns_twelve_breeds_of_real_photos(shared_folder):
+def test_a_real_resnet_50_learns_six_breeds_of_real_photos(shared_folder):
     model, transform, _ = load_resnet(shared_folder / "weights/resnet50_imagenet_v1_fp16.pt")
-    photos = ImageFolder(str(shared_folder / "data/stanford-dogs/Images"), transform, breeds=HELD_OUT)
+    photos = ImageFolder(str(shared_folder / "data/stanford-dogs/Images"), transform, breeds=HELD_OUT[:6])
     train_set, val_set = train_val_split(photos, 0.25, seed=0)
     torch.manual_seed(0)
-    with_new_head(model, 12)
+    with_new_head(model, 6)
     settings = {"freeze_epochs": 1, "batch_size": 8, "lr": 0.1, "precision": "auto"}
     assert train(model, train_set, val_set, **settings)["accuracy"] >= 0.9
 

@@ -4,12 +4,11 @@ import math
 import os
 import time
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as hooks
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, Subset
@@ -18,15 +17,15 @@ from torchvision.models import ResNet
 from workshop_utils import models
 from workshop_utils.data import HELD_OUT, DataSource, ImageFolder, train_val_split
 from workshop_utils.loop.batches import TrainBatches, evaluation_batches
-from workshop_utils.loop.checkpoint import RunCheckpoint, check_count
+from workshop_utils.loop.checkpoint import RunCheckpoint
 from workshop_utils.loop.preemption import sigterm_noticed
 from workshop_utils.loop.ranks import own_device, world
+from workshop_utils.loop.settings import COMPRESSIONS, Settings, whole
 from workshop_utils.precision import ieee_float32, precision_of
 from workshop_utils.results import log_metrics
 
 LR_BATCH = 32  # images a step that `lr` is meant for
 MOMENTUM, WEIGHT_DECAY = 0.9, 1e-4
-COMPRESSIONS = {None: hooks.allreduce_hook, "fp16": hooks.fp16_compress_hook, "bf16": hooks.bf16_compress_hook}
 BATCHNORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm)
 
 
@@ -46,37 +45,6 @@ def prepare(source: DataSource, *, pretrained: bool = True, image_size: int = 96
     transform = models.IMAGENET_WEIGHTS.transforms(resize_size=image_size, crop_size=image_size)
     dataset = ImageFolder(source.url, transform, storage_options=source.storage_options, breeds=HELD_OUT)
     return model, *train_val_split(dataset, 0.25, seed=0)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a training run does; a checkpoint holds it, and a run with other settings does not resume from it.
-
-    Raises ValueError for values that cannot be.
-    """
-
-    epochs: int = 1
-    batch_size: int = 32  # images per optimizer step, over all ranks
-    accumulate: int = 1  # forward passes per step; each takes batch_size / (world size * accumulate) images
-    lr: float = 0.01  # learning rate for 32 images a step; see `learning_rate`
-    body_lr: float = 1.0  # share of it for the layers below the head `fc`; try 0.1 if they know much already
-    freeze_epochs: int = 0  # the first epochs, so many, train the head `fc` alone
-    warmup_steps: int = 0  # steps in which the learning rate rises to its peak
-    # True keeps BatchNorm's running statistics and normalises with them. With False each rank normalises with its own
-    # part of the batch, and several ranks no longer equal one process.
-    freeze_batchnorm: bool = True
-    precision: str = "fp32"  # "fp32", "bf16" or "auto": bf16 where the machine has it; the weights stay float32
-    compression: str | None = None  # "fp16" or "bf16": the type in which gradients travel
-    seed: int = 0  # of the order of images and all else that is drawn
-
-    def __post_init__(self) -> None:
-        precision_of(self.precision)
-        if self.compression not in COMPRESSIONS:
-            choices = ", ".join(map(repr, COMPRESSIONS))
-            raise ValueError(f"compression is {self.compression!r}: write one of {choices}.")
-        check_count("epochs", self.epochs)
-        check_count("batch_size", self.batch_size)
-        check_count("accumulate", self.accumulate)
 
 
 @ieee_float32()
@@ -110,7 +78,7 @@ def train(
     becomes infinite or NaN. With a checkpoint, raises Preempted on all ranks once any of them got SIGTERM: after the
     step in which it came, or the evaluation, if the step ends an epoch. That is saved.
     """
-    run = Settings(**settings)
+    run, every = Settings(**settings), whole("checkpoint_every", checkpoint_every, 1)
     sizes = _check_sizes(run, model, train_set, val_set)
     batches = TrainBatches(train_set, run.batch_size, run.seed, num_workers)
     val_loader = evaluation_batches(val_set, 64, num_workers) if val_set is not None else None
@@ -120,7 +88,7 @@ def train(
     n_steps = run.epochs * batches.per_epoch
 
     with sigterm_noticed(saves=checkpoint is not None) as received:
-        saved = RunCheckpoint(checkpoint, checkpoint_every, asdict(run) | sizes, model, optimizer, received)
+        saved = RunCheckpoint(checkpoint, every, asdict(run) | sizes, model, optimizer, received)
         step, numbers = saved.resume()
         resumed_at, seconds = step, 0.0
         for epoch in range(step // batches.per_epoch, run.epochs):
@@ -134,10 +102,10 @@ def train(
                 log_metrics(step=step, epoch=epoch, **row, lr=rate, images=len(images), load_s=load_s)
                 seconds += load_s + row["compute_s"] + row["comm_s"]
                 if step % batches.per_epoch:
-                    saved.keep(step)
+                    saved.keep(step, images)
             numbers = {"steps": step, "images_per_s": (step - resumed_at) * run.batch_size / seconds}
             numbers |= {"train_loss": row["loss"], **_end_epoch(model, val_loader, run.precision, step, epoch)}
-            saved.keep(step, numbers)
+            saved.keep(step, images, numbers)
 
     _set_modes(model, trained, head_alone=False, freeze_batchnorm=False)
     model.eval()

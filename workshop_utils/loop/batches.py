@@ -1,6 +1,6 @@
 """The images that each rank takes at each step.
 
-All chance follows from the seed and the step, and from nothing that came before, so a resumed run draws the same.
+What is drawn follows from the seed and the step, and from nothing that came before, so a resumed run draws the same.
 """
 
 import multiprocessing
@@ -13,10 +13,10 @@ from functools import partial
 from multiprocessing import forkserver
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
+from workshop_utils.loop.chance import derived_seed, seed_all
 from workshop_utils.loop.ranks import own_device, world
 
 
@@ -36,25 +36,33 @@ class TrainBatches:
         """Yield (images, labels, seconds waited) for each step of `epoch`, beginning with the run's step `step`.
 
         images: (batch_size / world size, 3, h, w). labels: (batch_size / world size,).
+        Raises ValueError where the dataset leaves images out.
         """
         rank, world_size = world()
+        per_rank = self.batch_size // world_size
         self._order[:] = self._batches(epoch, step, rank, world_size)
         batches = iter(self._loader)  # starts the children in the first epoch
         start = time.perf_counter()
         for images, labels in batches:
             load_s = time.perf_counter() - start
-            torch.manual_seed(_mixed(self.seed, step, rank, 1))  # for layers that draw, such as dropout
+            if len(images) != per_rank:  # ranks with other numbers of images would part, or wait for each other
+                raise ValueError(
+                    f"For step {step + 1}, the dataset gave rank {rank} {len(images)} images instead of {per_rank}: "
+                    "let it return another image for one that it cannot read, or leave bad images out beforehand."
+                )
+            seed_all(derived_seed(self.seed, "layers", step, rank))
             yield images, labels, load_s
             step, start = step + 1, time.perf_counter()
 
     def _batches(self, epoch, first, rank, world_size):
         """Return [seed, *indices] for each step of `epoch` from the run's step `first` on."""
-        sampler: DistributedSampler = DistributedSampler(self._images, world_size, rank, seed=self.seed, drop_last=True)
-        sampler.set_epoch(epoch)
+        seed = derived_seed(self.seed, "order", epoch)
+        # set_epoch would add the epoch to the seed: the second epoch of seed 0 would be the first of seed 1.
+        sampler: DistributedSampler = DistributedSampler(self._images, world_size, rank, seed=seed, drop_last=True)
         per_rank, indices = self.batch_size // world_size, list(sampler)
         begin = epoch * self.per_epoch  # the first step of the epoch
         return [
-            [_mixed(self.seed, step, rank), *indices[(step - begin) * per_rank :][:per_rank]]
+            [derived_seed(self.seed, "dataset", step, rank), *indices[(step - begin) * per_rank :][:per_rank]]
             for step in range(first, begin + self.per_epoch)
         ]
 
@@ -115,9 +123,5 @@ class _Seeded(Subset):
 
     def __getitems__(self, batch):
         seed, *indices = batch
-        torch.manual_seed(seed)
+        seed_all(seed)
         return super().__getitems__(indices)
-
-
-def _mixed(*numbers):
-    return int(np.random.SeedSequence(numbers).generate_state(1)[0])  # torch's generator takes 32 bits of a seed

@@ -23,9 +23,7 @@ class RunCheckpoint:
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     received: list[int]  # grows when this process gets SIGTERM: see `sigterm_noticed`
-
-    def __post_init__(self) -> None:
-        check_count("checkpoint_every", self.every)
+    image_shape: list[int] | None = None  # (3, h, w) of the images so far, None before the first
 
     def resume(self) -> tuple[int, dict]:
         """Return (steps done, numbers so far), the same on all ranks, and load the states of the checkpoint, if any.
@@ -38,7 +36,7 @@ class RunCheckpoint:
             if "training" not in saved:
                 raise ValueError(f"{str(self.path)!r} was not written by train, so it cannot be resumed. {CURE}")
             step, numbers = saved["training"]["step"], saved["training"]["numbers"]
-            old = saved["training"]["settings"]
+            old, self.image_shape = saved["training"]["settings"], saved["training"].get("image_shape")
             others = [
                 f"{name} {old.get(name)!r}, now {now!r}" for name, now in self.settings.items() if old.get(name) != now
             ]
@@ -46,16 +44,22 @@ class RunCheckpoint:
                 raise ValueError(f"{str(self.path)!r} is of a run with other settings: {', '.join(others)}. {CURE}")
             self.model.load_state_dict(saved["state_dict"])
             self.optimizer.load_state_dict(saved["optimizer"])
-        check_all_alike({"checkpoint's step": step, **self.settings})
+        given = "given" if self.path else None  # its path may differ from machine to machine
+        check_all_alike({"checkpoint": given, "checkpoint's step": step, **self.settings})
         return step, numbers
 
-    def keep(self, step: int, numbers: dict | None = None) -> None:
+    def keep(self, step: int, images: torch.Tensor, numbers: dict | None = None) -> None:
         """Save `step` if it is due, if it ends an epoch, which has `numbers`, or if a rank was told to end.
 
+        images: of the step, (n, 3, h, w). Raises ValueError if those of the run were of another size until now.
         Raises Preempted on all ranks where any was told to end. All ranks have to call this together.
         """
         if not self.path:
             return
+        shape = list(images.shape[1:])
+        if self.image_shape not in (None, shape):
+            raise ValueError(f"{str(self.path)!r} is of a run with images {self.image_shape}, now {shape}. {CURE}")
+        self.image_shape = shape
         told = ranks_told(self.received)
         if (told or numbers or step % self.every == 0) and world()[0] == 0:
             self._save(step, numbers or {})
@@ -82,11 +86,10 @@ class RunCheckpoint:
             **about,
             state_dict=self.model.state_dict(),
             optimizer=self.optimizer.state_dict(),
-            training={"settings": self.settings, "step": step, "numbers": numbers},
+            training={
+                "settings": self.settings,
+                "step": step,
+                "numbers": numbers,
+                "image_shape": self.image_shape,
+            },
         )
-
-
-def check_count(name: str, count: int) -> None:
-    """Raise ValueError unless `count`, the value of the setting `name`, is a whole number of at least 1."""
-    if not isinstance(count, int) or count < 1:
-        raise ValueError(f"{name} is {count!r}: give a whole number of at least 1.")

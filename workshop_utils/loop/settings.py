@@ -1,0 +1,60 @@
+"""What a training run is told to do."""
+
+import math
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
+
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as hooks
+
+from workshop_utils.precision import precision_of
+
+COMPRESSIONS = {None: hooks.allreduce_hook, "fp16": hooks.fp16_compress_hook, "bf16": hooks.bf16_compress_hook}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a training run does; a checkpoint holds it, and a run with other settings does not resume from it.
+
+    Raises ValueError for values that cannot be.
+    """
+
+    epochs: int = 1
+    batch_size: int = 32  # images per optimizer step, over all ranks
+    accumulate: int = 1  # forward passes per step; each takes batch_size / (world size * accumulate) images
+    lr: float = 0.01  # learning rate for 32 images a step; see `learning_rate`
+    body_lr: float = 1.0  # share of it for the layers below the head `fc`; try 0.1 if they know much already
+    freeze_epochs: int = 0  # the first epochs, so many, train the head `fc` alone
+    warmup_steps: int = 0  # steps in which the learning rate rises to its peak
+    # True keeps BatchNorm's running statistics and normalises with them. With False each rank normalises with its own
+    # part of the batch, and several ranks no longer equal one process.
+    freeze_batchnorm: bool = True
+    precision: str = "fp32"  # "fp32", "bf16" or "auto": bf16 where the machine has it; the weights stay float32
+    compression: str | None = None  # "fp16" or "bf16": the type in which gradients travel
+    seed: int = 0  # of the order of images and all else that is drawn
+
+    def __post_init__(self) -> None:
+        precision_of(self.precision)
+        if self.compression not in COMPRESSIONS:
+            choices = ", ".join(map(repr, COMPRESSIONS))
+            raise ValueError(f"compression is {self.compression!r}: write one of {choices}.")
+        # NumPy's numbers become Python's, as torch.load reads no others.
+        counts = {"epochs": 1, "batch_size": 1, "accumulate": 1, "freeze_epochs": 0, "warmup_steps": 0, "seed": 0}
+        for name, lowest in counts.items():
+            object.__setattr__(self, name, whole(name, getattr(self, name), lowest))
+        for name in ("lr", "body_lr"):
+            object.__setattr__(self, name, real(name, getattr(self, name)))
+
+
+def whole(name: str, value: Any, lowest: int) -> int:
+    """Return a setting as an int; raise ValueError unless it is a whole number of at least `lowest`."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < lowest:
+        raise ValueError(f"{name} is {value!r}: give a whole number of at least {lowest}.")
+    return int(value)
+
+
+def real(name: str, value: Any) -> float:
+    """Return a setting as a float; raise ValueError unless it is a number of at least 0."""
+    if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
+        raise ValueError(f"{name} is {value!r}: give a number of at least 0.")
+    return float(value)
