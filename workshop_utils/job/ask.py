@@ -11,10 +11,16 @@ from workshop_utils.job.errors import SchedulerLost
 
 ANSWER_S = 15  # time limit for a worker's answer
 BUSY_S = 60  # time limit for the scheduler's answer: it may be busy
+LOST = (
+    "The connection to the scheduler is lost, and with it the job: its process has ended, or the network to it. Start "
+    "or join a cluster, and launch again."
+)
 
 
 async def ask_scheduler(client: Client, function: Callable, *args: Any) -> Any:
     """Return what `function` of `on_scheduler` returns there. Raises SchedulerLost."""
+    if client.status == "connecting":  # it would wait for a scheduler to come back
+        raise SchedulerLost(LOST)
     try:
         return await asyncio.wait_for(client.run_on_scheduler(function, *args), BUSY_S)
     except (OSError, TimeoutError, AttributeError) as error:  # without a connection, client.scheduler is None

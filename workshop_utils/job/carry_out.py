@@ -16,7 +16,7 @@ from distributed import CancelledError, Client, Future
 from distributed.comm import get_address_host
 from distributed.core import clean_exception
 
-from workshop_utils.job.ask import ask_scheduler, ask_workers
+from workshop_utils.job.ask import LOST, ask_scheduler, ask_workers
 from workshop_utils.job.choose import choose
 from workshop_utils.job.decide import Action, Choose, Decisions, Fetch, Free, Later, Limits, Phase, Start
 from workshop_utils.job.errors import JobError, SchedulerLost, listed
@@ -27,10 +27,6 @@ from workshop_utils.job.stacks import stack_here, timed_out
 
 START_S = 300  # time limit for all ranks to begin: rank 0's worker imports PyTorch first
 SLOWEST_BYTES_PER_S = 10**7  # of a network that is taken to work: a function with large arguments takes its time
-LOST = (
-    "The connection to the scheduler is lost, and with it the job: its process has ended, or the network to it. Start "
-    "or join a cluster, and launch again."
-)
 
 
 class Task(NamedTuple):
