@@ -5,6 +5,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TEST_READY := $(VENV)/.test-ready
 HOROVOD := $(VENV)/.horovod
+INSTALLING := $(VENV)/.installing
+
+# What is set for other environments must not lead the installation elsewhere, or end it.
+unexport PIP_USER PIP_REQUIRE_HASHES PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON UV_PYTHON UV_TARGET UV_PREFIX
+unexport PYTHONPATH PYTHONHOME
 
 # `make lab CPU=1` and `make setup CPU=1` install PyTorch's wheels for CPUs; the environment keeps to them.
 FOR_CPU = $(filter 1,$(CPU))$(wildcard $(VENV)/.cpu)
@@ -74,6 +79,12 @@ oldest: setup-test  # some tests with the lowest versions that the ranges of the
 gpu:  # proves the GPU paths, on a machine with a GPU; all steps, or STEPS="environment tests"
 	@$(PYTHON) tools/prove_gpu.py $(STEPS)
 
+# An environment that was moved, lost its Python, or was interrupted while it was installed is made anew.
+BROKEN := $(shell tools/why_broken.sh $(VENV))
+ifneq ($(BROKEN),)
+$(shell rm -f $(READY))
+endif
+
 setup: $(READY)  # what the notebooks need
 
 setup-test: $(TEST_READY)  # and what the tests and the book add
@@ -81,20 +92,26 @@ setup-test: $(TEST_READY)  # and what the tests and the book add
 $(READY): requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' || \
 	  { echo "Python 3.11 to 3.14 is needed: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	@test -z "$(BROKEN)" || { echo "$(VENV) is made anew: $(BROKEN)."; rm -rf $(VENV); }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || \
 	  { rm -rf $(VENV); echo "Python cannot make a virtual environment. On Debian: apt install python3-venv"; exit 1; }
 	@echo "Fetching and installing packages, about $(if $(FOR_CPU),1,6) GB on Linux: minutes on a fast network, longer on a slow one."
+	@touch $(INSTALLING)
 	$(BIN)/pip install --quiet --disable-pip-version-check uv
 	$(if $(FOR_CPU),$(INSTALL_FOR_CPU),$(INSTALL))
-	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --editable .
+	$(UV_INSTALL) --no-deps --editable .
+	@rm $(INSTALLING)
 	@touch $@
 
 # Bytecode is compiled for all who share the environment.
-INSTALL = VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --require-hashes --compile-bytecode -r requirements.txt
+INSTALL = $(UV_INSTALL) --require-hashes --compile-bytecode -r requirements.txt
+UV_INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python
 INSTALL_FOR_CPU = PATH="$(abspath $(BIN)):$$PATH" tools/install_for_cpu.sh && touch $(VENV)/.cpu
 
 $(TEST_READY): requirements-test.txt $(READY)  # without dependencies, as requirements.txt has those that this file lacks
-	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --require-hashes --no-deps --compile-bytecode -r requirements-test.txt
+	@touch $(INSTALLING)
+	$(UV_INSTALL) --require-hashes --no-deps --compile-bytecode -r requirements-test.txt
+	@rm $(INSTALLING)
 	@touch $@
 
 horovod: $(HOROVOD)

@@ -350,6 +350,18 @@ def test_workers_that_lack_workshop_utils_are_refused_with_the_command_that_inst
         start_cluster(address=address)
 
 
+def test_workers_are_described_while_a_killed_one_returns(client):
+    victim, *others = client.run(os.getpid).values()
+    os.kill(victim, signal.SIGKILL)
+    rows, deadline = [], time.monotonic() + 60
+    while len(rows) < 3 or rows[-1] != 1 + len(others):
+        assert time.monotonic() < deadline, rows
+        described = describe_workers(client)
+        rows.append(len(described))
+        assert set(others) <= set(described.pid)
+    assert len(others) in rows, "it was asked while the worker was away"
+
+
 def test_a_worker_without_a_memory_limit_is_described():
     with scheduler(1, memory_limit=0) as address, end_of(start_cluster(address=address)) as client:
         assert describe_workers(client).memory_gib.isna().tolist() == [True]

@@ -14,6 +14,7 @@ import s3fs
 from samples import S3_SECRET
 
 from workshop_utils import object_store
+from workshop_utils.data import read_files
 from workshop_utils.object_store import ADMIN, ObjectStoreError, local_object_store
 
 
@@ -49,6 +50,15 @@ def assert_nothing_is_left(traces):
     while left := traces():
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
+
+
+def test_no_proxy_is_asked_for_what_lies_on_loopback(folder, monkeypatch):
+    for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # where nobody answers
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with local_object_store(folder) as storage_options:
+        assert read_files(["s3://workshop/numbers/one.txt"], storage_options) == [b"1"]
 
 
 def test_a_folder_is_served_with_every_file_at_its_place(folder):

@@ -81,7 +81,7 @@ def render(path: str | Path, output: str | Path) -> Rendered:
         with whole_file(Path(output, path.name)) as part:
             nbformat.write(notebook, part)
     except Exception as caught:  # whatever ends one notebook must not end the others
-        where = f"code cell {len(seconds) + 1} of {len(cells)}: " if cells else ""
+        where = f"code cell {len(seconds) + 1} of {len(cells)}: " if len(seconds) < len(cells) else ""
         error = f"{where}{getattr(caught, 'ename', type(caught).__name__)}: {getattr(caught, 'evalue', caught)}"
     return Rendered(path.name, len(cells), seconds, error)
 

@@ -108,13 +108,19 @@ def unfit_for_pytorch(client: Client) -> tuple[list[str], int]:
 def describe_workers(client: Client) -> pd.DataFrame:
     """Return one row per worker: name, host, pid, threads, torch_threads, memory_gib, device, python, torch.
 
-    device: "cpu", or the GPU's name. torch_threads: cores that one PyTorch operation may use.
+    device: "cpu", or the GPU's name. torch_threads: cores that one PyTorch operation may use. A worker that is just
+    being restarted is left out.
     """
-    about, rows = client.run(_describe_this_worker), []
+    about, rows = client.run(_describe_this_worker, on_error="return"), []
     for address, info in client.scheduler_info(n_workers=-1)["workers"].items():
         memory_gib = round((info["memory_limit"] or float("nan")) / 2**30, 1)  # NaN: no limit
         known = {"worker": str(info["name"]), "host": info["host"], "threads": info["nthreads"]}
-        rows.append(known | {"memory_gib": memory_gib} | about[address])
+        answer = about.get(address, OSError())
+        if isinstance(answer, OSError):  # such as distributed's CommClosedError
+            continue
+        if isinstance(answer, Exception):
+            raise answer
+        rows.append(known | {"memory_gib": memory_gib} | answer)
     columns = ["worker", "host", "pid", "threads", "torch_threads", "memory_gib", "device", "python", "torch"]
     return pd.DataFrame(rows, columns=columns).sort_values("worker", ignore_index=True)
 

@@ -48,6 +48,7 @@ def local_object_store(folder: str | os.PathLike) -> Iterator[dict]:
         # Listings are not cached: a later store on the same port would get those of this one.
         options = {
             "client_kwargs": {"endpoint_url": f"http://{LOOPBACK}:{ports['s3.port']}"},
+            "config_kwargs": {"proxies": {}},  # no proxy of HTTP_PROXY leads to this machine's loopback
             "use_listings_cache": False,
         }
         # The supervisor has a session of its own: Ctrl-C and a notebook's interrupt signal the whole process group.
@@ -110,7 +111,8 @@ def _upload(folder, options, supervisor, log):
     import s3fs
 
     # botocore tries only once, because s3fs tries again itself.
-    fs = s3fs.S3FileSystem(**options, config_kwargs={"retries": {"max_attempts": 0}}, skip_instance_cache=True)
+    config = {**options["config_kwargs"], "retries": {"max_attempts": 0}}
+    fs = s3fs.S3FileSystem(**(options | {"config_kwargs": config}), skip_instance_cache=True)
     deadline = time.monotonic() + READY_WITHIN_S
     while True:  # the port answers seconds before the server can store anything
         try:

@@ -88,7 +88,20 @@ def test_other_versions_than_the_pins(tmp_path):
     )
     said = failure(pins, "packages")
     assert f"2 of 3 differ from {pins}: torch {torch.__version__.split('+')[0]}" in said
-    assert "==0.1" in said and "no-such-thing" in said and "pip install -r requirements.txt" in said
+    assert "==0.1" in said and "no-such-thing" in said and "-r requirements.txt" in said
+
+
+def test_a_package_of_which_files_are_missing(well, monkeypatch, tmp_path):
+    about = tmp_path / "half-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: half\nVersion: 1.0\n")
+    (about / "RECORD").write_text("half/__init__.py,,\nhalf/lost.py,,\nhalf/__pycache__/lost.pyc,,\n")
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "requirements.txt").write_text("half==1.0\n")
+    said = failure(tmp_path / "requirements.txt", "packages")
+    assert "half 1" in said and "pip install --force-reinstall" in said
 
 
 def test_no_requirements_at_all(tmp_path):
@@ -126,6 +139,16 @@ def test_a_photo_that_cannot_be_decoded(well, monkeypatch, tmp_path):
     monkeypatch.setenv("WORKSHOP_DATA", str(tmp_path))
     said = failure(well, "data")
     assert "n02085620_7.jpg" in said and "To mend it: unset WORKSHOP_DATA" in said
+
+
+def test_a_cache_that_cannot_be_written(well, monkeypatch, tmp_path):
+    monkeypatch.delenv("WORKSHOP_DATA")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path / "file"))
+    ok, said = line(well, "data")
+    assert (
+        not ok and str(tmp_path / "file") in said and "export WORKSHOP_CACHE=" in said and "WORKSHOP_DATA" not in said
+    )
 
 
 def test_weights_that_are_no_checkpoint(well, monkeypatch, tmp_path):
@@ -190,8 +213,8 @@ def test_a_worker_that_cannot_import_the_package(well, tmp_path):
         try:
             cluster.wait_for_workers(1, timeout=60)
             with dask.config.set({"scheduler-address": cluster.scheduler_address}):
-                said = failure(well, "workers")
+                ok, said = line(well, "workers")
         finally:
             started.terminate()
             started.wait()
-    assert "half an installation" in said
+    assert not ok and "half an installation" in said

@@ -1,6 +1,7 @@
 """What `workshop lab` chooses before JupyterLab starts: what lies where, and the port of the dashboards."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,6 +54,20 @@ def test_the_users_own_dashboard_port_wins_and_0_is_any():
         assert port == 9999
     with dask.config.set({"workshop.dashboard-port": 0}), dashboard_port() as port:
         assert port and port_is_free(port)
+
+
+def test_a_user_whose_home_cannot_be_written_gets_a_lab_that_says_so():
+    settings = {"HOME": "/proc/none", "XDG_DATA_HOME": "", "XDG_CACHE_HOME": ""}  # also root cannot write there
+    command = [Path(sys.executable).parent / "workshop", "lab", "--no-browser", "--ServerApp.port_retries=50"]
+    with subprocess.Popen(
+        command, cwd=PROJECT, env={**os.environ, **settings}, stdout=-1, stderr=subprocess.STDOUT, text=True
+    ) as running:
+        said = ""
+        for line in running.stdout:
+            said += line
+            if "token=" in line:
+                running.terminate()
+    assert "home folder cannot be written" in said and "token=" in said and "Traceback" not in said
 
 
 def test_a_second_lab_of_the_same_user_changes_nothing_of_the_first(monkeypatch):

@@ -1,5 +1,6 @@
 """Check whether this machine, or a running cluster, can run the workshop, and name the cure for what is missing."""
 
+import csv
 import importlib.metadata
 import os
 import platform
@@ -33,7 +34,7 @@ def run_checks(requirements: str | Path | None, address: str | None = None) -> I
     """
     if address is None:
         yield _line("Python", _python, "make setup PYTHON=python3.12")
-        yield _line("packages", partial(_packages, requirements), "pip install -r requirements.txt")
+        yield _line("packages", partial(_packages, requirements), "pip install --force-reinstall -r requirements.txt")
         yield _line("cores and memory", _memory, "take a machine with more memory, or give this container more of it")
         yield _line("GPU", _gpu, "install NVIDIA's current driver, or export CUDA_VISIBLE_DEVICES= to use the CPU")
         yield _line("data", _data, "unset WORKSHOP_DATA")
@@ -68,9 +69,14 @@ def _of_a_cluster(address: str | None) -> Iterator[Line]:
 
 def _line(name: str, look: Callable[[], str], cure: str) -> Line:
     """Return the line of one check: `look` returns what is there, and raises what is wrong."""
+    from workshop_utils.joining import ClusterError
+    from workshop_utils.storage import CacheError, NotShared
+
     try:
         with warnings.catch_warnings(action="ignore"):
             return name, True, look()
+    except (CacheError, ClusterError, NotShared) as error:  # these say themselves what to type
+        return name, False, " ".join(str(error).split())
     except Exception as error:
         kind = "" if type(error).__module__.startswith("workshop_utils") else f"{type(error).__name__}: "
         return name, False, f"{kind}{' '.join(str(error).split())[:400]} | To mend it: {cure}"
@@ -98,7 +104,19 @@ def _packages(requirements):
     have = [(pin, installed.get(canonicalize_name(pin.name), "0+missing")) for pin in pins]
     differ = [f"{pin.name} {version}, not {pin.specifier}" for pin, version in have if version not in pin.specifier]
     _need(not differ, f"{len(differ)} of {len(pins)} differ from {requirements}: {'; '.join(differ[:5])}")
+    if lacking := [f"{pin.name} {n}" for pin in pins if (n := _n_missing(pin.name))]:
+        raise Unfit(
+            f"files are missing of {len(lacking)} packages, as after an interrupted installation: {lacking[:5]}"
+        )
     return f"all {len(pins)} pins match"
+
+
+def _n_missing(package):
+    """Return how many files of an installed package are not there; an interrupted installation leaves such."""
+    # importlib.metadata.files leaves out what is missing.
+    installed = importlib.metadata.distribution(package)
+    paths = [path for path, *_ in csv.reader((installed.read_text("RECORD") or "").splitlines())]
+    return sum(not path.endswith(".pyc") and not Path(str(installed.locate_file(path))).exists() for path in paths)
 
 
 def _memory():
@@ -188,7 +206,7 @@ def _shared_storage(client):
     fs.makedirs(path, exist_ok=True)
     fs.pipe_file(f"{path}/ours", ours)
     answers = client.run(answer)
-    fs.invalidate_cache()
+    fs, path = storage.open_fresh(folder)
     silent = [worker for worker, name in answers.items() if fs.cat_file(f"{path}/{name}") != ours]
     fs.rm(path, recursive=True)
     _need(not silent, f"{folder} of {silent[:1]} is not this machine's")

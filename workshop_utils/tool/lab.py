@@ -37,6 +37,9 @@ def open_lab(project: Path, *, port: int | None = None, browser: bool = True, ex
     from jupyterlab_server.workspaces_handler import WorkspacesManager
 
     with TemporaryDirectory(prefix="workshop-lab-") as home, dashboard_port() as panes:
+        if not os.access(Path("~").expanduser(), os.W_OK):  # as with `docker --user`
+            click.echo("Your home folder cannot be written, so settings and sketches last until this lab is stopped.")
+            os.environ["HOME"] = home
         shutil.copy(HERE / "overrides.json", home)
         WorkspacesManager(home).save("workshop", json.dumps(workspace(n_gpus())))
         ours = [

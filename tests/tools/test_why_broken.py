@@ -1,0 +1,105 @@
+"""`make` notices an environment that cannot work, and installs into its own whatever the shell says."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def venv(tmp_path):
+    """A virtual environment whose installers write down how they were called."""
+    folder = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    for name in ("pip", "uv"):
+        script = folder / "bin" / name
+        script.write_text(f'#!/bin/sh\n# {folder}/bin/python\n(echo "$0 $@"; env) >>"{tmp_path}/calls"\n')
+        script.chmod(0o755)
+    return folder
+
+
+def why(venv):
+    return subprocess.run([ROOT / "tools/why_broken.sh", venv], capture_output=True, text=True, check=True).stdout
+
+
+def make(venv, *words, **environment):
+    command = ["make", *words, f"VENV={venv}", f"PYTHON={sys.executable}"]
+    return subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_a_whole_environment_and_none_at_all_are_left_alone(venv, tmp_path):
+    assert why(venv) == why(tmp_path / "none") == ""
+
+
+def interrupt(venv):
+    (venv / ".installing").touch()
+    return venv
+
+
+def move(venv):
+    return venv.rename(venv.with_name("moved"))
+
+
+def copy(venv):
+    subprocess.run(["cp", "-a", venv, venv.with_name("copied")], check=True)
+    return venv.with_name("copied")
+
+
+def remove_python(venv):
+    for path in (venv / "bin").glob("python*"):
+        path.unlink()
+    (venv / "bin" / "python").symlink_to(venv / "gone")
+    return venv
+
+
+def upgrade_python(venv):
+    (library,) = (venv / "lib").glob("python*")
+    library.rename(library.with_name("python3.1"))
+    return venv
+
+
+@pytest.mark.parametrize(
+    ("happens", "reason"),
+    [
+        (interrupt, "interrupted"),
+        (move, "another folder"),
+        (copy, "another folder"),
+        (remove_python, "Python is gone"),
+        (upgrade_python, "another one"),
+    ],
+)
+def test_a_broken_environment_is_made_anew_but_not_one_that_is_linked(venv, happens, reason):
+    (venv / ".ready").touch()
+    broken = happens(venv)
+    assert reason in why(broken)
+    assert f"rm -rf {broken}" in make(broken, "-n", "setup")
+    link = venv.with_name("link")
+    link.symlink_to(broken)
+    assert why(link) == ""
+
+
+def test_an_installation_leaves_its_mark_until_it_is_complete(venv, tmp_path):
+    make(venv, "setup")
+    assert (venv / ".ready").exists() and not (venv / ".installing").exists() and why(venv) == ""
+    (venv / ".ready").unlink()
+    (venv / "bin" / "uv").write_text("#!/bin/sh\nexit 1\n")
+    with pytest.raises(subprocess.CalledProcessError):
+        make(venv, "setup")
+    assert "interrupted" in why(venv)
+
+
+def test_settings_for_other_environments_do_not_reach_the_installation(venv, tmp_path):
+    settings = {"PIP_USER": "1", "PIP_REQUIRE_HASHES": "1", "UV_SYSTEM_PYTHON": "1", "UV_PYTHON": "3.9"}
+    settings |= {"PYTHONPATH": "/elsewhere", "PYTHONHOME": "/elsewhere"}
+    make(venv, "setup", **settings, PIP_INDEX_URL="https://pins.example/simple")
+    said = (tmp_path / "calls").read_text()
+    calls = [line for line in said.splitlines() if line.startswith(f"{venv}/bin/uv ")]
+    assert len(calls) == 2 and all(f"--python {venv}/bin/python" in call for call in calls)
+    assert not [name for name in settings if f"\n{name}=" in said]
+    assert "\nPIP_INDEX_URL=https://pins.example/simple\n" in said, "a company's own index stays"
