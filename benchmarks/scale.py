@@ -162,7 +162,7 @@ def run_one(client, paths, way):
 def do_nothing():
     """Have `classify_batches` of this process read, decode and compute nothing."""
     model, categories = torch.nn.Linear(1, 1), [f"category {number}" for number in range(1000)]
-    inference.loaded_model = lambda *_: (model, None, categories)
+    inference.loaded_with_checksum = lambda *_: (0, (model, None, categories))
     inference.read_files = lambda paths, _: paths
     inference.load_on_cpu = lambda contents, *_: (torch.zeros(len(contents), 1), [None] * len(contents))
     inference._forward = lambda _, images: [(0.5, 151)] * len(images)

@@ -38,7 +38,7 @@ from workshop_utils.data import (
     train_val_split,
 )
 from workshop_utils.dogs.breeds import BREEDS
-from workshop_utils.storage import cache_folder
+from workshop_utils.storage import CacheError, cache_folder
 
 FOLDER = BREEDS[0].folder
 UNREACHABLE = {"anon": True, "client_kwargs": {"endpoint_url": "http://127.0.0.1:9"}}
@@ -104,6 +104,37 @@ def test_photos_are_listed_in_order_and_nothing_else_is(tmp_path):
     (tmp_path / "cats" / "cat.jpg").touch()
     assert list_photos(tmp_path) == [str(folder / name) for name in ("a.JPEG", "b.jpg", "c.png")]
     assert list_photos(f"{tmp_path}/") == list_photos(f"file://{tmp_path}") == list_photos(str(tmp_path))
+
+
+def test_a_folder_that_is_a_link_is_listed_too_and_one_that_leads_nowhere_is_not(tmp_path, dogs):
+    first, second, *_ = sorted(dogs.iterdir())
+    (tmp_path / first.name).symlink_to(first)
+    shutil.copytree(second, tmp_path / second.name)
+    (tmp_path / "n02085999-nowhere").symlink_to(tmp_path / "gone")
+    assert ImageFolder(tmp_path).classes == [first.name, second.name] and len(list_photos(tmp_path)) == 6
+    (tmp_path / second.name / "linked.jpg").symlink_to(next(first.iterdir()))
+    assert len(list_photos(tmp_path)) == 7
+
+
+def test_photos_in_an_archive_are_refused_before_they_are_read(tmp_path, dogs):
+    archive = shutil.make_archive(str(tmp_path / "dogs"), "zip", dogs)
+    with pytest.raises(NoPhotos, match="unpack"):
+        list_photos(f"zip://::{archive}")
+
+
+def test_what_another_process_uploaded_meanwhile_is_listed(s3, s3_admin, dogs):
+    own = {name: value for name, value in s3.items() if name != "use_listings_cache"}  # as anybody's options are
+    photo = next(dogs.glob("*/*.jpg"))
+    for n_photos in (1, 2, 3):
+        s3_admin.pipe_file(f"workshop/growing/{photo.parent.name}/{n_photos}.jpg", photo.read_bytes())
+        assert len(list_photos("s3://workshop/growing", storage_options=own)) == n_photos
+
+
+def test_a_full_cache_is_named_with_the_cure(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path / "file"))
+    with pytest.raises(CacheError, match=r"(?s)file.*%env WORKSHOP_CACHE="):
+        find_data(1, ["pug"])
 
 
 def test_photos_on_s3_are_listed_with_their_protocol_and_folders_keys_are_no_photos(s3, s3_admin, dogs):

@@ -115,18 +115,18 @@ def test_bad_files_alone_give_no_images(transform, calls):
 
 
 def test_real_photos_are_recognised_as_on_the_cpu(shared_folder):
-    photos = list_photos(shared_folder / "data" / "stanford-dogs" / "Images")[::16]
+    photos = list_photos(shared_folder / "data" / "stanford-dogs" / "Images")[::48]
     model, transform, _ = loaded_model(shared_folder / "weights" / "resnet50_imagenet_v1_fp16.pt")
     dtype, same = next(model.parameters()).dtype, 0
     with torch.inference_mode():
-        for start in range(0, len(photos), 60):
-            contents = read_files(photos[start : start + 60])
-            images, errors = load_on_gpu(contents, photos[start : start + 60], transform, POOL, CPU)
-            expected, _ = load_on_cpu(contents, photos[start : start + 60], transform, POOL)
+        for start in range(0, len(photos), 40):
+            contents = read_files(photos[start : start + 40])
+            images, errors = load_on_gpu(contents, photos[start : start + 40], transform, POOL, CPU)
+            expected, _ = load_on_cpu(contents, photos[start : start + 40], transform, POOL)
             seen, wanted = (model(batch.to(dtype)).argmax(1) for batch in (images, expected))
             same += (seen == wanted).sum().item()
             assert not any(errors)
-    assert len(photos) == 240 and same >= 0.99 * 240
+    assert len(photos) == 80 and same >= 79
 
 
 @pytest.mark.gpu

@@ -13,9 +13,10 @@ from random import Random
 import pandas as pd
 import pytest
 import torch
+import torchvision
 from distributed import Client, LocalCluster
 from PIL import Image
-from samples import make_weights
+from samples import make_weights, sign_in
 
 from workshop_utils import inference
 from workshop_utils.data import list_photos, read_files
@@ -293,6 +294,75 @@ def test_weights_saved_anew_under_the_same_name_are_loaded_anew(client, paths, t
     assert first.prediction.tolist() != second.prediction.tolist()
 
 
+@pytest.mark.parametrize("address", ["file://{}", "~/mine.pt", "WORKSHOP_WEIGHTS"])
+def test_weights_that_were_replaced_are_loaded_anew_however_they_are_named(paths, tmp_path, monkeypatch, address):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = tmp_path / "mine.pt"
+    if address == "WORKSHOP_WEIGHTS":
+        monkeypatch.setenv(address, str(path))
+        address = "auto"
+    seen = [(make_weights(path, seed), loaded_model(address.format(path))[0].fc.weight.sum().item()) for seed in (1, 2)]
+    assert seen[0] != seen[1]
+
+
+def test_weights_on_s3_that_were_replaced_are_loaded_anew(monkeypatch, s3, tmp_path):
+    sign_in(monkeypatch, s3)
+    sums = []
+    for seed in (1, 2):
+        save_checkpoint("s3://workshop/mine.pt", **load_checkpoint(make_weights(tmp_path / "mine.pt", seed)))
+        sums.append(loaded_model("s3://workshop/mine.pt")[0].fc.weight.sum().item())
+    assert sums[0] != sums[1]
+
+
+def test_rows_of_two_models_never_come_in_one_frame(client, paths, tmp_path):
+    path = tmp_path / "mine.pt"
+
+    stream = classify_stream(client, paths * 20, batch_size=1, weights=make_weights(path, seed=1))
+    next(stream)
+    make_weights(path, seed=2)
+    with pytest.raises(WeightsError, match="replaced"):
+        list(stream)
+
+
+def own_weights(path, categories):
+    model = torchvision.models.resnet18(num_classes=len(categories))
+    save_checkpoint(
+        path, arch="resnet18", num_classes=len(categories), categories=categories, state_dict=model.state_dict()
+    )
+    return str(path)
+
+
+@pytest.mark.parametrize("named", ["name", "wnid", "folder"])
+def test_a_model_with_other_categories_is_right_by_their_names(client, paths, tmp_path, named):
+    known = BREEDS[3:1:-1]  # in another order, and two of the four breeds of the paths
+    model = own_weights(tmp_path / "own.pt", [getattr(breed, named).replace("_", " ") for breed in known])
+    frame = classify(client, paths, weights=model)
+    for row in frame.itertuples():
+        truth = [breed for breed in known if breed.folder in row.path]
+        assert pd.isna(row.correct) if not truth else row.correct == (row.prediction == row.breed), row
+
+
+def test_what_no_category_is_called_is_neither_right_nor_wrong(client, paths, tmp_path):
+    model = own_weights(tmp_path / "own.pt", [f"category {i}" for i in range(200)])
+    frame = classify(client, paths, weights=model)
+    assert frame.correct.isna().all() and frame.error.isna().all()
+    assert frame.breed.str.replace("_", " ").isin([breed.name.replace("_", " ") for breed in BREEDS]).all()
+
+
+def test_each_breed_has_imagenets_own_name_among_its_categories(weights):
+    categories = load_resnet(weights)[2]
+    truths = inference._truths(categories)
+    assert [truths[breed.wnid] for breed in BREEDS] == [breed.index for breed in BREEDS]
+
+
+def test_an_output_that_is_no_number_is_an_error_of_its_row(client, paths, tmp_path):
+    checkpoint = load_checkpoint(make_weights(tmp_path / "nan.pt", seed=0))
+    checkpoint["state_dict"]["fc.bias"][5] = torch.nan
+    save_checkpoint(tmp_path / "nan.pt", **checkpoint)
+    frame = classify(client, paths, weights=str(tmp_path / "nan.pt"))
+    assert frame[MISSING].isna().all(axis=None) and frame.error.str.contains("NaN").all()
+
+
 @pytest.mark.parametrize("n_batches", [0, 1, 2, 3, 7, 8, 9, 64, 1000])
 @pytest.mark.parametrize("n_threads", [1, 2, 5, 64])
 def test_tasks_hold_every_batch_once_long_ones_first(n_batches, n_threads):
@@ -325,16 +395,15 @@ def test_the_shipped_weights_recognise_sketches_in_either_precision(client, tmp_
 
 
 def test_real_photos_are_recognised_as_well_as_the_weights_can_in_either_precision(client, shared_folder):
-    # Measured: 193 of 240 right in fp32, 194 in bf16, and 171 without the strides of ResNet v1.
-    photos = list_photos(shared_folder / "data" / "stanford-dogs" / "Images")[::16]
+    photos = list_photos(shared_folder / "data" / "stanford-dogs" / "Images")[::48]
     weights = str(shared_folder / "weights" / "resnet50_imagenet_v1_fp16.pt")
     frames = {
         precision: classify(client, photos, batch_size=16, weights=weights, precision=precision)
         for precision in ("fp32", "bf16")
     }
     for frame in frames.values():
-        assert len(photos) == 240 and frame.path.tolist() == photos and frame.error.isna().all()
-        assert frame.correct.sum() >= 188
+        assert len(photos) == 80 and frame.path.tolist() == photos and frame.error.isna().all()
+        assert frame.correct.sum() >= 65  # measured: 67 in either precision; 63 without the strides of ResNet v1
     assert (frames["fp32"].prediction == frames["bf16"].prediction).mean() >= 0.97
 
 
@@ -342,10 +411,10 @@ def test_the_gpus_path_gives_the_rows_of_the_cpus(paths, weights, monkeypatch, t
     (tmp_path / "broken.jpg").write_bytes(Path(paths[0]).read_bytes()[:2000])
     some = [*paths, str(tmp_path / "broken.jpg"), *paths, str(tmp_path / "missing.jpg")]
     batches = [some[start : start + 3] for start in range(0, len(some), 3)]
-    expected = classify_batches(batches, weights=weights, precision="fp32")
+    _, expected = classify_batches(batches, weights=weights, precision="fp32")
     monkeypatch.setattr(inference, "is_on_gpu", lambda model: True)
     monkeypatch.setattr(inference, "GPU_FORWARD", 5)
-    rows = classify_batches(batches, weights=weights, precision="fp32")
+    _, rows = classify_batches(batches, weights=weights, precision="fp32")
     assert [row[0] for row in rows] == some and [row[5] for row in rows] == [row[5] for row in expected]
     assert sum(row[5] is not None for row in rows) == 2
     seen = [(row[2], other[2]) for row, other in zip(rows, expected, strict=True) if row[5] is None]

@@ -1,6 +1,9 @@
 """A file is written whole or not at all, and an address is opened with what its place needs."""
 
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from samples import sign_in
@@ -76,7 +79,7 @@ def test_workers_that_do_not_see_this_machines_disk_are_named_with_the_line_to_t
 def test_sketches_are_shared_in_a_folder_that_all_machines_have(monkeypatch, tmp_path):
     monkeypatch.setenv("WORKSHOP_SHARED", f"{tmp_path}/mounted/")
     source = find_data(1, ["pug"])
-    assert source.url == f"{tmp_path}/mounted/sketches-1" and source.weights == "sketches"
+    assert source.url == f"{tmp_path}/mounted/sketches-v1-1" and source.weights == "sketches"
     (photo,) = list_photos(source.url)
     whole = os.path.getsize(photo)
     open(photo, "wb").close()  # cut off while it was copied
@@ -85,11 +88,33 @@ def test_sketches_are_shared_in_a_folder_that_all_machines_have(monkeypatch, tmp
     assert shared_folder().startswith(f"{tmp_path}/mounted/") and os.path.isdir(shared_folder())
 
 
+def test_who_reads_shared_sketches_while_they_are_copied_reads_whole_ones(monkeypatch, tmp_path):
+    monkeypatch.setenv("WORKSHOP_SHARED", str(tmp_path / "mounted"))
+    photo = Path(list_photos(find_data(1, ["pug"]).url)[0])
+    ours = photo.read_bytes()
+    other = ours + b" "  # its size differs, so it is copied again
+    seen, copied = set(), threading.Event()
+
+    def read():
+        while not copied.is_set():
+            seen.add(photo.read_bytes())
+
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        for _ in range(300):
+            with whole_file(photo) as part:
+                part.write_bytes(other)
+            find_data(1, ["pug"])
+        copied.set()
+        reading.result()
+    assert seen == {ours, other} and photo.read_bytes() == ours
+
+
 def test_sketches_are_shared_in_object_storage(monkeypatch, s3, s3_admin):
     sign_in(monkeypatch, s3)
     monkeypatch.setenv("WORKSHOP_SHARED", "s3://workshop/shared")
     source = find_data(2, ["pug"])
-    assert source.url == "s3://workshop/shared/sketches-2"
+    assert source.url == "s3://workshop/shared/sketches-v1-2"
     paths = list_photos(source.url, storage_options=source.storage_options)
     assert len(paths) == 2 and paths[0].startswith(source.url)
     written = s3_admin.find("workshop/shared", detail=True, refresh=True)

@@ -17,9 +17,17 @@ from torch.utils.data import Dataset, Subset
 from workshop_utils.dogs.breeds import BREEDS as BREEDS  # "as": notebooks import these from here
 from workshop_utils.dogs.breeds import HELD_OUT as HELD_OUT
 from workshop_utils.dogs.breeds import Breed, find_breed
+from workshop_utils.dogs.sketches import DRAWING_VERSION, write_sketches
 from workshop_utils.dogs.sketches import draw_dog as draw_dog
-from workshop_utils.dogs.sketches import write_sketches
-from workshop_utils.storage import cache_folder, default_storage_options, on_all_workers, open_address, share
+from workshop_utils.storage import (
+    CacheError,
+    cache_folder,
+    default_storage_options,
+    on_all_workers,
+    open_address,
+    open_fresh,
+    share,
+)
 
 IN_BREED = re.compile(r"(?:.*[/\\])?(n\d{8})-([^/\\]+)[/\\][^/\\]*", re.DOTALL)  # a file in a folder of a breed
 # A photo's path below the root. Hidden files are no photos: macOS puts a "._photo.jpg" beside each.
@@ -69,15 +77,22 @@ def find_data(
     per_breed: number of sketches of each breed. breeds: those that are needed, None for all; there may be photos of
     others as well. light: "day" or "dusk" for sketches; photos are what they are.
     All workers can reach the sketches: see `storage.share`.
-    Raises NoPhotos if WORKSHOP_DATA holds none; storage.NotShared if workers do not see photos or sketches.
+    Raises NoPhotos if WORKSHOP_DATA holds none; storage.NotShared if workers do not see photos or sketches;
+    storage.CacheError if there is no room for sketches.
     """
     if url := os.environ.get("WORKSHOP_DATA"):
         list_photos(url, breeds=breeds)  # raises NoPhotos
         return DataSource(url, "custom", default_storage_options(url))
     if (cache_folder() / "photos" / "complete").exists():
         return DataSource(on_all_workers(str(cache_folder() / "photos" / "Images")), "photos")
-    sketches = cache_folder() / f"sketches-{per_breed}{'' if light == 'day' else f'-{light}'}"
-    write_sketches(sketches, per_breed, breeds, light=light)
+    sketches = cache_folder() / f"sketches-v{DRAWING_VERSION}-{per_breed}{'' if light == 'day' else f'-{light}'}"
+    try:
+        write_sketches(sketches, per_breed, breeds, light=light)
+    except OSError as error:
+        raise CacheError(
+            f"Sketches cannot be written to {str(sketches)!r} ({error.strerror}): free space there, or take another "
+            "folder. Type\n%env WORKSHOP_CACHE=FOLDER\nin a cell, or in a shell\nexport WORKSHOP_CACHE=FOLDER"
+        ) from error
     url = share(sketches)
     return DataSource(url, "sketches", default_storage_options(url))
 
@@ -91,12 +106,14 @@ def list_photos(
     Paths carry their protocol (`s3://…`) except local ones. Raises NoPhotos if there are none.
     """
     wanted = None if breeds is None else {find_breed(breed).wnid for breed in breeds}
+    if str(url).startswith(("zip://", "tar://")):
+        raise NoPhotos(f"{url!r} is in an archive: unpack it, and give the folder.")
     try:
-        fs, root = open_address(url, storage_options)
+        fs, root = open_fresh(url, storage_options)
         folders = [
             info["name"]
-            for _, below, _ in fs.walk(root, maxdepth=1, detail=True)
-            for info in below.values()
+            for _, below, beside in fs.walk(root, maxdepth=1, detail=True)
+            for info in chain(below.values(), (file for file in beside.values() if file.get("islink")))
             if (breed := IN_BREED.fullmatch(f"{info['name']}/")) and (wanted is None or breed[1] in wanted)
         ]
         with ThreadPoolExecutor(FOLDERS_AT_ONCE) as pool:

@@ -1,7 +1,9 @@
 """Classify many photos on a Dask cluster: each worker loads the model once, and decodes during the forward pass."""
 
+import math
 import os
 import threading
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +18,10 @@ from torch.fx.experimental.optimization import fuse
 from workshop_utils.data import IN_BREED, read_files
 from workshop_utils.decode import load_on_cpu, load_on_gpu
 from workshop_utils.dogs.breeds import BREEDS
-from workshop_utils.models import load_resnet, resolve_weights
+from workshop_utils.models import IMAGENET_WEIGHTS, WeightsError, load_resnet, named_weights, resolve_weights
 from workshop_utils.precision import ieee_float32, precision_of
 from workshop_utils.progress import bar
+from workshop_utils.storage import version_of
 
 COLUMNS = ["path", "breed", "prediction", "probability", "correct", "error"]
 # A task takes seconds: a lost worker costs little, and neither does the pause between two tasks.
@@ -28,7 +31,6 @@ CPU_BATCHES_PER_TASK, GPU_BATCHES_PER_TASK = 8, 256
 CPU_FORWARD, GPU_FORWARD = 16, 256
 CPU_AHEAD, GPU_AHEAD = 1, 3  # batches that are read or decoded during a forward pass
 TASKS_PER_THREAD = 4  # tasks on the cluster at a time: while the next one in order takes long, other threads have work
-_INDEX = {breed.wnid: breed.index for breed in BREEDS}
 _loading = threading.Lock()
 
 
@@ -44,15 +46,15 @@ def classify(
     """Return a DataFrame with one row per path, in the order given: what a pretrained ResNet sees in each photo.
 
     Columns: path; breed, from the folder's name; prediction, the likeliest category; probability, in [0, 1]; correct,
-    by WordNet id (missing if the folder names none of our breeds); error, missing or why a file could not be
-    classified (prediction, probability and correct are then missing).
+    missing if no category of the model is the folder's breed, by its WordNet id, its name, or ImageNet's name for it;
+    error, missing or why a file could not be classified (prediction, probability and correct are then missing).
 
     batch_size: photos that a worker reads in one call. A forward pass takes CPU_FORWARD or GPU_FORWARD of them.
     storage_options: what fsspec needs to open `paths`; None for anonymous reading of s3:// without credentials.
     weights: as in `load_resnet`; a file must be readable from the workers.
     precision: "fp32", "bf16", or "auto" for bf16 if the worker's CPU or GPU has it.
-    Raises what loading the weights raises. A worker that dies costs time, but no rows: Dask runs its batches again. A
-    bar shows how many photos are done.
+    Raises what loading the weights raises, and WeightsError if workers had different weights. A worker that dies costs
+    time, but no rows: Dask runs its batches again. A bar shows how many photos are done.
 
     >>> from tempfile import TemporaryDirectory
     >>> from workshop_utils.data import list_photos
@@ -112,10 +114,13 @@ def classify_stream(
 
 def classify_batches(
     batches: list[list[str]], *, weights: str = "auto", precision: str = "auto", storage_options: dict | None = None
-) -> list[tuple]:
-    """Return `classify`'s rows for lists of paths, in this process; later lists are decoded during a forward pass."""
-    model, transform, categories = loaded_model(weights, precision)
-    on_gpu, device, rows = is_on_gpu(model), next(model.parameters()).device, []
+) -> tuple[int, list[tuple]]:
+    """Return (checksum of the weights, `classify`'s rows) for lists of paths, from this process.
+
+    Later lists are decoded during a forward pass.
+    """
+    checksum, (model, transform, categories) = loaded_with_checksum(weights, precision)
+    on_gpu, device, rows, truths = is_on_gpu(model), next(model.parameters()).device, [], _truths(categories)
     if on_gpu:  # fewer and larger batches
         photos = list(chain.from_iterable(batches))
         batches = [photos[start : start + GPU_FORWARD] for start in range(0, len(photos), GPU_FORWARD)]
@@ -133,21 +138,28 @@ def classify_batches(
         loaded = _started_ahead(start, batches, GPU_AHEAD if on_gpu else CPU_AHEAD)
         for paths, (images, errors) in zip(batches, loaded, strict=True):
             # images: (photos that could be read, 3, 224, 224)
-            rows += _rows(paths, errors, _forward(model, images) if len(images) else [], categories)
-    return rows
+            rows += _rows(paths, errors, _forward(model, images) if len(images) else [], categories, truths)
+    return checksum, rows
 
 
 def loaded_model(weights: str = "auto", precision: str = "auto") -> tuple[torch.nn.Module, Callable, list[str]]:
-    """Return `load_resnet`'s (model, transform, categories) ready for this process; only the first call loads.
+    """Return `load_resnet`'s (model, transform, categories) ready for this process.
 
+    The first call loads, and the first after the weights' file was replaced.
     model: on the GPU if there is one, channels-last, each BatchNorm folded into the convolution before it. Its images
     need the device and the dtype of its parameters.
     """
-    saved = (
-        os.stat(weights).st_mtime_ns if os.path.isfile(weights) else None
-    )  # a file that was replaced is another model
+    return loaded_with_checksum(weights, precision)[1]
+
+
+def loaded_with_checksum(
+    weights: str = "auto", precision: str = "auto"
+) -> tuple[int, tuple[torch.nn.Module, Callable, list[str]]]:
+    """Return (checksum of the weights, what `loaded_model` returns)."""
+    name = named_weights(weights)
+    version = None if name in ("auto", "imagenet", "sketches") else version_of(name)
     with _loading:  # otherwise two threads of a worker would both load
-        return _load_model(str(weights), precision, saved)
+        return _load_model(name, precision, version)
 
 
 def split_guided(batches: Iterable, n_threads: int, longest: int = CPU_BATCHES_PER_TASK) -> Iterator[list]:
@@ -172,8 +184,12 @@ def _n_threads(client):
 
 
 def _frames(client, start, tasks):
-    """Yield a DataFrame for each task, in order, while those after it run; start(task) returns a Future of its rows."""
+    """Yield a DataFrame for each task, in order, while those after it run.
+
+    start: called with a task, it returns a Future of what `classify_batches` returns.
+    """
     running: deque[tuple[list[str], Future]] = deque()
+    checksums = set()
     try:
         for task in chain(tasks, [None]):
             if task:
@@ -181,7 +197,14 @@ def _frames(client, start, tasks):
             # Count the threads again: workers come and go.
             while running and (task is None or len(running) > TASKS_PER_THREAD * _n_threads(client)):
                 paths, future = running[0]
-                frame = _frame(paths, future.result())
+                checksum, rows = future.result()
+                checksums.add(checksum)
+                if len(checksums) > 1:
+                    raise WeightsError(
+                        "The workers had different weights: the file was replaced meanwhile, or is another one on "
+                        "some machines. Call classify again, with a file that all workers share."
+                    )
+                frame = _frame(paths, rows)
                 running.popleft()
                 yield frame
     finally:
@@ -189,11 +212,14 @@ def _frames(client, start, tasks):
 
 
 @lru_cache(maxsize=2)
-def _load_model(weights, precision, saved):
+def _load_model(weights, precision, version):
     model, transform, categories = load_resnet(weights)
+    checksum = 0
+    for tensor in model.state_dict().values():
+        checksum = zlib.crc32(tensor.numpy().tobytes(), checksum)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if precision_of(precision) == "bf16" else torch.float32
-    return fuse(model).to(device, dtype).to(memory_format=torch.channels_last), transform, categories
+    return checksum, (fuse(model).to(device, dtype).to(memory_format=torch.channels_last), transform, categories)
 
 
 def is_on_gpu(model: torch.nn.Module) -> bool:
@@ -223,20 +249,49 @@ def _forward(model, images):
     return zip(probabilities.tolist(), indices.tolist(), strict=True)
 
 
-def _rows(paths, errors, results, categories):
+def _truths(categories):
+    """Return {WordNet id or plain name of a breed: index among these categories}; ImageNet has names of its own.
+
+    Of two categories with one name, the first counts: ImageNet's Cardigan is a dog before it is a garment.
+    """
+    truths: dict[str, int] = {}
+    for index, name in enumerate(categories):
+        truths.setdefault(_plain(name), index)
+    for breed in BREEDS:
+        of_imagenet = IMAGENET_WEIGHTS.meta["categories"][breed.index]
+        names = map(_plain, (breed.wnid, breed.folder, breed.name, of_imagenet))
+        if known := [truths[name] for name in names if name in truths]:
+            truths[breed.wnid] = known[0]
+    return truths
+
+
+def _plain(name):
+    """Return a breed's name without what its writers do not agree on.
+
+    >>> _plain("German short-haired_pointer")
+    'germanshorthairedpointer'
+    """
+    return "".join(character for character in name.lower() if character.isalnum())
+
+
+def _rows(paths, errors, results, categories, truths):
     """Return `classify`'s rows. results: an iterable of (probability, index) for each path without an error."""
-    rows, results = [], iter(results)
+    rows: list[tuple] = []
+    results = iter(results)
     for path, error in zip(paths, errors, strict=True):
         folder = IN_BREED.fullmatch(path)
         wnid, breed = folder.groups() if folder else (None, None)
-        truth = _INDEX.get(wnid) if wnid else None
-        if truth is not None and truth < len(categories):
+        truth = truths.get(wnid, truths.get(_plain(breed))) if folder else None
+        if truth is not None:
             breed = categories[truth]  # in the spelling of the predictions
+        probability, index = (0.0, 0) if error else next(results)
+        if math.isnan(probability):
+            error = "the model's output for this photo is not a number (NaN): its weights are damaged"
         if error:
             rows.append((path, breed, None, None, None, error))
         else:
-            probability, index = next(results)
-            rows.append((path, breed, categories[index], probability, None if truth is None else index == truth, None))
+            correct = None if truth is None else index == truth
+            rows.append((path, breed, categories[index], probability, correct, None))
     return rows
 
 

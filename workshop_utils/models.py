@@ -10,7 +10,7 @@ import torch
 from fsspec.implementations.local import LocalFileSystem
 from torchvision.models import ResNet, ResNet50_Weights, get_model
 
-from workshop_utils.storage import open_address, whole_file
+from workshop_utils.storage import open_fresh, whole_file
 
 SKETCH_WEIGHTS = Path(__file__).parent / "weights" / "resnet18_sketches.pt"  # by tools/train_sketch_weights.py
 IMAGENET_WEIGHTS = ResNet50_Weights.IMAGENET1K_V2
@@ -46,8 +46,7 @@ def load_resnet(weights: str | os.PathLike = "auto") -> tuple[ResNet, Callable, 
 
 def resolve_weights(weights: str | os.PathLike = "auto") -> str:
     """Return "imagenet", "sketches", or a checkpoint's address: what `load_resnet(weights)` will load."""
-    named = os.environ.get("WORKSHOP_WEIGHTS") or "auto" if weights == "auto" else str(weights)
-    if named != "auto":
+    if (named := named_weights(weights)) != "auto":
         return named
     try:
         if not _cached().exists():
@@ -55,6 +54,11 @@ def resolve_weights(weights: str | os.PathLike = "auto") -> str:
         return "imagenet"
     except OSError:
         return "sketches"
+
+
+def named_weights(weights: str | os.PathLike = "auto") -> str:
+    """Return "auto", "imagenet", "sketches", or the address of a checkpoint, which may be that of WORKSHOP_WEIGHTS."""
+    return str(weights) if str(weights) != "auto" else os.environ.get("WORKSHOP_WEIGHTS") or "auto"
 
 
 def with_new_head(model: ResNet, n_classes: int) -> ResNet:
@@ -74,7 +78,7 @@ def save_checkpoint(path: str | os.PathLike, **values: object) -> None:
     path: a local path, or any address that fsspec can write, such as "s3://…"; it takes what it needs there, such as
     an endpoint, from the environment.
     """
-    fs, key = open_address(path)
+    fs, key = open_fresh(path)
     local = isinstance(fs, LocalFileSystem)
     with TemporaryDirectory() as folder, whole_file(Path(key) if local else Path(folder, "checkpoint.pt")) as part:
         torch.save(values, part)
@@ -90,8 +94,7 @@ def load_checkpoint(path: str | os.PathLike) -> dict:
     Raises WeightsError.
     """
     try:
-        fs, key = open_address(path)
-        fs.invalidate_cache()  # another process may have written since
+        fs, key = open_fresh(path)
         with fs.open(key, "rb") as file:
             checkpoint = torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
@@ -106,8 +109,7 @@ def load_checkpoint(path: str | os.PathLike) -> dict:
 
 def checkpoint_exists(path: str | os.PathLike) -> bool:
     """Return whether there is a file at `path`, a local path or any address that fsspec can open."""
-    fs, key = open_address(path)
-    fs.invalidate_cache()  # another process may have written since
+    fs, key = open_fresh(path)
     return fs.exists(key)
 
 

@@ -18,6 +18,7 @@ from workshop_utils.storage import open_address
 LETTERS = "abcdefghijklmnopqrstuvwxyz -.'"
 PADDING, STOP = 0, 1  # before a name's first character, after its last
 CHARACTERS = ("", "\n", *LETTERS)  # the position of a character is its code: padding, stop, and the letters
+SPACE = CHARACTERS.index(" ")
 MAX_LENGTH, WIDTH = 24, 8  # characters of the longest name; characters that a model sees before the next one
 MIN_NAMES = 100  # fewer teach a model nothing
 NAME = re.compile(rf"(?=.*[a-z])[a-z .'-]{{1,{MAX_LENGTH}}}")
@@ -88,7 +89,7 @@ def generate(model: nn.Module, n: int, *, temperature: float = 1.0, seed: int = 
     codes = torch.full((n, WIDTH), PADDING)
     for length in range(MAX_LENGTH):
         logits = model(codes[:, -WIDTH:].to(device)).double().cpu()  # (n, 32)
-        logits[:, [PADDING] if length else [PADDING, STOP]] = -torch.inf
+        logits[:, [PADDING] if length else [PADDING, STOP, SPACE]] = -torch.inf
         likely = ((logits - logits.amax(1, keepdim=True)) / max(temperature, 1e-9)).softmax(1)
         codes = torch.cat([codes, likely.multinomial(1, generator=generator)], dim=1)
     texts = ("".join(CHARACTERS[code] for code in row) for row in codes[:, WIDTH:].tolist())

@@ -1,6 +1,7 @@
 """Where files lie: the cache folder, a place for all workers, any address; and files written whole or not at all."""
 
 import os
+import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -16,6 +17,10 @@ S3_CONNECTIONS = 64  # botocore allows 10, so a batch of 32 would wait four time
 
 class NotShared(RuntimeError):
     """Some workers cannot reach a place that all of them need; the message says what to type."""
+
+
+class CacheError(OSError):
+    """The cache folder cannot be written; the message says why and what to type."""
 
 
 def cache_folder() -> Path:
@@ -49,14 +54,16 @@ def share(folder: Path) -> str:
     if not (root := _shared_root()):
         return on_all_workers(str(folder))
     try:
-        fs, target = open_address(f"{root}/{folder.name}")
-        fs.invalidate_cache()
+        fs, target = open_fresh(f"{root}/{folder.name}")
         have = {path: about["size"] for path, about in fs.find(target, detail=True).items()}
         files = {f"{target}/{path.relative_to(folder).as_posix()}": path for path in folder.glob("*/*.jpg")}
         lacking = [name for name, path in files.items() if have.get(name) != path.stat().st_size]
-        for parent in {name.rpartition("/")[0] for name in lacking} if isinstance(fs, LocalFileSystem) else ():
-            fs.makedirs(parent, exist_ok=True)
-        fs.put([str(files[name]) for name in lacking], lacking)
+        if isinstance(fs, LocalFileSystem):
+            for name in lacking:
+                with whole_file(Path(name)) as part:  # others may read or share the same files now
+                    shutil.copyfile(files[name], part)
+        else:  # an object store shows a file once all of it is there
+            fs.put([str(files[name]) for name in lacking], lacking)
     except Exception as error:  # each protocol raises errors of its own, such as botocore's
         raise _cannot_write(root, error) from error
     return f"{root}/{folder.name}"
@@ -106,6 +113,21 @@ def open_address(url: str | os.PathLike, storage_options: dict | None = None) ->
         # With more than one request per file at a time, s3fs asks for each file's size before it asks for the file.
         options = {"max_concurrency": 1, **options, "config_kwargs": of_botocore}
     return fsspec.core.url_to_fs(str(url), **options)
+
+
+def open_fresh(url: str | os.PathLike, storage_options: dict | None = None) -> tuple[fsspec.AbstractFileSystem, str]:
+    """Return what `open_address` does; listings are asked for anew, as another process may have written since."""
+    fs, path = open_address(url, storage_options)
+    fs.invalidate_cache()
+    return fs, path
+
+
+def version_of(url: str | os.PathLike) -> str | None:
+    """Return what changes when the file at this address is replaced, as fsspec tells it; None if there is no file."""
+    fs, path = open_fresh(url)
+    with suppress(Exception):  # each protocol raises errors of its own
+        return fs.ukey(path)
+    return None
 
 
 def _cannot_write(root: str, error: Exception) -> NotShared:

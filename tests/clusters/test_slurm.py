@@ -85,7 +85,7 @@ def client(environment, folder):
 def test_workers_that_are_jobs_classify_photos_train_many_models_and_are_the_ranks_of_a_job(client, environment):
     nodes = client.run(lambda: os.environ["SLURMD_NODENAME"])
     assert sorted(nodes.values()) == ["n1", "n2"] and len(told(environment, "squeue", "--noheader").splitlines()) == 2
-    photos = list_photos(Path(environment["WORKSHOP_CACHE"], "sketches-8"))[:32]
+    photos = list_photos(Path(environment["WORKSHOP_CACHE"], "sketches-v1-8"))[:32]
     frame = classify(client, photos, batch_size=8, weights="sketches")
     assert list(frame.path) == [str(photo) for photo in photos] and not frame.error.any()
 

@@ -15,6 +15,8 @@ from workshop_utils.dogs.poses import Dog
 from workshop_utils.progress import bar
 from workshop_utils.storage import whole_file
 
+# It is in the folder names of sketches. Raise it when the drawings change, or people keep the old ones.
+DRAWING_VERSION = 1
 LIGHTS = ("day", "dusk")
 DUSK = (0.36, 0.37, 0.45)  # the share of red, green and blue that is left
 GRAIN = 30  # the sensor adds noise from -30 to 30
