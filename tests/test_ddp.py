@@ -302,7 +302,7 @@ def test_the_end_of_a_process_is_refused_and_the_end_of_its_group_is_not(client)
         return "left"
 
     assert ddp.run(client, leave, dist.destroy_process_group) == ["left", "left"]  # as scripts for torchrun do
-    with pytest.raises(JobError, match=r"Rank \d called for the end of its process: SystemExit\(3\)"):
+    with pytest.raises(JobError, match=r"Rank \d ended with SystemExit\(3\)"):
         ddp.run(client, leave, lambda: sys.exit(3))
 
 

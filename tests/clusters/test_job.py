@@ -136,7 +136,7 @@ def test_after_a_death_as_many_as_before_are_waited_for_and_fewer_have_to_be_eno
     workers.lose("two")
     with pytest.raises(WorkerDied) as caught:
         job.result()
-    assert "within 2 s (wait_for_successors)" in caught.value.__notes__[0]
+    assert "wait_for_successors=2" in caught.value.__notes__[0]
 
 
 def test_a_cluster_that_adapts_is_asked_for_its_minimum_and_retires_no_rank(tmp_path):

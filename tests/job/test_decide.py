@@ -43,6 +43,13 @@ def test_a_ranks_error_waits_a_moment_for_a_death_that_may_be_its_cause():
     assert isinstance(decisions.error, WorkerDied) and "Rank 1 died" in str(decisions.error)
 
 
+def test_a_cause_that_is_already_known_comes_before_the_end_of_the_time():
+    decisions, _ = told(TWO, ("failed", 0, KeyError("cause")), ("time_is_up", TimeoutError()), ("judge",))
+    assert isinstance(decisions.error, KeyError)
+    decisions, _ = told(TWO, ("time_is_up", TimeoutError()))
+    assert isinstance(decisions.error, TimeoutError)
+
+
 def test_a_rank_that_raised_and_then_died_is_reported_by_what_it_raised():
     decisions, _ = told(TWO, ("failed", 1, KeyError("cause")), ("worker_gone", 1), ("judge",))
     assert isinstance(decisions.error, KeyError)
@@ -100,7 +107,7 @@ def test_a_pair_of_sizes_goes_on_with_fewer_after_a_death():
 def test_where_no_successor_comes_the_death_is_the_error():
     dies = [*ended(0), ("worker_gone", 1), ("judge",), ("freed",)]
     decisions, actions = told(TWO, *dies, ("refused", JobError("has 1")), max_restarts=1, wait_for_successors=2)
-    assert isinstance(decisions.error, WorkerDied) and "within 2 s" in decisions.error.__notes__[0]
+    assert isinstance(decisions.error, WorkerDied) and "wait_for_successors=2" in decisions.error.__notes__[0]
     assert actions == [decide.Free((), keep=False)]
 
 

@@ -1,20 +1,28 @@
 """What a job does to a real cluster and to the jobs of others: it hangs nobody, hurts nobody, and leaves nothing."""
 
+import asyncio
+import dataclasses
 import gc
 import os
 import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import cloudpickle
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from distributed import CancelledError, Client
+from distributed import CancelledError, Client, LocalCluster
 
 from workshop_utils import ddp
-from workshop_utils.job import JobError, WorkersBusy, on_scheduler
+from workshop_utils.job import JobError, SchedulerLost, WorkersBusy, on_scheduler
 from workshop_utils.job.owners import Denied, Request
 from workshop_utils.results import ResultsHandler, log_metrics
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
 
 
 def until(condition, timeout_s=60):
@@ -210,3 +218,54 @@ def test_a_restart_of_the_cluster_frees_what_a_job_has_left_behind(client):
     assert len(client.run_on_scheduler(on_scheduler.owned)) == 2
     client.restart()
     assert client.run_on_scheduler(on_scheduler.owned) == {}
+
+
+def test_a_client_that_cannot_launch_is_refused_at_once(client):
+    with Client(client.scheduler.address) as closed:
+        pass
+    with pytest.raises(SchedulerLost, match="client is closed"):
+        ddp.launch(closed, os.getpid)
+
+    async def launch():
+        async with Client(client.scheduler.address, asynchronous=True) as waiting:
+            ddp.launch(waiting, os.getpid)
+
+    with pytest.raises(TypeError, match="asynchronous=False"):
+        asyncio.run(launch())
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    """An exception that takes no note, and cannot be sent as it is."""
+
+    code: int = 0
+
+
+def test_an_exception_that_takes_no_note_is_reported_with_its_rank_all_the_same(client):
+    def fail():
+        raise Frozen(7)
+
+    with pytest.raises(Exception, match=r"Frozen\(code=7\)") as caught:
+        ddp.run(client, fail)
+    assert "Raised by rank" in caught.value.__notes__[0]
+
+
+def test_a_nanny_that_hears_late_of_the_end_of_a_job_does_not_kill_the_next(tmp_path):
+    python = [sys.executable, "-m", "distributed.cli.dask_worker", "--nthreads", "1", "--no-dashboard"]
+    with LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0") as cluster, Client(cluster) as client:
+        started = subprocess.Popen([*python, cluster.scheduler_address], cwd=tmp_path, start_new_session=True)
+        try:
+            client.wait_for_workers(1, timeout=60)
+            ddp.run(client, os.getpid)
+            job = ddp.launch(client, time.sleep, 8)
+            until(lambda: "running" in repr(job))
+            nanny = psutil.Process(started.pid)
+            nanny.suspend()
+            job.cancel()
+            with pytest.raises(WorkersBusy, match="belongs to the job"):
+                ddp.launch(client, os.getpid)
+            nanny.resume()
+            assert ddp.run(client, os.getpid, wait_for_workers=60)
+        finally:
+            os.killpg(started.pid, signal.SIGKILL)
+            started.wait()

@@ -32,6 +32,18 @@ def test_workers_are_taken_by_host_and_name_and_belong_to_the_job_until_it_gives
     assert owners.owned() == {"nanny of b": "two"}
 
 
+def test_a_worker_whose_nanny_is_silent_stays_the_jobs_until_it_has_answered():
+    owners = Owners()
+    owners.claim(Request("one", "kernel"), [A, B], 0)
+    owners.free("one", but={A.slot})
+    assert owners.owned() == {A.slot: "one"}
+    owners.free_slot(A.slot, "two")
+    owners.free_slot(B.slot, "one")
+    assert owners.owned() == {A.slot: "one"}
+    owners.free_slot(A.slot, "one")
+    assert owners.owned() == {}
+
+
 def test_survivors_that_look_idle_still_belong_to_the_job_whose_worker_died():
     owners = Owners()
     owners.claim(Request("one", "kernel"), [A, B], 0)

@@ -1,4 +1,4 @@
-"""Questions of the client to the scheduler and to workers, none of which waits without an end."""
+"""Questions of the client to the scheduler and to workers, which have a time limit."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 from distributed import Client
 
-from workshop_utils.job.errors import SchedulerLost
+from workshop_utils.job.errors import JobError, SchedulerLost
 
 ANSWER_S = 15  # time limit for a worker's answer
 BUSY_S = 60  # time limit for the scheduler's answer: it may be busy
@@ -18,21 +18,32 @@ LOST = (
 
 
 async def ask_scheduler(client: Client, function: Callable, *args: Any) -> Any:
-    """Return what `function` of `on_scheduler` returns there. Raises SchedulerLost."""
-    if client.status == "connecting":  # it would wait for a scheduler to come back
+    """Return what `function` of `on_scheduler` returns there. Raises SchedulerLost, JobError."""
+    if client.status == "connecting" or client.scheduler is None:  # it would wait for a scheduler to come back
         raise SchedulerLost(LOST)
     try:
         return await asyncio.wait_for(client.run_on_scheduler(function, *args), BUSY_S)
-    except (OSError, TimeoutError, AttributeError) as error:  # without a connection, client.scheduler is None
+    except (OSError, TimeoutError) as error:
         raise SchedulerLost(f"The scheduler does not answer ({str(error) or type(error).__name__}).") from error
+    except (ImportError, AttributeError) as error:  # pickle looks for the function there
+        raise JobError(
+            f"The scheduler's process cannot use workshop_utils of this version ({error}): install the same one there, "
+            "and start the scheduler again."
+        ) from error
 
 
 async def ask_workers(client: Client, workers: Sequence[str], function: Callable, *args: Any) -> dict[str, Any]:
-    """Return what function(*args) returns on each of these workers that answers in time, by address."""
+    """Return what function(*args) returns on each of these workers that answers in time, by address.
+
+    A worker that cannot import the function answers with the ImportError.
+    """
 
     async def ask(address: str) -> dict[str, Any]:
         with suppress(Exception):  # it is ending, or its host is cut off: the others' answers shall not wait
-            return await asyncio.wait_for(client.run(function, *args, workers=[address]), ANSWER_S)
+            try:
+                return await asyncio.wait_for(client.run(function, *args, workers=[address]), ANSWER_S)
+            except (ImportError, AttributeError) as error:
+                return {address: error}
         return {}
 
     answers = await asyncio.gather(*(ask(address) for address in workers))

@@ -1,6 +1,6 @@
 """Carry out what `decide` decides, on the client's event loop: ask Dask for it, and tell what Dask answers.
 
-No interrupt reaches that loop, so nothing here is left half done.
+No interrupt reaches that loop; it ends with the client alone.
 """
 
 import asyncio
@@ -163,9 +163,11 @@ class Shell:
             attempt, rank = about
             self._tell(self._state.rank_began, rank, attempt=attempt)
         elif kind == "failed":
-            attempt, rank, exception, traceback = about
+            attempt, rank, exception, traceback, note = about
             _, error, remote = clean_exception(exception, traceback)
             assert error is not None
+            with suppress(Exception):  # not every exception takes a note
+                error.add_note(note)
             self._tell(self._state.failed, rank, error.with_traceback(remote), attempt=attempt)
         elif kind == "gone":
             self._spawn(self._lose(self._state.attempt, *about))
@@ -279,10 +281,10 @@ class Shell:
         await asyncio.sleep(seconds)
         if self._state.phase is Phase.CHOOSING:
             why = self._denied or "the scheduler has not answered"
-            self._tell(self._state.stop, TimeoutError(f"The job had no workers after {seconds} s: {why}"))
+            self._tell(self._state.time_is_up, TimeoutError(f"The job had no workers after {seconds} s: {why}"))
             return
         late = [rank for rank, future in enumerate(self.ranks) if not future.done()]
-        self._tell(self._state.stop, timed_out(seconds, late, await self.stacks()))
+        self._tell(self._state.time_is_up, timed_out(seconds, late, await self.stacks()))
 
     # --- freeing
 

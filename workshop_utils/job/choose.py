@@ -61,6 +61,12 @@ async def _look_at(client: Client, workers: Sequence[Worker]) -> tuple[dict[str,
     """Return (names of the tasks that workers are at, by address; whether two workers are one process)."""
     addresses = [worker.address for worker in workers]
     found = await ask_workers(client, addresses, at_work)
+    for address, answer in found.items():
+        if isinstance(answer, Exception):
+            raise JobError(
+                f"Worker {address} cannot use workshop_utils of this version ({answer}): install the same one there, "
+                "and start the worker again."
+            )
     stuck = {address: ["something that does not let it answer"] for address in addresses if address not in found}
     stuck |= {address: [task_name(key) for key in keys] for address, (_, keys) in found.items() if keys}
     processes = {process for process, _ in found.values()}

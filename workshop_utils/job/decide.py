@@ -41,7 +41,7 @@ class Limits(NamedTuple):
 
 
 class Choose(NamedTuple):
-    """Make workers the job's own, `most` within `patience_s` and then `fewest`; call `chosen` or `refused`."""
+    """Make workers the job's own, and call `chosen` or `refused`: `most` of them, after `patience_s` also `fewest`."""
 
     fewest: int | None
     most: int | None
@@ -76,7 +76,7 @@ Action = Choose | Start | Later | Fetch | Free
 class Decisions:
     """The state of a job. Each method is an event, and returns what to do now; what comes too late changes nothing.
 
-    attempt: how many came before; whoever calls leaves out what belongs to an earlier one.
+    attempt: its number, from 0; callers leave out what belongs to an earlier one.
     workers: addresses in rank order, of this attempt. size: how many it has, or the one before had. begun, gone: ranks
     that have begun, and whose worker has died. failures: the deaths that the job survived. error: what the job ends
     with, None while it runs and where it succeeds.
@@ -126,7 +126,7 @@ class Decisions:
             self.error = self.failures[-1]
             self.error.__cause__ = error
             self.error.add_note(
-                f"No worker took its place within {self._limits.wait_for_successors} s (wait_for_successors), so the "
+                f"No worker took its place in time (wait_for_successors={self._limits.wait_for_successors}), so the "
                 "job was not resumed."
             )
         elif self.phase is Phase.CHOOSING:
@@ -218,8 +218,12 @@ class Decisions:
         self.phase = Phase.FAILED if self.error else Phase.FINISHED
         return []
 
+    def time_is_up(self, error: TimeoutError) -> list[Action]:
+        """The job has had its time; the cause of a failure, if there is one, comes first."""
+        return [] if self.phase is Phase.JUDGING else self.stop(error)
+
     def stop(self, error: BaseException) -> list[Action]:
-        """The job has to end: it was cancelled, it took too long, or it cannot start."""
+        """The job has to end: it was cancelled, or it cannot start."""
         choosing = self.phase is Phase.CHOOSING
         if self.ending and self._again:
             self._again, self.error = False, error
@@ -229,7 +233,7 @@ class Decisions:
         return [] if choosing else self._free()  # whoever chooses has to answer first: it may own workers already
 
     def scheduler_gone(self, error: BaseException) -> list[Action]:
-        """The connection to the scheduler is lost; nothing can be freed any more."""
+        """The job cannot go on, nor end in order: the scheduler is lost, the client closed, or the launcher failed."""
         if not self.over:
             self.phase, self.error = Phase.FAILED, error
         return []

@@ -22,7 +22,7 @@ from workshop_utils.job.errors import JobError
 from workshop_utils.job.owners import Claimed, Denied, Owners, Request, Worker
 from workshop_utils.job.private import forget_topic, truncate_topic
 
-NANNY_S = 5  # time limit for a nanny's answer; one whose host is lost gives none
+NANNY_S = 5  # how long a job's end waits for nannies; one whose host is lost gives no answer
 FORGET_S = 2  # from a job's end until its messages are dropped
 FROM_RANKS = ("row", "began", "failed")  # what ranks log under the job's name
 JOB = re.compile("-[0-9a-f]{32}$")  # the name of a job
@@ -86,13 +86,14 @@ async def replace(
     dead: those that died without being killed. keep: whether the job keeps its slots and its messages, for its next
     attempt.
     """
-    asked = [(worker, _ask_nanny(dask_scheduler, worker, kill=True)) for worker in killed]
-    asked += [(worker, _ask_nanny(dask_scheduler, worker, kill=False)) for worker in dead]
-    answered = await asyncio.gather(*(answer for _, answer in asked))
+    asked = {asyncio.ensure_future(_ask_nanny(dask_scheduler, w, kill=w in killed)): w for w in (*killed, *dead)}
+    answered, silent = await asyncio.wait(asked, timeout=NANNY_S) if asked else (set(), set())
     owners = _owners(dask_scheduler)
-    owners.replace([worker for (worker, _), there in zip(asked, answered, strict=True) if there], time.monotonic())
+    owners.replace([asked[answer] for answer in answered if answer.result()], time.monotonic())
     if not keep:
-        owners.free(job)
+        for answer in silent:  # it may still kill its worker, which is nobody else's until then
+            answer.add_done_callback(lambda answer: owners.free_slot(asked[answer].slot, job))
+        owners.free(job, but={asked[answer].slot for answer in silent})
         # Later, as the last messages of ended ranks may still be on their way.
         asyncio.get_running_loop().call_later(FORGET_S, forget_topic, dask_scheduler, job)
 
@@ -136,16 +137,18 @@ def task_name(key: Any) -> str:
 async def _ask_nanny(scheduler: Scheduler, worker: Worker, kill: bool) -> bool:
     """Return whether the worker's nanny is there to start a successor, after it has killed the worker if it should."""
 
+    address = worker.address
+
     # Client.restart_workers first waits for threads to end, and a rank's may never end. The function is pickled by
-    # value, as a nanny may lack this package.
+    # value and holds nothing of ours, as a nanny may lack this package.
     def end(dask_worker: Any) -> None:
-        if kill and dask_worker.pid and dask_worker.worker_address == worker.address:
+        if kill and dask_worker.pid and dask_worker.worker_address == address:
             os.kill(dask_worker.pid, signal.SIGKILL)
 
     if not worker.has_nanny:
         return False
     try:
-        await asyncio.wait_for(scheduler.rpc(worker.slot).run(function=dumps(end)), NANNY_S)
+        await scheduler.rpc(worker.slot).run(function=dumps(end))
     except Exception:  # each way of being away has its own
         return False
     return True

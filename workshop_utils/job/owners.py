@@ -3,7 +3,7 @@
 It is plain data without Dask: `on_scheduler` keeps the one table of a cluster and tells it what the workers do.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from workshop_utils.job.errors import JobError, WorkersBusy, listed
@@ -85,7 +85,7 @@ class Owners:
     def claim(self, request: Request, workers: Sequence[Worker], now: float) -> Claimed | Denied:
         """Make idle workers the job's own, by host and name; or say why not, and change nothing.
 
-        workers: all of the cluster. now: seconds on any clock that `free` is given, too.
+        workers: all of the cluster. now: seconds on the clock of `replace` and `expect_end`.
         """
         present = self._without_the_killed(workers, now)
         coming = [old for slot, (old, _) in self._replaced.items() if self._is_open(slot, request)]
@@ -118,9 +118,14 @@ class Owners:
             if claim.job == job:
                 claim.ends_by = now + REPLACED_S
 
-    def free(self, job: str) -> None:
-        """Give up all that the job owns."""
-        self._claims = {slot: claim for slot, claim in self._claims.items() if claim.job != job}
+    def free(self, job: str, but: Collection[str] = ()) -> None:
+        """Give up all that the job owns, except these slots."""
+        self._claims = {slot: claim for slot, claim in self._claims.items() if claim.job != job or slot in but}
+
+    def free_slot(self, slot: str, job: str) -> None:
+        """Give up this slot, if it is the job's."""
+        if slot in self._claims and self._claims[slot].job == job:
+            del self._claims[slot]
 
     def free_all(self) -> None:
         """Give up what all jobs own: every worker has been restarted."""

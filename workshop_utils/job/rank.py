@@ -227,16 +227,15 @@ def _tell(store: "TCPStore", mine: Assignment, error: BaseException) -> Exceptio
     if first != mine.rank:
         return Stopped(f"Rank {mine.rank} ended because rank {first} failed first.")
     if not isinstance(error, Exception):  # a worker would take SystemExit for its own end
-        ended = JobError(f"Rank {mine.rank} called for the end of its process: {error!r}.")
+        ended = JobError(f"Rank {mine.rank} ended with {error!r}, which is no Exception.")
         error = ended.with_traceback(error.__traceback__)
-    error.add_note(_about(store, mine))
     error = error.with_traceback(_innermost(error.__traceback__))
     try:
         raise error  # error_message takes the traceback of what is being handled
     except Exception:
         message = error_message(error)
     exception, remote = (getattr(message[name], "data", None) for name in ("exception", "traceback"))
-    get_worker().log_event(mine.job, ("failed", mine.attempt, mine.rank, exception, remote))
+    get_worker().log_event(mine.job, ("failed", mine.attempt, mine.rank, exception, remote, _about(store, mine)))
     return error
 
 

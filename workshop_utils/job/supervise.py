@@ -6,7 +6,7 @@ import sys
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import cloudpickle
@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from workshop_utils.job.carry_out import Shell, Task
 from workshop_utils.job.decide import Decisions, Limits
-from workshop_utils.job.errors import WorkerDied
+from workshop_utils.job.errors import SchedulerLost, WorkerDied
 
 LOOK_S = 1.0  # between two looks whether the client was closed, and two updates of the line that shows the wait
 SHOWN_AFTER_S = 2.0
@@ -44,6 +44,10 @@ class Job:
         `torch.distributed.TCPStore` that all ranks of this attempt share, served by rank 0's worker, and `mine` a
         `rank.Assignment`. What is raised is as in `ddp.launch`.
         """
+        if client.asynchronous:
+            raise TypeError("The client is asynchronous, and a job waits: launch it with Client(asynchronous=False).")
+        if client.status not in ("running", "connecting"):
+            raise SchedulerLost(f"The client is {client.status}: start or join a cluster, and launch with its client.")
         self._function = getattr(fn, "__name__", "function")
         self.name = f"{self._function}-{uuid.uuid4().hex}"
         call = _pickled(fn, args, kwargs)
@@ -130,7 +134,10 @@ class Job:
         return "\n".join(f"Rank {rank}, at {place}:\n{stack}" for rank, place, stack in standing)
 
     def cancel(self) -> None:
-        """End the job, if it runs, and free its workers; those that do not stop by themselves are restarted."""
+        """End the job, if it runs, and free its workers.
+
+        Those whose ranks are still at work are restarted; one without a nanny cannot be, and stays busy.
+        """
         self._shell.stop(CancelledError(f"{self.name} was cancelled."))
         self._until(lambda: self._state.over)
 
@@ -138,8 +145,6 @@ class Job:
         """Wait until the condition holds; an interrupt cancels the job. what: shown from the third second on."""
         try:
             self._until(condition, what)
-            while self._shell.warnings:
-                warnings.warn(self._shell.warnings.pop(0), stacklevel=4)
         except BaseException:  # Ctrl-C raises KeyboardInterrupt, and SystemExit once dask_jobqueue is imported
             self.cancel()
             raise
@@ -150,6 +155,8 @@ class Job:
                 if self._shell.rows:
                     line.set_postfix_str(_counted(len(self._shell.rows), "row") + " of metrics", refresh=False)
                 line.update(0)
+        while self._shell.warnings:
+            warnings.warn(self._shell.warnings.pop(0), stacklevel=5)
 
     def _remote_traceback(self) -> Any:
         """Return the traceback that the error came with: each raise adds to the error's own."""
@@ -179,14 +186,18 @@ def limits(n_workers: int | tuple[int, int] | None, timeout: float | None, max_r
             f"n_workers is {n_workers!r}: give a whole number of at least 1, a pair (fewest, most) of them, or None "
             "for all workers."
         )
-    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
+    if timeout is not None and not (_is_seconds(timeout) and timeout > 0):
         raise ValueError(f"timeout is {timeout!r}: give seconds, or None for no limit.")
     if not isinstance(max_restarts, int) or max_restarts < 0:
         raise ValueError(f"max_restarts is {max_restarts!r}: give a whole number of at least 0.")
     for name, seconds in waits.items():
-        if not (isinstance(seconds, (int, float)) and seconds >= 0):
+        if not (_is_seconds(seconds) and seconds >= 0):
             raise ValueError(f"{name} is {seconds!r}: give seconds, 0 not to wait.")
     return Limits(*pair, timeout=timeout, max_restarts=max_restarts, **waits)
+
+
+def _is_seconds(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _unpacked(rank: int, result: bytes) -> Any:
