@@ -24,10 +24,10 @@ ALL = $(foreach path,$(notdir $(wildcard notebook_output/[0-9]*.ipynb)),$(firstw
 ON_ALL_CORES = $(filter-out 03 $(ON_HOSTS) $(ON_DEBIAN) $(TWICE),$(ALL))
 
 # The stored outputs were made with the sketches and their weights, whatever this machine's user has set or downloaded.
-OFFLINE := WORKSHOP_DATA= WORKSHOP_WEIGHTS= WORKSHOP_NAMES= WORKSHOP_SHARED= WORKSHOP_ROOM= DASK_SCHEDULER_ADDRESS= WORKSHOP_CACHE=$(CURDIR)/$(VENV)/cache
+OFFLINE := WORKSHOP_DATA= WORKSHOP_WEIGHTS= WORKSHOP_NAMES= WORKSHOP_SHARED= WORKSHOP_ROOM= DASK_SCHEDULER_ADDRESS= WORKSHOP_CACHE="$(CURDIR)/$(VENV)/cache"
 COMPARE := $(OFFLINE) $(BIN)/python tests/notebooks/compare.py
 
-.PHONY: lab run book links test unit test-notebooks test-clusters test-long newest oldest gpu setup setup-test horovod pins clean
+.PHONY: always lab run book links test unit test-notebooks test-clusters test-long newest oldest gpu setup setup-test horovod pins clean
 
 lab: setup
 	$(BIN)/workshop lab
@@ -80,9 +80,8 @@ gpu:  # proves the GPU paths, on a machine with a GPU; all steps, or STEPS="envi
 	@$(PYTHON) tools/prove_gpu.py $(STEPS)
 
 # An environment that was moved, lost its Python, or was interrupted while it was installed is made anew.
-BROKEN := $(shell tools/why_broken.sh $(VENV))
-ifneq ($(BROKEN),)
-$(shell rm -f $(READY))
+ifneq ($(shell tools/why_broken.sh $(VENV)),)
+$(READY): always
 endif
 
 setup: $(READY)  # what the notebooks need
@@ -92,11 +91,11 @@ setup-test: $(TEST_READY)  # and what the tests and the book add
 $(READY): requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' || \
 	  { echo "Python 3.11 to 3.14 is needed: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
-	@test -z "$(BROKEN)" || { echo "$(VENV) is made anew: $(BROKEN)."; rm -rf $(VENV); }
+	@tools/why_broken.sh $(VENV) remove
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || \
 	  { rm -rf $(VENV); echo "Python cannot make a virtual environment. On Debian: apt install python3-venv"; exit 1; }
 	@echo "Fetching and installing packages, about $(if $(FOR_CPU),1,6) GB on Linux: minutes on a fast network, longer on a slow one."
-	@touch $(INSTALLING)
+	@echo $$PPID >$(INSTALLING)
 	$(BIN)/pip install --quiet --disable-pip-version-check uv
 	$(if $(FOR_CPU),$(INSTALL_FOR_CPU),$(INSTALL))
 	$(UV_INSTALL) --no-deps --editable .
@@ -109,7 +108,7 @@ UV_INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python
 INSTALL_FOR_CPU = PATH="$(abspath $(BIN)):$$PATH" tools/install_for_cpu.sh && touch $(VENV)/.cpu
 
 $(TEST_READY): requirements-test.txt $(READY)  # without dependencies, as requirements.txt has those that this file lacks
-	@touch $(INSTALLING)
+	@echo $$PPID >$(INSTALLING)
 	$(UV_INSTALL) --require-hashes --no-deps --compile-bytecode -r requirements-test.txt
 	@rm $(INSTALLING)
 	@touch $@

@@ -104,6 +104,14 @@ def test_a_package_of_which_files_are_missing(well, monkeypatch, tmp_path):
     assert "half 1" in said and "pip install --force-reinstall" in said
 
 
+def test_a_file_that_comes_before_an_installed_package(well, tmp_path):
+    (tmp_path / "torch.py").write_text("raise RuntimeError('another torch')")
+    code = f"from workshop_utils.tool.check import run_checks; print(list(zip(run_checks({str(well)!r}), range(2)))[1])"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert "False" in said.stdout and f"{tmp_path}/torch.py" in said.stdout and "unset PYTHONPATH" in said.stdout
+
+
 def test_no_requirements_at_all(tmp_path):
     assert failure(tmp_path / "none.txt", "packages").startswith("FileNotFoundError: ")
 

@@ -78,10 +78,35 @@ def test_a_broken_environment_is_made_anew_but_not_one_that_is_linked(venv, happ
     (venv / ".ready").touch()
     broken = happens(venv)
     assert reason in why(broken)
-    assert f"rm -rf {broken}" in make(broken, "-n", "setup")
+    assert f"{broken} remove" in make(broken, "-n", "setup")
     link = venv.with_name("link")
     link.symlink_to(broken)
     assert why(link) == ""
+
+
+def test_a_second_make_leaves_the_first_alone(venv):
+    first = subprocess.Popen(["sleep", "100"])
+    (venv / ".installing").write_text(f"{first.pid}\n")
+    with pytest.raises(subprocess.CalledProcessError) as stopped:
+        make(venv, "setup")
+    assert f"process {first.pid}" in stopped.value.stderr and (venv / "bin/python").exists()
+    first.kill()
+    first.wait()
+    assert (
+        "made anew"
+        in subprocess.run(
+            [ROOT / "tools/why_broken.sh", venv, "remove"], capture_output=True, text=True, check=True
+        ).stdout
+    )
+    assert not venv.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to somebody else")
+def test_a_broken_environment_of_somebody_else_is_left_alone(venv):
+    (venv / ".installing").touch()
+    subprocess.run(["chown", "-R", "1234", venv], check=True)
+    said = subprocess.run([ROOT / "tools/why_broken.sh", venv, "remove"], capture_output=True, text=True)
+    assert said.returncode and "not yours" in said.stderr and (venv / "bin/python").exists()
 
 
 def test_an_installation_leaves_its_mark_until_it_is_complete(venv, tmp_path):

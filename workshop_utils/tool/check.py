@@ -2,6 +2,7 @@
 
 import csv
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import shutil
@@ -18,6 +19,8 @@ from packaging.utils import canonicalize_name
 
 MIN_MEMORY_GIB = 4
 CUDA_PACKAGES = ("cuda-", "nvidia-", "triton")  # only PyTorch's wheels for GPUs need packages with these first letters
+SAY_THEIR_CURE = ("CacheError", "ClusterError", "NotShared")  # by name: their modules import what may be missing
+IMPORTED = ("torch", "torchvision", "dask", "distributed", "numpy", "pandas", "tqdm", "fsspec")
 Line = tuple[str, bool, str]  # name, whether all is well, and what there is or what is wrong
 
 
@@ -57,7 +60,9 @@ def _of_a_cluster(address: str | None) -> Iterator[Line]:
             n_gpus = (workers.device != "cpu").sum()
             return f"{len(workers)} on {workers.host.nunique()} host(s), {n_gpus} with a GPU; their versions are ours"
 
-        yield _line("workers", start, "workshop join ADDRESS on each machine, with the packages of this one")
+        on_loopback = "let the programs of this machine reach each other on 127.0.0.1"
+        join = "workshop join ADDRESS on each machine, with the packages of this one"
+        yield _line("workers", start, join if address else on_loopback)
         for client in clients:  # none, where no cluster could be joined
             started_well = 'on each machine: workshop join ADDRESS; or eval "$(workshop worker-env)", then dask worker'
             yield _line("environment", partial(_environment, client), started_well)
@@ -69,15 +74,12 @@ def _of_a_cluster(address: str | None) -> Iterator[Line]:
 
 def _line(name: str, look: Callable[[], str], cure: str) -> Line:
     """Return the line of one check: `look` returns what is there, and raises what is wrong."""
-    from workshop_utils.joining import ClusterError
-    from workshop_utils.storage import CacheError, NotShared
-
     try:
         with warnings.catch_warnings(action="ignore"):
             return name, True, look()
-    except (CacheError, ClusterError, NotShared) as error:  # these say themselves what to type
-        return name, False, " ".join(str(error).split())
     except Exception as error:
+        if type(error).__name__ in SAY_THEIR_CURE:
+            return name, False, " ".join(str(error).split())
         kind = "" if type(error).__module__.startswith("workshop_utils") else f"{type(error).__name__}: "
         return name, False, f"{kind}{' '.join(str(error).split())[:400]} | To mend it: {cure}"
 
@@ -108,7 +110,16 @@ def _packages(requirements):
         raise Unfit(
             f"files are missing of {len(lacking)} packages, as after an interrupted installation: {lacking[:5]}"
         )
+    if hidden := [about for pin in pins if pin.name in IMPORTED and (about := _what_hides(pin.name))]:
+        raise Unfit(f"other files come before the packages: {'; '.join(hidden)}: unset PYTHONPATH, or move them away")
     return f"all {len(pins)} pins match"
+
+
+def _what_hides(package):
+    """Return where Python would import a package from, if that is not where it was installed, else ""."""
+    found, installed = importlib.util.find_spec(package), importlib.metadata.distribution(package).locate_file(package)
+    origin = found.origin if found and found.origin else ""
+    return "" if Path(origin).is_relative_to(str(installed)) else origin
 
 
 def _n_missing(package):

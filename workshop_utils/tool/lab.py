@@ -33,13 +33,13 @@ def open_lab(project: Path, *, port: int | None = None, browser: bool = True, ex
     """
     if not (project / FIRST).is_file():
         raise click.ClickException(f"There is no {FIRST} in {project}: run this in the folder of the workshop.")
-    from jupyterlab.labapp import LabApp
-    from jupyterlab_server.workspaces_handler import WorkspacesManager
-
     with TemporaryDirectory(prefix="workshop-lab-") as home, dashboard_port() as panes:
-        if not os.access(Path("~").expanduser(), os.W_OK):  # as with `docker --user`
+        if not os.access(os.path.expanduser("~"), os.W_OK):  # as with `docker --user`
             click.echo("Your home folder cannot be written, so settings and sketches last until this lab is stopped.")
             os.environ["HOME"] = home
+        from jupyterlab.labapp import LabApp  # which looks for a home when it is imported
+        from jupyterlab_server.workspaces_handler import WorkspacesManager
+
         shutil.copy(HERE / "overrides.json", home)
         WorkspacesManager(home).save("workshop", json.dumps(workspace(n_gpus())))
         ours = [
