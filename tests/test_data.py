@@ -118,8 +118,9 @@ def test_a_folder_that_is_a_link_is_listed_too_and_one_that_leads_nowhere_is_not
 
 def test_photos_in_an_archive_are_refused_before_they_are_read(tmp_path, dogs):
     archive = shutil.make_archive(str(tmp_path / "dogs"), "zip", dogs)
-    with pytest.raises(NoPhotos, match="unpack"):
-        list_photos(f"zip://::{archive}")
+    for chain in ("zip://::", "simplecache::zip://::"):
+        with pytest.raises(NoPhotos, match="unpack"):
+            list_photos(f"{chain}{archive}")
 
 
 def test_what_another_process_uploaded_meanwhile_is_listed(s3, s3_admin, dogs):

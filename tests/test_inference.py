@@ -324,6 +324,33 @@ def test_rows_of_two_models_never_come_in_one_frame(client, paths, tmp_path):
         list(stream)
 
 
+def test_other_categories_for_the_same_weights_are_another_model(client, paths, tmp_path):
+    torch.manual_seed(0)
+    stream = classify_stream(client, paths * 20, batch_size=1, weights=own_weights(tmp_path / "own.pt", ["a", "b"]))
+    next(stream)
+    torch.manual_seed(0)
+    own_weights(tmp_path / "own.pt", ["b", "a"])
+    with pytest.raises(WeightsError, match="replaced"):
+        list(stream)
+
+
+def test_weights_at_no_address_are_named(client, paths):
+    with pytest.raises(WeightsError, match="nosuch"):
+        classify(client, paths, weights="nosuch://x")
+
+
+@pytest.mark.parametrize(
+    ("category", "folder", "same"),
+    [("L\u00f6wchen", "Lo\u0308wchen", True), ("?", "__", False), (7, "7", True), ("Shih-Tzu", "shih_tzu", True)],
+)
+def test_names_are_compared_by_their_letters_and_digits(client, tmp_path, category, folder, same):
+    weights, photo = own_weights(tmp_path / "own.pt", [category]), tmp_path / f"n99999999-{folder}" / "a.jpg"
+    photo.parent.mkdir()
+    Image.new("RGB", (32, 32)).save(photo)
+    (correct,) = classify(client, [photo], weights=weights).correct
+    assert correct is pd.NA if not same else correct == True  # noqa: E712  a NumPy bool
+
+
 def own_weights(path, categories):
     model = torchvision.models.resnet18(num_classes=len(categories))
     save_checkpoint(

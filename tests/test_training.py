@@ -384,6 +384,12 @@ def test_a_checkpoint_remembers_how_the_model_it_began_with_was_built(tmp_path):
         ({"checkpoint_every": 0}, "checkpoint_every is 0"),
         ({"lr": -1}, "lr is -1"),
         ({"lr": "0.1"}, "lr is '0.1'"),
+        ({"lr": True}, "lr is True"),
+        ({"body_lr": math.inf}, "body_lr is inf"),
+        ({"epochs": 10**400}, "epochs is 1000"),
+        ({"freeze_batchnorm": "False"}, "freeze_batchnorm is 'False'"),
+        ({"compression": []}, r"compression is \[\]"),
+        ({"num_workers": "1"}, "num_workers is '1'"),
         ({"warmup_steps": -1}, "warmup_steps is -1"),
         ({"precision": "fp8"}, "fp8.*bf16"),
         ({"compression": "gzip"}, "gzip.*bf16"),
@@ -430,7 +436,7 @@ def test_a_model_without_a_head_cannot_train_it_alone():
         ({"accumulate": 2}, "accumulate 1, now 2"),
         ({"lr": 0.02, "warmup_steps": 3}, "lr 0.01, now 0.02, warmup_steps 0, now 3"),
         ({"images": noise(81)}, "n_images 80, now 81"),
-        ({"images": noise(80, side=48)}, r"images \[3, 32, 32\], now \[3, 48, 48\]"),
+        ({"images": noise(80, side=48)}, r"images \[\[3, 32, 32\]\], now \[3, 48, 48\]"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused_with_the_settings_that_differ(tmp_path, other, message):
@@ -470,12 +476,35 @@ def test_a_checkpoint_on_one_rank_alone_is_refused(client, tmp_path):
 
 
 class LeavesOut(TensorDataset):
-    """A dataset that leaves out an image it cannot read, the one at `bad`."""
-
-    bad = 0
+    """A dataset that leaves out an image it cannot read, the first."""
 
     def __getitems__(self, indices):
-        return [self[index] for index in indices if index != self.bad]
+        return [self[index] for index in indices if index]
+
+
+class EndsEarly(TensorDataset):
+    """A dataset that raises what a DataLoader takes for the end of an epoch."""
+
+    def __getitem__(self, index):
+        return super().__getitem__(index) if index else next(iter(()))
+
+
+@pytest.mark.parametrize("dataset", [LeavesOut, EndsEarly])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_dataset_that_does_not_give_all_images_is_refused_in_training_and_evaluation(dataset, num_workers):
+    images = dataset(*noise().tensors)
+    with pytest.raises(ValueError, match="images"):
+        train(resnet(), images, num_workers=num_workers, **FIVE_STEPS)
+    with pytest.raises(ValueError, match="images"):
+        evaluate(resnet(), images, num_workers=num_workers)
+
+
+def test_validation_of_a_resumed_run_draws_the_same(tmp_path):
+    settings = {"val_set": Draws(noise(40)), "num_workers": 1, "epochs": 2, **FIVE_STEPS}
+    whole, _ = trained(**settings)
+    interrupted(tmp_path / "run.pt", at_step=7, epochs=2, val_set=Draws(noise(40)))
+    numbers, _ = trained(checkpoint=tmp_path / "run.pt", **settings)
+    assert numbers["resumed_at"] == 6 and numbers["loss"] == whole["loss"]
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -486,7 +515,8 @@ def test_ranks_do_not_part_where_a_dataset_leaves_an_image_out(client, accumulat
 
 
 def test_settings_may_be_numpys_numbers_and_the_checkpoint_still_loads(tmp_path):
-    settings = {"lr": np.float64(0.01), "batch_size": np.int64(16), "seed": np.int32(3), "epochs": np.int64(1)}
+    settings = {"precision": np.str_("fp32"), "freeze_batchnorm": np.True_}
+    settings |= {"lr": np.float64(0.01), "batch_size": np.int64(16), "seed": np.int32(3), "epochs": np.int64(1)}
     numbers, _ = trained(checkpoint=tmp_path / "run.pt", **settings)
     assert numbers["steps"] == 5 and load_checkpoint(tmp_path / "run.pt")["training"]["settings"]["lr"] == 0.01
 

@@ -32,6 +32,7 @@ from workshop_utils.storage import (
 IN_BREED = re.compile(r"(?:.*[/\\])?(n\d{8})-([^/\\]+)[/\\][^/\\]*", re.DOTALL)  # a file in a folder of a breed
 # A photo's path below the root. Hidden files are no photos: macOS puts a "._photo.jpg" beside each.
 PHOTO = re.compile(r"n\d{8}-[^/\\]+/[^./\\][^/\\]*\.(?i:jpg|jpeg|png|webp|gif|bmp)")
+IN_ARCHIVE = re.compile("(^|::)(zip|tar|libarchive)://")
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")  # a stranger's file should not reach the decoders of other formats
 MAX_PIXELS = 50_000_000  # decoded, a photo of this size already takes 150 MB
 MAX_ASPECT = 50  # resizing the short side of 1 x 1,000,000 pixels to 256 would take 200 GB
@@ -83,16 +84,19 @@ def find_data(
     if url := os.environ.get("WORKSHOP_DATA"):
         list_photos(url, breeds=breeds)  # raises NoPhotos
         return DataSource(url, "custom", default_storage_options(url))
-    if (cache_folder() / "photos" / "complete").exists():
-        return DataSource(on_all_workers(str(cache_folder() / "photos" / "Images")), "photos")
-    sketches = cache_folder() / f"sketches-v{DRAWING_VERSION}-{per_breed}{'' if light == 'day' else f'-{light}'}"
+    photos, wanted = cache_folder() / "photos", f"sketches-v{DRAWING_VERSION}-{per_breed}"
+    sketches = cache_folder() / (wanted if light == "day" else f"{wanted}-{light}")
     try:
-        write_sketches(sketches, per_breed, breeds, light=light)
+        has_photos = (photos / "complete").exists()
+        if not has_photos:
+            write_sketches(sketches, per_breed, breeds, light=light)
     except OSError as error:
         raise CacheError(
-            f"Sketches cannot be written to {str(sketches)!r} ({error.strerror}): free space there, or take another "
-            "folder. Type\n%env WORKSHOP_CACHE=FOLDER\nin a cell, or in a shell\nexport WORKSHOP_CACHE=FOLDER"
+            f"The cache {str(cache_folder())!r} cannot be used for sketches ({error.strerror}): take another folder. "
+            "Type\n%env WORKSHOP_CACHE=FOLDER\nin a cell, or in a shell\nexport WORKSHOP_CACHE=FOLDER"
         ) from error
+    if has_photos:
+        return DataSource(on_all_workers(str(photos / "Images")), "photos")
     url = share(sketches)
     return DataSource(url, "sketches", default_storage_options(url))
 
@@ -106,7 +110,7 @@ def list_photos(
     Paths carry their protocol (`s3://…`) except local ones. Raises NoPhotos if there are none.
     """
     wanted = None if breeds is None else {find_breed(breed).wnid for breed in breeds}
-    if str(url).startswith(("zip://", "tar://")):
+    if IN_ARCHIVE.search(str(url)):
         raise NoPhotos(f"{url!r} is in an archive: unpack it, and give the folder.")
     try:
         fs, root = open_fresh(url, storage_options)
@@ -114,7 +118,7 @@ def list_photos(
             info["name"]
             for _, below, beside in fs.walk(root, maxdepth=1, detail=True)
             for info in chain(below.values(), (file for file in beside.values() if file.get("islink")))
-            if (breed := IN_BREED.fullmatch(f"{info['name']}/")) and (wanted is None or breed[1] in wanted)
+            if (breed := IN_BREED.fullmatch(f"{info['name'].rstrip('/')}/")) and (wanted is None or breed[1] in wanted)
         ]
         with ThreadPoolExecutor(FOLDERS_AT_ONCE) as pool:
             files = chain.from_iterable(pool.map(partial(fs.find, maxdepth=1), folders))

@@ -3,6 +3,7 @@
 import math
 import os
 import threading
+import unicodedata
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
@@ -214,7 +215,7 @@ def _frames(client, start, tasks):
 @lru_cache(maxsize=2)
 def _load_model(weights, precision, version):
     model, transform, categories = load_resnet(weights)
-    checksum = 0
+    checksum = zlib.crc32(repr((model.about, categories)).encode())
     for tensor in model.state_dict().values():
         checksum = zlib.crc32(tensor.numpy().tobytes(), checksum)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -256,7 +257,8 @@ def _truths(categories):
     """
     truths: dict[str, int] = {}
     for index, name in enumerate(categories):
-        truths.setdefault(_plain(name), index)
+        if plain := _plain(name):
+            truths.setdefault(plain, index)
     for breed in BREEDS:
         of_imagenet = IMAGENET_WEIGHTS.meta["categories"][breed.index]
         names = map(_plain, (breed.wnid, breed.folder, breed.name, of_imagenet))
@@ -271,7 +273,7 @@ def _plain(name):
     >>> _plain("German short-haired_pointer")
     'germanshorthairedpointer'
     """
-    return "".join(character for character in name.lower() if character.isalnum())
+    return "".join(character for character in unicodedata.normalize("NFKD", name.lower()) if character.isalnum())
 
 
 def _rows(paths, errors, results, categories, truths):
@@ -286,7 +288,7 @@ def _rows(paths, errors, results, categories, truths):
             breed = categories[truth]  # in the spelling of the predictions
         probability, index = (0.0, 0) if error else next(results)
         if math.isnan(probability):
-            error = "the model's output for this photo is not a number (NaN): its weights are damaged"
+            error = "the model's output for this photo is not a number (NaN): its weights may be damaged"
         if error:
             rows.append((path, breed, None, None, None, error))
         else:

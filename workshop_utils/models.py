@@ -147,7 +147,7 @@ def _build(checkpoint, name):
         for stage in (model.layer2, model.layer3, model.layer4):
             stage[0].conv1.stride, stage[0].conv2.stride = (2, 2), (1, 1)
     unnamed = IMAGENET_WEIGHTS.meta["categories"] if n_classes == 1000 else map("category {}".format, range(n_classes))
-    categories = list(checkpoint.get("categories") or unnamed)
+    categories = list(map(str, checkpoint.get("categories") or unnamed))
     if len(categories) != n_classes:
         raise WeightsError(f"{name!r} names {len(categories)} categories, but num_classes is {n_classes}.")
     return model, categories

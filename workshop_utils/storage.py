@@ -24,8 +24,14 @@ class CacheError(OSError):
 
 
 def cache_folder() -> Path:
-    """Return the folder for downloads and sketches: WORKSHOP_CACHE, else the user's cache folder."""
-    return Path(os.environ.get("WORKSHOP_CACHE") or platformdirs.user_cache_dir("workshop-dask-pytorch"))
+    """Return the folder for downloads and sketches: WORKSHOP_CACHE, else the user's cache folder.
+
+    Raises CacheError where the user has no home.
+    """
+    try:
+        return Path(os.environ.get("WORKSHOP_CACHE") or platformdirs.user_cache_dir("workshop-dask-pytorch"))
+    except RuntimeError as error:  # for example in a container, for a user without a name
+        raise CacheError(f"There is no home folder for the cache ({error}): export WORKSHOP_CACHE=FOLDER") from error
 
 
 def shared_folder() -> str:
@@ -123,10 +129,13 @@ def open_fresh(url: str | os.PathLike, storage_options: dict | None = None) -> t
 
 
 def version_of(url: str | os.PathLike) -> str | None:
-    """Return what changes when the file at this address is replaced, as fsspec tells it; None if there is no file."""
-    fs, path = open_fresh(url)
+    """Return what its storage says of the file at this address, such as size and time, which change with the file.
+
+    None where it says nothing: there is no file, or it cannot be reached.
+    """
     with suppress(Exception):  # each protocol raises errors of its own
-        return fs.ukey(path)
+        fs, path = open_fresh(url)
+        return str(fs.info(path))
     return None
 
 

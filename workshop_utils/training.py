@@ -81,7 +81,7 @@ def train(
     run, every = Settings(**settings), whole("checkpoint_every", checkpoint_every, 1)
     sizes = _check_sizes(run, model, train_set, val_set)
     batches = TrainBatches(train_set, run.batch_size, run.seed, num_workers)
-    val_loader = evaluation_batches(val_set, 64, num_workers) if val_set is not None else None
+    val_loader = evaluation_batches(val_set, 64, num_workers, run.seed) if val_set is not None else None
     model.to(own_device()).to(memory_format=torch.channels_last)
     optimizer = _sgd(model, run.body_lr)
     trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]

@@ -2,13 +2,16 @@
 
 import random
 from itertools import product
+from typing import get_args
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
 from workshop_utils.loop.batches import TrainBatches
-from workshop_utils.loop.chance import PURPOSES, derived_seed
+from workshop_utils.loop.chance import Purpose, derived_seed
+
+PURPOSES = get_args(Purpose)
 
 
 def test_no_two_purposes_places_or_seeds_share_a_seed():

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from io import BytesIO
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -62,15 +63,16 @@ def write_sketches(
     A file appears whole or not at all, so a run that was killed can be started again.
     """
     for part in Path(folder).glob("*/*.part"):
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # another process deleted it, or nobody may
             if time.time() - part.stat().st_mtime > 60:  # a killed run left it; another run may be writing a newer one
                 part.unlink()
     wanted = product(map(find_breed, BREEDS if breeds is None else breeds), range(first_seed, first_seed + per_breed))
     paths = [(breed, seed, Path(folder, breed.folder, f"{breed.wnid}_{seed}.jpg")) for breed, seed in wanted]
     missing = [sketch for sketch in paths if not sketch[-1].exists()]
     for breed, seed, path in bar(missing, desc="drawing sketches"):
+        draw_dog(breed, seed, size, light).save(jpeg := BytesIO(), "JPEG", quality=88)
         with whole_file(path) as part:
-            draw_dog(breed, seed, size, light).save(part, "JPEG", quality=88)
+            part.write_bytes(jpeg.getvalue())  # Pillow does not notice that a disk is full
     return len(missing)
 
 

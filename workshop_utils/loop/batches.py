@@ -18,6 +18,9 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
 from workshop_utils.loop.chance import derived_seed, seed_all
 from workshop_utils.loop.ranks import own_device, world
+from workshop_utils.loop.settings import whole
+
+WHOLE_BATCHES = "Let it return another image for one that it cannot read, or leave bad images out beforehand."
 
 
 class TrainBatches:
@@ -39,17 +42,11 @@ class TrainBatches:
         Raises ValueError where the dataset leaves images out.
         """
         rank, world_size = world()
-        per_rank = self.batch_size // world_size
         self._order[:] = self._batches(epoch, step, rank, world_size)
         batches = iter(self._loader)  # starts the children in the first epoch
         start = time.perf_counter()
         for images, labels in batches:
             load_s = time.perf_counter() - start
-            if len(images) != per_rank:  # ranks with other numbers of images would part, or wait for each other
-                raise ValueError(
-                    f"For step {step + 1}, the dataset gave rank {rank} {len(images)} images instead of {per_rank}: "
-                    "let it return another image for one that it cannot read, or leave bad images out beforehand."
-                )
             seed_all(derived_seed(self.seed, "layers", step, rank))
             yield images, labels, load_s
             step, start = step + 1, time.perf_counter()
@@ -70,7 +67,7 @@ class TrainBatches:
 def batch_loader(dataset: Dataset, batches: list[list[int]], num_workers: int) -> DataLoader:
     """Return a DataLoader of `batches`, lists of indices that may change between epochs; its children live on."""
     on_gpu, how = own_device().type == "cuda", dict[str, Any]()
-    if num_workers:
+    if whole("num_workers", num_workers, 0):
         how = {"persistent_workers": True, "worker_init_fn": partial(heed_parent_alone, os.getpid())}
     if num_workers and on_gpu:  # a fork would copy the locks of threads and the state of CUDA
         how["multiprocessing_context"] = context = multiprocessing.get_context("forkserver")
@@ -79,16 +76,21 @@ def batch_loader(dataset: Dataset, batches: list[list[int]], num_workers: int) -
     return DataLoader(dataset, batch_sampler=batches, num_workers=num_workers, pin_memory=on_gpu, **how)
 
 
-def evaluation_batches(dataset: Dataset, batch_size: int, num_workers: int) -> DataLoader:
-    """Return this rank's part of `dataset`, so that each image is on one rank; raise ValueError without images."""
+def evaluation_batches(dataset: Dataset, batch_size: int, num_workers: int, seed: int | None = None) -> DataLoader:
+    """Return this rank's part of `dataset`, so that each image is on one rank; raise ValueError without images.
+
+    seed: of what the dataset draws, each time the same; None to leave that to chance.
+    """
     n_images = len(dataset)  # type: ignore[arg-type]
     if not n_images:
         raise ValueError("The dataset for evaluation has 0 images: give it some, or leave val_set out.")
     rank, world_size = world()
     part = range(rank, n_images, world_size)  # DistributedSampler would count some images twice
-    return batch_loader(
-        dataset, [list(part[start : start + batch_size]) for start in range(0, len(part), batch_size)], num_workers
-    )
+    batches = [
+        [None if seed is None else derived_seed(seed, "evaluation", part[start]), *part[start : start + batch_size]]
+        for start in range(0, len(part), batch_size)
+    ]
+    return batch_loader(_Seeded(dataset, range(n_images)), batches, num_workers)
 
 
 def _start_fork_server() -> None:
@@ -119,9 +121,19 @@ def heed_parent_alone(parent: int, _: int = 0) -> None:
 
 
 class _Seeded(Subset):
-    """Takes batches [seed, *indices]: what the dataset draws at random, also in a child, follows from the seed."""
+    """Takes batches [seed, *indices]: what the dataset draws at random, also in a child, follows from the seed.
+
+    seed: None to seed nothing.
+    """
 
     def __getitems__(self, batch):
         seed, *indices = batch
-        seed_all(seed)
-        return super().__getitems__(indices)
+        if seed is not None:
+            seed_all(seed)
+        try:
+            images = super().__getitems__(indices)
+        except StopIteration as error:  # a DataLoader would take it for the end of the epoch
+            raise ValueError(f"The dataset raised {error!r} for the images {indices}. {WHOLE_BATCHES}") from error
+        if len(images) != len(indices):  # ranks with other numbers of images would part, or wait for each other
+            raise ValueError(f"The dataset gave {len(images)} images instead of {len(indices)}. {WHOLE_BATCHES}")
+        return images

@@ -1,15 +1,16 @@
 """All that is drawn at random in a training run: each purpose has numbers of its own, which follow from the seed."""
 
 import random
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 
-PURPOSES = ("order", "dataset", "layers")  # of images in an epoch; what the dataset draws; layers such as dropout
+# The order of images in an epoch; what the datasets draw, in training and in evaluation; layers such as dropout.
+Purpose = Literal["order", "dataset", "evaluation", "layers"]
 
 
-def derived_seed(seed: int, purpose: Literal["order", "dataset", "layers"], *where: int) -> int:
+def derived_seed(seed: int, purpose: Purpose, *where: int) -> int:
     """Return the seed for a purpose at a place in the run, such as a step and a rank.
 
     Two purposes, places or runs share one only by chance, which is 1 in 4 billion: torch takes 32 bits of a seed. The
@@ -18,7 +19,7 @@ def derived_seed(seed: int, purpose: Literal["order", "dataset", "layers"], *whe
     >>> derived_seed(0, "order", 1) == derived_seed(1, "order", 0)
     False
     """
-    mixed = np.random.SeedSequence(seed, spawn_key=(PURPOSES.index(purpose), *where))
+    mixed = np.random.SeedSequence(seed, spawn_key=(get_args(Purpose).index(purpose), *where))
     return int(mixed.generate_state(1, np.uint64)[0])
 
 

@@ -1,7 +1,7 @@
 """The checkpoint of a training run: all ranks resume from it, and rank 0 writes it."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,8 @@ class RunCheckpoint:
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     received: list[int]  # grows when this process gets SIGTERM: see `sigterm_noticed`
-    image_shape: list[int] | None = None  # (3, h, w) of the images so far, None before the first
+    image_shapes: list[list[int]] = field(default_factory=list)  # (3, h, w) of the images so far
+    expected: list[list[int]] = field(default_factory=list)  # those of the run that is resumed, until its first batch
 
     def resume(self) -> tuple[int, dict]:
         """Return (steps done, numbers so far), the same on all ranks, and load the states of the checkpoint, if any.
@@ -36,7 +37,7 @@ class RunCheckpoint:
             if "training" not in saved:
                 raise ValueError(f"{str(self.path)!r} was not written by train, so it cannot be resumed. {CURE}")
             step, numbers = saved["training"]["step"], saved["training"]["numbers"]
-            old, self.image_shape = saved["training"]["settings"], saved["training"].get("image_shape")
+            old, self.expected = saved["training"]["settings"], saved["training"].get("image_shapes", [])
             others = [
                 f"{name} {old.get(name)!r}, now {now!r}" for name, now in self.settings.items() if old.get(name) != now
             ]
@@ -51,15 +52,17 @@ class RunCheckpoint:
     def keep(self, step: int, images: torch.Tensor, numbers: dict | None = None) -> None:
         """Save `step` if it is due, if it ends an epoch, which has `numbers`, or if a rank was told to end.
 
-        images: of the step, (n, 3, h, w). Raises ValueError if those of the run were of another size until now.
+        images: of the step, (n, 3, h, w). Raises ValueError if no image before a run was resumed had their size.
         Raises Preempted on all ranks where any was told to end. All ranks have to call this together.
         """
         if not self.path:
             return
         shape = list(images.shape[1:])
-        if self.image_shape not in (None, shape):
-            raise ValueError(f"{str(self.path)!r} is of a run with images {self.image_shape}, now {shape}. {CURE}")
-        self.image_shape = shape
+        if self.expected and shape not in self.expected:
+            raise ValueError(f"{str(self.path)!r} is of a run with images {self.expected}, now {shape}. {CURE}")
+        if shape not in self.image_shapes:
+            self.image_shapes.append(shape)
+        self.expected = []
         told = ranks_told(self.received)
         if (told or numbers or step % self.every == 0) and world()[0] == 0:
             self._save(step, numbers or {})
@@ -90,6 +93,6 @@ class RunCheckpoint:
                 "settings": self.settings,
                 "step": step,
                 "numbers": numbers,
-                "image_shape": self.image_shape,
+                "image_shapes": self.image_shapes,
             },
         )

@@ -1,10 +1,11 @@
 """What a training run is told to do."""
 
-import math
+import sys
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as hooks
 
 from workshop_utils.precision import precision_of
@@ -35,26 +36,30 @@ class Settings:
 
     def __post_init__(self) -> None:
         precision_of(self.precision)
-        if self.compression not in COMPRESSIONS:
+        if self.compression not in list(COMPRESSIONS):
             choices = ", ".join(map(repr, COMPRESSIONS))
             raise ValueError(f"compression is {self.compression!r}: write one of {choices}.")
         # NumPy's numbers become Python's, as torch.load reads no others.
         counts = {"epochs": 1, "batch_size": 1, "accumulate": 1, "freeze_epochs": 0, "warmup_steps": 0, "seed": 0}
         for name, lowest in counts.items():
             object.__setattr__(self, name, whole(name, getattr(self, name), lowest))
+        if not isinstance(self.freeze_batchnorm, (bool, np.bool_)):
+            raise ValueError(f"freeze_batchnorm is {self.freeze_batchnorm!r}: write True or False.")
+        object.__setattr__(self, "freeze_batchnorm", bool(self.freeze_batchnorm))
+        object.__setattr__(self, "precision", str(self.precision))
         for name in ("lr", "body_lr"):
             object.__setattr__(self, name, real(name, getattr(self, name)))
 
 
 def whole(name: str, value: Any, lowest: int) -> int:
     """Return a setting as an int; raise ValueError unless it is a whole number of at least `lowest`."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < lowest:
+    if not isinstance(value, Integral) or isinstance(value, bool) or not lowest <= value < 2**63:  # type: ignore[operator]
         raise ValueError(f"{name} is {value!r}: give a whole number of at least {lowest}.")
     return int(value)
 
 
 def real(name: str, value: Any) -> float:
-    """Return a setting as a float; raise ValueError unless it is a number of at least 0."""
-    if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
-        raise ValueError(f"{name} is {value!r}: give a number of at least 0.")
+    """Return a setting as a float; raise ValueError unless it is a finite number of at least 0."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= value <= sys.float_info.max:  # type: ignore[operator]
+        raise ValueError(f"{name} is {value!r}: give a finite number of at least 0.")
     return float(value)
