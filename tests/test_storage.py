@@ -10,7 +10,9 @@ from samples import sign_in
 
 from workshop_utils.data import find_data, list_photos
 from workshop_utils.storage import (
+    CacheError,
     NotShared,
+    cache_folder,
     default_storage_options,
     on_all_workers,
     open_address,
@@ -74,6 +76,16 @@ def test_without_a_setting_files_for_all_workers_lie_in_a_new_folder_of_this_mac
 def test_workers_that_do_not_see_this_machines_disk_are_named_with_the_line_to_type(client, tmp_path):
     with pytest.raises(NotShared, match="(?s)gone.*%env WORKSHOP_SHARED="):
         on_all_workers(str(tmp_path / "gone"))
+
+
+def test_a_user_without_a_home_is_told_where_the_cache_can_be(monkeypatch):
+    def no_home(name):
+        raise RuntimeError("could not determine the home directory")
+
+    monkeypatch.delenv("WORKSHOP_CACHE")
+    monkeypatch.setattr("platformdirs.user_cache_dir", no_home)
+    with pytest.raises(CacheError, match="export WORKSHOP_CACHE="):
+        cache_folder()
 
 
 def test_sketches_are_shared_in_a_folder_that_all_machines_have(monkeypatch, tmp_path):

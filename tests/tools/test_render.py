@@ -114,6 +114,12 @@ def test_a_failing_cell_is_named_and_the_earlier_file_stays(tmp_path):
     assert kept.read_text() == "from an earlier run" and os.listdir(tmp_path / "out") == [path.name]
 
 
+def test_a_result_that_cannot_be_written_is_no_fault_of_a_cell(tmp_path):
+    (tmp_path / "out").touch()
+    assert "code cell" not in (error := render(notebook(tmp_path, "1"), tmp_path / "out").error)
+    assert str(tmp_path / "out") in error
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [("not json", "NotJSONError"), (None, "FileNotFoundError"), ("{}", "ValidationError|KeyError|AttributeError")],
