@@ -25,7 +25,7 @@ from sharing import start_sharing
 from torch.nn.parallel import DistributedDataParallel
 
 from workshop_utils import ddp
-from workshop_utils.cluster import start_cluster
+from workshop_utils.cluster import known_workers, start_cluster
 
 BATCH_SIZE = 16  # images of 224 x 224 on each rank
 GPU_BATCHES = (32, 128)  # images a step, over all ranks, where one GPU is compared with itself
@@ -99,7 +99,7 @@ def main(rounds, n_steps, folder):
     if folder:
         return one_rank(folder, n_steps)
     client = start_cluster(None if torch.cuda.is_available() else 2)
-    n_ranks = len(client.scheduler_info(n_workers=-1)["workers"])
+    n_ranks = len(known_workers(client))
     under_dask(client, WARM_UP_STEPS + 1)  # from a notebook's second job on, workers are warm
     runs = {"torchrun": [], "dask": []}
     for number in range(rounds):

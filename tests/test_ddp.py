@@ -26,7 +26,7 @@ import torch.distributed as dist
 from distributed import CancelledError, Client, LocalCluster, wait
 
 from workshop_utils import ddp
-from workshop_utils.cluster import LOOPBACK, n_gpus, start_cluster
+from workshop_utils.cluster import LOOPBACK, known_workers, n_gpus, start_cluster
 from workshop_utils.job import JobError, SchedulerLost, WorkerDied, WorkersBusy, on_scheduler
 from workshop_utils.job import rank as rank_module
 from workshop_utils.job.rank import at_work, packed
@@ -118,7 +118,7 @@ def test_a_second_run_with_equal_arguments_runs_again(client, tmp_path):
 
 
 def test_ranks_go_by_host_and_then_by_the_names_of_workers(client):
-    names = {address: info["name"] for address, info in client.scheduler_info(n_workers=-1)["workers"].items()}
+    names = {address: info["name"] for address, info in known_workers(client).items()}
 
     def address():
         from distributed import get_worker

@@ -151,7 +151,7 @@ def test_photos_on_s3_give_the_same_rows(client, paths, weights, s3, dogs):
 
 
 def test_a_killed_worker_costs_no_rows(client, paths, weights):
-    n_workers, many = len(client.nthreads()), paths * 20
+    n_workers, many = len(client.nthreads()), paths * 6
     pids = client.run(os.getpid)
     with ThreadPoolExecutor(1) as pool:
         result = pool.submit(classify, client, many, batch_size=8, weights=weights)
@@ -168,7 +168,7 @@ def test_a_killed_worker_costs_no_rows(client, paths, weights):
 
 def test_weights_that_cannot_be_loaded_are_an_error_of_the_call_and_leave_the_workers_free(client, paths, tmp_path):
     with pytest.raises(WeightsError, match="missing.pt"):
-        classify(client, paths * 20, batch_size=2, weights=str(tmp_path / "missing.pt"))
+        classify(client, paths * 6, batch_size=2, weights=str(tmp_path / "missing.pt"))
     wait_until_idle(client)
 
 
@@ -250,7 +250,7 @@ def test_a_closed_stream_frees_the_workers(client, paths, weights):
 
 def test_an_error_among_the_paths_is_the_callers_and_frees_the_workers(client, paths, weights):
     def listing():
-        yield from paths * 20
+        yield from paths * 6
         raise OSError("the listing broke off")
 
     with pytest.raises(OSError, match="broke off"):
@@ -288,8 +288,8 @@ def test_threads_of_one_process_load_a_model_once(weights, tmp_path):
 
 def test_weights_saved_anew_under_the_same_name_are_loaded_anew(client, paths, tmp_path):
     path = tmp_path / "mine.pt"
-    first, second = (classify(client, paths * 4, batch_size=1, weights=make_weights(path, seed)) for seed in (1, 2))
-    expected = classify(client, paths * 4, batch_size=1, weights=make_weights(tmp_path / "other.pt", seed=2))
+    first, second = (classify(client, paths, batch_size=1, weights=make_weights(path, seed)) for seed in (1, 2))
+    expected = classify(client, paths, batch_size=1, weights=make_weights(tmp_path / "other.pt", seed=2))
     assert second.prediction.tolist() == expected.prediction.tolist()
     assert first.prediction.tolist() != second.prediction.tolist()
 
@@ -317,7 +317,7 @@ def test_weights_on_s3_that_were_replaced_are_loaded_anew(monkeypatch, s3, tmp_p
 def test_rows_of_two_models_never_come_in_one_frame(client, paths, tmp_path):
     path = tmp_path / "mine.pt"
 
-    stream = classify_stream(client, paths * 20, batch_size=1, weights=make_weights(path, seed=1))
+    stream = classify_stream(client, paths * 6, batch_size=1, weights=make_weights(path, seed=1))
     next(stream)
     make_weights(path, seed=2)
     with pytest.raises(WeightsError, match="replaced"):
@@ -326,7 +326,7 @@ def test_rows_of_two_models_never_come_in_one_frame(client, paths, tmp_path):
 
 def test_other_categories_for_the_same_weights_are_another_model(client, paths, tmp_path):
     torch.manual_seed(0)
-    stream = classify_stream(client, paths * 20, batch_size=1, weights=own_weights(tmp_path / "own.pt", ["a", "b"]))
+    stream = classify_stream(client, paths * 6, batch_size=1, weights=own_weights(tmp_path / "own.pt", ["a", "b"]))
     next(stream)
     torch.manual_seed(0)
     own_weights(tmp_path / "own.pt", ["b", "a"])

@@ -112,7 +112,7 @@ def describe_workers(client: Client) -> pd.DataFrame:
     being restarted is left out.
     """
     about, rows = client.run(_describe_this_worker, on_error="return"), []
-    for address, info in client.scheduler_info(n_workers=-1)["workers"].items():
+    for address, info in known_workers(client).items():
         memory_gib = round((info["memory_limit"] or float("nan")) / 2**30, 1)  # NaN: no limit
         known = {"worker": str(info["name"]), "host": info["host"], "threads": info["nthreads"]}
         answer = about.get(address, OSError())
@@ -123,6 +123,14 @@ def describe_workers(client: Client) -> pd.DataFrame:
         rows.append(known | {"memory_gib": memory_gib} | answer)
     columns = ["worker", "host", "pid", "threads", "torch_threads", "memory_gib", "device", "python", "torch"]
     return pd.DataFrame(rows, columns=columns).sort_values("worker", ignore_index=True)
+
+
+def known_workers(client: Client) -> dict[str, dict]:
+    """Return what the scheduler knows of each worker, by address.
+
+    `Client.scheduler_info` may answer without any worker: a periodic call, which asks for none, overwrites its answer.
+    """
+    return client.sync(client.scheduler.identity, n_workers=-1)["workers"]  # type: ignore[union-attr]
 
 
 def n_gpus() -> int:

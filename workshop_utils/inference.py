@@ -16,6 +16,7 @@ import torch
 from distributed import Client, Future
 from torch.fx.experimental.optimization import fuse
 
+from workshop_utils.cluster import known_workers
 from workshop_utils.data import IN_BREED, read_files
 from workshop_utils.decode import load_on_cpu, load_on_gpu
 from workshop_utils.dogs.breeds import BREEDS
@@ -100,7 +101,7 @@ def classify_stream(
     precision_of(precision)  # raises ValueError for an unknown one
     photos = map(str, paths)
     batches = iter(lambda: list(islice(photos, batch_size)), [])
-    on_gpu = any("gpu" in worker for worker in client.scheduler_info(n_workers=-1)["workers"].values())
+    on_gpu = any("gpu" in about for about in known_workers(client).values())
     tasks = split_guided(batches, _n_threads(client), GPU_BATCHES_PER_TASK if on_gpu else CPU_BATCHES_PER_TASK)
     start = partial(
         client.submit,

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from distributed import Client, LocalCluster
 
 from workshop_utils import ddp
-from workshop_utils.cluster import LOOPBACK, worker_settings
+from workshop_utils.cluster import LOOPBACK, known_workers, worker_settings
 from workshop_utils.job import JobError, WorkerDied
 from workshop_utils.results import log_metrics
 
@@ -102,7 +102,7 @@ def die_once(marker):
 def test_ranks_are_of_one_kind_and_stay_so_after_a_death(workers, tmp_path):
     workers.start("gpu", "cpu-0", "cpu-1")
     client = workers.client
-    address = {worker["name"]: address for address, worker in client.scheduler_info(n_workers=-1)["workers"].items()}
+    address = {worker["name"]: address for address, worker in known_workers(client).items()}
     with pytest.warns(UserWarning, match=f"with a GPU.*{address['cpu-0']}"):
         assert ddp.run(client, name) == ["gpu"]
     with pytest.warns(UserWarning, match=f"without a GPU.*{address['gpu']}"):

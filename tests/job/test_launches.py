@@ -18,6 +18,7 @@ import torch.distributed as dist
 from distributed import CancelledError, Client, LocalCluster
 
 from workshop_utils import ddp
+from workshop_utils.cluster import known_workers
 from workshop_utils.job import JobError, SchedulerLost, WorkersBusy, on_scheduler
 from workshop_utils.job.owners import Denied, Request
 from workshop_utils.results import ResultsHandler, log_metrics
@@ -38,12 +39,12 @@ def pause_above(fraction, dask_worker=None):
 
 def by_name(client):
     """Return the workers' addresses in rank order."""
-    workers = client.scheduler_info(n_workers=-1)["workers"]
+    workers = known_workers(client)
     return sorted(workers, key=lambda address: str(workers[address]["name"]))
 
 
 def status_of(client, address):
-    return client.scheduler_info(n_workers=-1)["workers"][address]["status"]
+    return known_workers(client)[address]["status"]
 
 
 @pytest.fixture

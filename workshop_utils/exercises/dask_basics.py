@@ -9,6 +9,7 @@ from dask.delayed import Delayed
 from dask.utils import key_split
 from distributed import Client, Future
 
+from workshop_utils.cluster import known_workers
 from workshop_utils.exercises import Answer, exercise, expect, passed, which_mistake
 
 
@@ -51,7 +52,7 @@ def check_first_three(answer: Answer, naps: list[float], client: Client) -> None
     expect(not any(isinstance(one, Future) for one in answer), "append future.result(), not the future.")
     pairs = all(isinstance(one, list | tuple) and len(one) == 2 for one in answer)
     expect(pairs, "each of the three should be what `nap` returns: the seconds and the worker's name.")
-    names = [worker["name"] for worker in client.scheduler_info(n_workers=-1)["workers"].values()]
+    names = [worker["name"] for worker in known_workers(client).values()]
     expect(
         all(seconds in naps and name in names for seconds, name in answer),
         "these are not results of `nap` on your workers: let client.map send it there, with `naps`.",
