@@ -151,7 +151,7 @@ def test_photos_on_s3_give_the_same_rows(client, paths, weights, s3, dogs):
 
 
 def test_a_killed_worker_costs_no_rows(client, paths, weights):
-    n_workers, many = len(client.nthreads()), paths * 6
+    n_workers, many = len(client.nthreads()), paths * 20
     pids = client.run(os.getpid)
     with ThreadPoolExecutor(1) as pool:
         result = pool.submit(classify, client, many, batch_size=8, weights=weights)
@@ -168,7 +168,7 @@ def test_a_killed_worker_costs_no_rows(client, paths, weights):
 
 def test_weights_that_cannot_be_loaded_are_an_error_of_the_call_and_leave_the_workers_free(client, paths, tmp_path):
     with pytest.raises(WeightsError, match="missing.pt"):
-        classify(client, paths * 6, batch_size=2, weights=str(tmp_path / "missing.pt"))
+        classify(client, paths * 20, batch_size=2, weights=str(tmp_path / "missing.pt"))
     wait_until_idle(client)
 
 
@@ -230,7 +230,7 @@ def test_tasks_and_results_that_have_been_used_are_kept_nowhere(client, paths, w
 
     known = len(client.futures), client.run_on_scheduler(n_tasks)
     most = TASKS_PER_THREAD * sum(client.nthreads().values()) + 1
-    for _ in classify_stream(client, paths * 30, batch_size=1, weights=weights):
+    for _ in classify_stream(client, paths * 12, batch_size=1, weights=weights):
         assert len(client.futures) - known[0] <= most
         assert client.run_on_scheduler(n_tasks) - known[1] <= most + 3  # it learns a moment later
     deadline = time.monotonic() + 10
@@ -250,7 +250,7 @@ def test_a_closed_stream_frees_the_workers(client, paths, weights):
 
 def test_an_error_among_the_paths_is_the_callers_and_frees_the_workers(client, paths, weights):
     def listing():
-        yield from paths * 6
+        yield from paths * 20
         raise OSError("the listing broke off")
 
     with pytest.raises(OSError, match="broke off"):
