@@ -52,10 +52,11 @@ test: setup-test
 	@! command -v nvidia-smi >/dev/null || $(BIN)/pytest -m gpu
 	$(COMPARE) --each-on-one-core
 
+FIRST_HALF := $(addprefix tests/,job loop tool tools) $(wildcard tests/test_[a-i]*.py)
 unit: setup-test  # in two halves side by side, as either leaves a core idle half of the time
 	@mkdir -p build
-	@$(BIN)/pytest tests/test_[a-i]*.py workshop_utils > build/first-half.log 2>&1 & first=$$!; \
-	  $(BIN)/pytest tests docs/_ext --ignore-glob='tests/test_[a-i]*.py'; second=$$?; \
+	@$(BIN)/pytest $(FIRST_HALF) workshop_utils > build/first-half.log 2>&1 & first=$$!; \
+	  $(BIN)/pytest tests docs/_ext $(FIRST_HALF:%=--ignore=%); second=$$?; \
 	  wait $$first || { cat build/first-half.log; exit 1; }; tail -n 1 build/first-half.log; exit $$second
 
 test-notebooks: setup-test  # all of them, or ONLY="01 06"
