@@ -48,7 +48,7 @@ def said():
     jupyter = Path(importlib.util.find_spec("jupyter_server").origin).parent / "templates/login.html"
     ours = [text for path in (ROOT / "workshop_utils").rglob("*.py") for text in strings(path)]
     return {
-        "": [*ours, (ROOT / "Makefile").read_text(encoding="utf-8")],
+        "": [*ours, *((ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", "tools/why_broken.sh"))],
         "Dask": of_modules("distributed.scheduler", "distributed.worker_memory"),
         "JupyterLab": [jupyter.read_text(encoding="utf-8")],
         "Python": [*of_modules("multiprocessing.process"), str(missing.value)],
