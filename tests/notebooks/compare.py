@@ -23,7 +23,8 @@ from lessons import NUMBERED, RENDERED, ROOT
 from workshop_utils.cluster import describe_workers, n_gpus, start_cluster
 
 SANITIZE = ROOT / "tests/notebooks/sanitize.cfg"
-NBVAL = ("--nbval", "--nbval-current-env", f"--nbval-sanitize-with={SANITIZE}", "--nbval-cell-timeout=180")
+# A cell that computes in bf16 takes three minutes on one slow core that has no bf16.
+NBVAL = ("--nbval", "--nbval-current-env", f"--nbval-sanitize-with={SANITIZE}", "--nbval-cell-timeout=290")
 LONGEST = ("06", "09", "10", "05", "04")  # begin first, so that no core waits for them at the end
 QUIET = {
     "DASK_WORKSHOP__DASHBOARD_PORT": "0",  # any: 8787 may belong to another notebook, and each would say so
