@@ -1,11 +1,13 @@
 """The S3 server is real, read-only to strangers, and gone when its owner is, however that ends."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -14,6 +16,7 @@ import s3fs
 from samples import S3_SECRET
 
 from workshop_utils import object_store
+from workshop_utils.cluster import start_cluster
 from workshop_utils.data import read_files
 from workshop_utils.object_store import ADMIN, ObjectStoreError, local_object_store
 
@@ -55,10 +58,12 @@ def assert_nothing_is_left(traces):
 def test_no_proxy_is_asked_for_what_lies_on_loopback(folder, monkeypatch):
     for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # where nobody answers
-    for name in ("NO_PROXY", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    with local_object_store(folder) as storage_options:
-        assert read_files(["s3://workshop/numbers/one.txt"], storage_options) == [b"1"]
+    monkeypatch.setenv("NO_PROXY", "example.org")
+    monkeypatch.setenv("no_proxy", "")
+    with start_cluster(1) as client, client.cluster, local_object_store(folder) as storage_options:
+        read = partial(read_files, ["s3://workshop/numbers/one.txt"], storage_options)
+        assert read() == client.submit(read).result() == [b"1"]
+    assert os.environ["no_proxy"] == "example.org,127.0.0.1,localhost"
 
 
 def test_a_folder_is_served_with_every_file_at_its_place(folder):

@@ -19,7 +19,7 @@ from distributed.comm import get_address_host
 from distributed.core import Status
 
 from workshop_utils.joining import ClusterError, join, refuse_other_versions
-from workshop_utils.object_store import LOOPBACK
+from workshop_utils.object_store import LOOPBACK, spare_loopback_the_proxy
 from workshop_utils.progress import waiting
 
 DASHBOARD_PORT = 8787
@@ -206,6 +206,7 @@ def _close_earlier():
 
 
 def _set_worker_environment(torch_threads):
+    spare_loopback_the_proxy()
     # Nannies read these settings whenever they start a worker again, so they hold for the process, not for a block.
     # MALLOC_TRIM_THRESHOLD_, Dask's default, is left out on purpose: see worker_settings.
     os.environ.pop("MALLOC_TRIM_THRESHOLD_", None)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -42,13 +43,13 @@ def local_object_store(folder: str | os.PathLike) -> Iterator[dict]:
     source = Path(folder).expanduser().resolve()
     if not source.is_dir():
         raise ObjectStoreError(f"{str(source)!r} is no folder: give the folder whose files are to be served.")
+    spare_loopback_the_proxy()
     weed, secret = _find_weed(), secrets.token_urlsafe()
     for again in (True, True, False):
         ports = free_ports()
         # Listings are not cached: a later store on the same port would get those of this one.
         options = {
             "client_kwargs": {"endpoint_url": f"http://{LOOPBACK}:{ports['s3.port']}"},
-            "config_kwargs": {"proxies": {}},  # no proxy of HTTP_PROXY leads to this machine's loopback
             "use_listings_cache": False,
         }
         # The supervisor has a session of its own: Ctrl-C and a notebook's interrupt signal the whole process group.
@@ -77,6 +78,13 @@ def local_object_store(folder: str | os.PathLike) -> Iterator[dict]:
             _refuse_other_hosts(ports["s3.port"])
             yield {"anon": True, **options}
             return
+
+
+def spare_loopback_the_proxy() -> None:
+    """Let this process, and those that it starts, ask no proxy of the environment for loopback: none leads there."""
+    hosts = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
+    if urllib.request.getproxies() and hosts != "*" and LOOPBACK not in hosts.split(","):
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(filter(None, (hosts, LOOPBACK, "localhost")))
 
 
 def _refuse_other_hosts(port):
@@ -111,8 +119,7 @@ def _upload(folder, options, supervisor, log):
     import s3fs
 
     # botocore tries only once, because s3fs tries again itself.
-    config = {**options["config_kwargs"], "retries": {"max_attempts": 0}}
-    fs = s3fs.S3FileSystem(**(options | {"config_kwargs": config}), skip_instance_cache=True)
+    fs = s3fs.S3FileSystem(**options, config_kwargs={"retries": {"max_attempts": 0}}, skip_instance_cache=True)
     deadline = time.monotonic() + READY_WITHIN_S
     while True:  # the port answers seconds before the server can store anything
         try:
