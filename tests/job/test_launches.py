@@ -16,10 +16,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from distributed import CancelledError, Client, LocalCluster
+from distributed.comm import CommClosedError
 
 from workshop_utils import ddp
 from workshop_utils.cluster import known_workers
 from workshop_utils.job import JobError, SchedulerLost, WorkersBusy, on_scheduler
+from workshop_utils.job.ask import ask_scheduler
 from workshop_utils.job.owners import Denied, Request
 from workshop_utils.results import ResultsHandler, log_metrics
 
@@ -219,6 +221,14 @@ def test_a_restart_of_the_cluster_frees_what_a_job_has_left_behind(client):
     assert len(client.run_on_scheduler(on_scheduler.owned)) == 2
     client.restart()
     assert client.run_on_scheduler(on_scheduler.owned) == {}
+
+
+def test_a_scheduler_that_is_lost_while_it_is_asked_is_called_lost(client):
+    def end(dask_scheduler):
+        raise CommClosedError("the connection ended")
+
+    with pytest.raises(SchedulerLost, match="is lost.*Start or join"):
+        client.sync(ask_scheduler, client, end)
 
 
 def test_a_client_that_cannot_launch_is_refused_at_once(client):

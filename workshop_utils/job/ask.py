@@ -23,8 +23,10 @@ async def ask_scheduler(client: Client, function: Callable, *args: Any) -> Any:
         raise SchedulerLost(LOST)
     try:
         return await asyncio.wait_for(client.run_on_scheduler(function, *args), BUSY_S)
-    except (OSError, TimeoutError) as error:
-        raise SchedulerLost(f"The scheduler does not answer ({str(error) or type(error).__name__}).") from error
+    except TimeoutError as error:
+        raise SchedulerLost(f"The scheduler has not answered within {BUSY_S} s. {LOST}") from error
+    except OSError as error:  # it was lost while it was asked
+        raise SchedulerLost(LOST) from error
     except (ImportError, AttributeError) as error:  # pickle looks for the function there
         raise JobError(
             f"The scheduler's process cannot use workshop_utils of this version ({error}): install the same one there, "
