@@ -74,21 +74,36 @@ def test_an_error_in_an_attendees_cell_names_its_line():
         check(shell.user_ns["my_answer"])
 
 
-def test_a_guess_stands_beside_arithmetic_and_measurement(capsys):
-    reconcile(None, 15.0, 19.04, "s")
+def test_a_guess_stands_beside_an_estimate_and_the_measurement(capsys):
     reconcile(12, 15.0, 19.04, "s")
-    reconcile(None, 0.03, 32.3, "points")
-    first, second, third = capsys.readouterr().out.split("your guess")[1:]
-    assert " ".join(first.split()) == "none s arithmetic 15.0 s measured 19.0 s 1.27 times the arithmetic"
-    assert second.split()[:2] == ["12.0", "s"]
-    assert third.split() == ["none", "points", "arithmetic", "0.0", "points", "measured", "32.3", "points"]
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines == ["your guess 12.0 s", "simple estimate 15.0 s", "measured 19.0 s 1.27 times the estimate"]
+
+
+def test_no_guess_is_no_line(capsys):
+    reconcile(None, 15.0, 19.04, "s")
+    assert capsys.readouterr().out.startswith("simple estimate")
+
+
+def test_a_count_has_no_decimals(capsys):
+    assert measured_of(capsys, 4, 2.5, 3, "pats").endswith(" 3 pats   1.20 times the estimate")
+
+
+@pytest.mark.parametrize(("estimate", "measured"), [(0.03, 32.3), (0.93, 0.0)])
+def test_nothing_is_compared_with_zero(estimate, measured, capsys):
+    assert measured_of(capsys, None, estimate, measured, "%").endswith(" %")
+
+
+def measured_of(capsys, *numbers):
+    reconcile(*numbers)
+    return capsys.readouterr().out.splitlines()[-1]
 
 
 @pytest.mark.parametrize("guess", ["12 s", True, [3]])
 def test_a_guess_that_is_no_number_costs_no_measurement(guess, capsys):
     with pytest.raises(NotYet, match="without its unit"):
         reconcile(guess, 1.0, 2.0, "s")
-    assert capsys.readouterr().out.split()[-7:] == ["measured", "2.00", "s", "2.00", "times", "the", "arithmetic"]
+    assert capsys.readouterr().out.split()[-7:] == ["measured", "2.00", "s", "2.00", "times", "the", "estimate"]
 
 
 @pytest.mark.parametrize("guess", [12, np.int64(12), torch.tensor(12), Fraction(12)])

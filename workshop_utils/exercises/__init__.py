@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
+from numbers import Integral
 from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
 
@@ -88,19 +89,22 @@ def exercise(check: Callable[Arguments, None]) -> Callable[Arguments, None]:
     return checked
 
 
-def reconcile(guess: float | None, arithmetic: float, measured: float, unit: str) -> None:
-    """Print a guess, what arithmetic on numbers seen before gives, and the measurement, one below the other.
+def reconcile(guess: float | None, estimate: float, measured: float, unit: str) -> None:
+    """Print a guess, a simple estimate from numbers seen before, and the measurement, one below the other.
 
-    unit: of all three, such as "s", "ms", "images/s", "MB" or "%". Raises NotYet where the guess is no number.
+    guess: None is left out. unit: of all three, such as "s", "ms", "images/s", "MB" or "%". A measured int is a count:
+    all three are shown as whole numbers. Raises NotYet where the guess is no number.
     """
-    largest = max(abs(arithmetic), abs(measured))
-    digits = 0 if largest >= 100 else 1 if largest >= 10 else 2
+    largest = max(abs(estimate), abs(measured))
+    digits = 0 if isinstance(measured, Integral) or largest >= 100 else 1 if largest >= 10 else 2
     number = _as_number(guess)
-    shown = "none" if guess is None else "?" if number is None else f"{number:,.{digits}f}"
-    print(f"your guess   {shown:>9} {unit}")
-    print(f"arithmetic   {arithmetic:9,.{digits}f} {unit}")
-    times = f"   {measured / arithmetic:.2f} times the arithmetic" if round(arithmetic, digits) else ""
-    print(f"measured     {measured:9,.{digits}f} {unit}{times}")
+    if guess is not None:
+        shown = "?" if number is None else f"{number:,.{digits}f}"
+        print(f"your guess      {shown:>8} {unit}")
+    print(f"simple estimate {estimate:8,.{digits}f} {unit}")
+    comparable = round(estimate, digits) and round(measured, digits)
+    times = f"   {measured / estimate:.2f} times the estimate" if comparable else ""
+    print(f"measured        {measured:8,.{digits}f} {unit}{times}")
     expect(guess is None or number is not None, f"your guess is {guess!r}: write a number, without its unit, or None.")
 
 
