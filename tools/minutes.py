@@ -7,7 +7,8 @@ from pathlib import Path
 import nbformat
 
 WORDS, LINES = 130, 20  # words of prose and lines of code that are read in a minute
-MINUTES = {"exercise": 4, "guess": 1, "solution": 0, "check": 0}  # a cell with such a tag takes this, whatever it says
+MINUTES = {"exercise": 2, "guess": 1, "check": 0}  # a cell with such a tag takes this, whatever it says
+SOLVED = 2  # lines of our solution that an attendee writes in a minute
 FURTHER = "## Going further"  # the section for home, which does not count
 UNREAD = re.compile(r"<details>.*?</details>|!\[[^\]]*\]\([^)]*\)", re.DOTALL)  # folded hints and alt texts
 SECTION = re.compile(r"^(## .+)\n*(?:\*\d+ minutes?\*)?\n*", re.MULTILINE)
@@ -34,15 +35,20 @@ def _of_sections(notebook, seconds):
     minutes, section, took = defaultdict[str, float](float), "", iter(seconds)
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            rules = [MINUTES[tag] for tag in cell.metadata.get("tags", ()) if tag in MINUTES]
-            reading = sum(rules) if rules else (cell.source.count("\n") + 1) / LINES
-            minutes[section] += next(took) / 60 + reading
+            minutes[section] += next(took) / 60 + _of_code(cell)
             continue
         for part in re.split(r"^(?=## )", cell.source, flags=re.MULTILINE):
             if part.startswith("## "):
                 section = part.split("\n")[0]
             minutes[section] += len(UNREAD.sub("", part).split()) / WORDS
     return minutes
+
+
+def _of_code(cell):
+    tags, n_lines = cell.metadata.get("tags", ()), cell.source.count("\n") + 1
+    if "solution" in tags:
+        return n_lines / SOLVED
+    return next((MINUTES[tag] for tag in tags if tag in MINUTES), n_lines / LINES)
 
 
 def _run_time(seconds):

@@ -56,10 +56,10 @@ def test_it_ends_with_two_or_three_links_to_documentation(path):
     assert 2 <= len(re.findall(r"\]\(https://", end)) <= 3
 
 
-def test_the_attendee_commits_to_three_numbers_before_they_are_measured(path):
+def test_the_attendee_commits_to_numbers_before_they_are_measured(path):
     cells = code_cells(read(path))
     guesses = [cell for cell in cells if "guess" in tags(cell)]
-    assert len(guesses) >= 3
+    assert len(guesses) >= 2
     assert all(re.search(r"^\w+ = None", cell.source, flags=re.MULTILINE) for cell in guesses), "so that all runs"
     for guess in guesses:
         name = re.search(r"^(\w+) = None", guess.source, flags=re.MULTILINE).group(1)
