@@ -231,6 +231,16 @@ def test_a_scheduler_that_is_lost_while_it_is_asked_is_called_lost(client):
         client.sync(ask_scheduler, client, end)
 
 
+def test_a_client_need_not_import_pytorch(client):
+    program = (
+        "import os, sys; from distributed import Client; from workshop_utils import ddp\n"
+        f"with Client({client.scheduler.address!r}) as client: ddp.run(client, os.getpid)\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "False\n", done.stderr
+
+
 def test_a_client_that_cannot_launch_is_refused_at_once(client):
     with Client(client.scheduler.address) as closed:
         pass

@@ -113,8 +113,11 @@ def environment(settings: Mapping[str, str]) -> Iterator[None]:
         os.environ.update({name: value for name, value in before.items() if os.environ.get(name) != value})
 
 
-def serve_store(host: str) -> "TCPStore":
-    """Return a store for the ranks of a job, which listens on this worker's address alone, until it is released."""
+def serve_store(host: str) -> "list[TCPStore]":
+    """Return a store for the ranks of a job, which listens on this worker's address alone, until it is released.
+
+    It is in a list: a client imports the module of a result's type on its event loop, and PyTorch's takes seconds.
+    """
     import torch.distributed as dist
 
     try:
@@ -124,11 +127,12 @@ def serve_store(host: str) -> "TCPStore":
             raise
         listening = socket.create_server(("", 0))  # behind NAT our address is not local: listen on all interfaces
     port = listening.getsockname()[1]
-    return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
+    return [dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())]
 
 
-def arrange_meeting(store: "TCPStore", call: bytes) -> Meeting:
+def arrange_meeting(stores: "list[TCPStore]", call: bytes) -> Meeting:
     """Return what ranks need to know; runs where the store is."""
+    (store,) = stores
     return Meeting(store.host, store.port, call)
 
 
