@@ -13,6 +13,7 @@ import IPython.display
 from PIL import Image
 
 if TYPE_CHECKING:
+    import pandas as pd
     from plotnine import ggplot
 
 DPI = 100  # of charts: pixels per inch
@@ -62,6 +63,61 @@ def gallery(
     buffer = BytesIO()
     figure.savefig(buffer, format="png")
     return IPython.display.Image(buffer.getvalue(), alt=alt)
+
+
+def ladder(rungs: "pd.DataFrame", alt: str) -> IPython.display.Image:
+    """Return bars of a worker's time per photo for each rung of a ladder, the first rung on top.
+
+    rungs: a row per rung with the columns rung, images_per_s, waiting_ms and rest_ms (ms of a worker for each photo).
+    """
+    import pandas as pd
+    import plotnine as p9
+
+    parts = {"waiting_ms": "waiting for the storage", "rest_ms": "everything else"}
+    long = rungs.melt(["rung", "images_per_s"], list(parts), "part", value_name="ms").replace({"part": parts})
+    long["part"] = pd.Categorical(long.part, list(parts.values()))
+    total_ms = rungs.waiting_ms + rungs.rest_ms
+    labels = rungs.assign(ms=total_ms, label=[f" {rate:.0f} images/s" for rate in rungs.images_per_s])
+    bars = (
+        p9.ggplot(long, p9.aes("rung", "ms"))
+        + p9.geom_col(p9.aes(fill="part"), width=0.7)
+        + p9.geom_text(p9.aes(label="label"), data=labels, ha="left", size=10)
+        + p9.scale_x_discrete(limits=list(rungs.rung)[::-1])
+        + p9.scale_y_continuous(limits=(0, 1.2 * total_ms.max()))
+        + p9.scale_fill_manual(dict(zip(parts.values(), [PALETTE[1], PALETTE[2]], strict=True)))
+        + p9.coord_flip()
+        + p9.labs(x="", y="milliseconds of a worker for each photo", fill="")
+        + p9.theme_minimal(base_size=12)
+        + p9.theme(legend_position="top")
+    )
+    return show(bars, alt, width=9, height=1 + 0.45 * len(rungs))
+
+
+def task_stream(
+    events: "pd.DataFrame", alt: str, *, order: Sequence[str], mark: tuple[float, str]
+) -> IPython.display.Image:
+    """Return a task stream: a row per worker, a bar per task.
+
+    events: a row per task with the columns worker, start, stop (seconds) and kind; kind gives the bar its colour.
+    order: the workers, the lowest row first. mark: (seconds, text) of a red line.
+    """
+    import plotnine as p9
+
+    at_s, text = mark
+    gap = events.assign(stop=events.start + 0.004 * events.stop.max())  # at the beginning of each bar
+    lanes = (
+        p9.ggplot(events, p9.aes(y="worker", yend="worker", x="start", xend="stop"))
+        + p9.geom_segment(p9.aes(color="kind"), size=12)
+        + p9.geom_segment(data=gap, size=12, color="white")
+        + p9.geom_vline(xintercept=at_s, color=COLOURS[False], size=1)
+        + p9.annotate("text", x=at_s, y=len(order) - 0.5, label=f" {text}", ha="left", color=COLOURS[False])
+        + p9.scale_y_discrete(limits=list(order))
+        + p9.scale_color_manual(PALETTE)
+        + p9.labs(x="seconds", y="", color="")
+        + p9.theme_minimal(base_size=12)
+        + p9.theme(legend_position="top")
+    )
+    return show(lanes, alt, width=9, height=1.6 + 0.6 * len(order))
 
 
 def task_graph(collection: Any, alt: str) -> IPython.display.HTML:

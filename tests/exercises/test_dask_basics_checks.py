@@ -1,28 +1,24 @@
 """Notebook 02: wrong answers get a hint, never a traceback, and right ones pass in any sensible type."""
 
+from uuid import uuid4
+
 import dask
+import numpy as np
 import pytest
 import stand_ins
+from distributed import as_completed, wait
 
 from workshop_utils.exercises import NotYet, dask_basics
 
 
 class Client(stand_ins.Client):
-    """Runs tasks here; its workers are named 0, 1, …"""
+    """Runs tasks here."""
 
     def map(self, function, *arguments):
         return list(map(function, *arguments))
 
     def gather(self, results):
         return results
-
-
-@pytest.fixture(autouse=True)
-def workers(monkeypatch):
-    def known(client):
-        return {f"tcp://{name}": {"name": name} for name in client.threads}
-
-    monkeypatch.setattr(dask_basics, "known_workers", known)
 
 
 def add_pair(a, b):
@@ -72,31 +68,151 @@ def test_a_tree_passes_in_any_order(values, capsys):
     assert "7 calls, of which at most 3 wait" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("last", [lambda total: dask.delayed(int)(total), lambda total: total + 0])
+def test_a_chain_that_ends_in_another_task_is_still_a_chain(last):
+    with pytest.raises(NotYet, match="7 calls.*3 are enough"):
+        dask_basics.check_tree(last(chain(range(8))), list(range(8)))
+    dask_basics.check_tree(last(tree(range(8))), list(range(8)))
+
+
+def test_a_chain_with_other_tasks_between_its_calls_is_still_a_chain():
+    total = 0
+    for value in range(1, 8):
+        total = dask.delayed(int)(dask.delayed(add_pair)(total, value))
+    with pytest.raises(NotYet, match="7 calls.*3 are enough"):
+        dask_basics.check_tree(total, list(range(8)))
+
+
+def test_a_persisted_tree_is_called_so(client):
+    def add_pair(a, b):  # its code travels to the workers with it
+        return a + b
+
+    total = dask.delayed(add_pair)(1, 2)
+    with pytest.raises(NotYet, match="without persist"):
+        dask_basics.check_tree(total.persist(), [1, 2])
+    dask_basics.check_tree(total, [1, 2])
+
+
+def darts_of(n=250_000):
+    """Return (throw, count) of the notebook, as functions whose code travels to the workers with them."""
+
+    def throw():
+        return np.random.random((n, 2))
+
+    def count(darts):
+        return int(((darts**2).sum(axis=1) < 1).sum())
+
+    return throw, count
+
+
+throw, count = darts_of()
+EIGHT = range(8)
+
+
+def careless(client):
+    counts = []
+    for _ in EIGHT:
+        darts = client.submit(throw)
+        counts.append(client.submit(count, darts.result()).result())
+    return counts
+
+
+def one_count_for_all(client):
+    darts = [client.submit(throw) for _ in EIGHT]
+    return client.gather(client.map(count, darts, pure=False))
+
+
+def with_darts_that_come_here(client):
+    darts = client.gather([client.submit(throw, pure=False) for _ in EIGHT])
+    return client.gather([client.submit(count, each, pure=False) for each in darts])
+
+
+def one_round_after_another(client):
+    return [client.submit(count, client.submit(throw, pure=False)).result() for _ in EIGHT]
+
+
+def one_round_after_another_with_wait(client):
+    counts = []
+    for _ in EIGHT:
+        future = client.submit(count, client.submit(throw, pure=False))
+        wait(future)
+        counts.append(future.result())
+    return counts
+
+
+def one_compute_for_each_round(client):
+    return [dask.delayed(count)(dask.delayed(throw)()).compute() for _ in EIGHT]
+
+
+def one_count_after_another(client):
+    darts = [client.submit(throw, pure=False) for _ in EIGHT]
+    return [client.submit(count, each).result() for each in darts]
+
+
 @pytest.mark.parametrize(
     ("answer", "hint"),
     [
-        (None, "still None"),
-        ([(0.1, 0), (0.2, 1)], "a list of three"),
-        ("abc", "a list of three"),
-        ([0.1, 0.2, 0.3], "what `nap` returns"),
-        ([(0.1, 0), (0.2, 1), (0.3, "this notebook")], "not results of `nap`"),
-        ([(0.1, 0), (0.2, 1), (7, 1)], "not results of `nap`"),
-        ([(0.1, 0), (0.1, 0), (0.2, 1)], "twice"),
-        ([(0.1, 0), (0.2, 0), (0.9, 1)], "last try"),
+        (None, "should be a function"),
+        (lambda client: None, "nothing was sent"),
+        (lambda client: [196_350 + n for n in EIGHT], "nothing was sent"),
+        (lambda client: client.submit(throw) and None, "returns None"),
+        (lambda client: client.submit(count, client.submit(throw)).result(), "a list of 8"),
+        (lambda client: client.map(lambda n: 196_350 + n, EIGHT), "client.gather"),
+        (lambda client: client.gather(client.map(lambda n: n, EIGHT)), "are not 8 counts"),
+        (lambda client: client.gather(client.map(str, EIGHT)), "are not 8 counts"),
+        (lambda client: [client.nowhere], "AttributeError"),
+        (careless, "different numbers among the 8 counts: 1"),
+        (one_count_for_all, "different numbers among the 8 counts: 1"),
+        (with_darts_that_come_here, "32.0 MB"),
+        (one_round_after_another, "before the first result was asked for: 2"),
+        (one_round_after_another_with_wait, "before the first result was asked for: 2"),
+        (one_compute_for_each_round, "waited .* before it sent"),
+        (one_count_after_another, "waited .* before it sent"),
     ],
 )
-def test_no_wrong_first_three_pass(answer, hint):
+def test_no_careless_counts_pass(client, answer, hint):
     with pytest.raises(NotYet, match=hint):
-        dask_basics.check_first_three(answer, [0.9, 0.1, 0.2, 0.3], Client(1, 1))
+        dask_basics.check_careful_counts(answer, client)
 
 
-@pytest.mark.parametrize("answer", [[(0.1, 0), (0.3, 1), (0.2, 0)], ([0.1, 0], [0.3, 1], [0.2, 0])])
-def test_the_first_three_pass(answer):
-    dask_basics.check_first_three(answer, [0.9, 0.1, 0.2, 0.3], Client(1, 1))
+def mapped(client):
+    darts = [client.submit(throw, pure=False) for _ in EIGHT]
+    return client.gather(client.map(count, darts))
 
 
-def test_on_one_thread_the_longest_nap_may_be_among_the_first():
-    dask_basics.check_first_three([(0.9, 0), (0.1, 0), (0.2, 0)], [0.9, 0.1, 0.2, 0.3], Client(1))
+def in_one_task(client):
+    return client.gather([client.submit(lambda: count(throw()), pure=False) for _ in EIGHT])
+
+
+def as_they_come(client):
+    futures = [client.submit(count, client.submit(throw, pure=False)) for _ in EIGHT]
+    return tuple(future.result() for future in as_completed(futures))
+
+
+def each_counted_when_thrown(client):
+    counts, running = [], as_completed([client.submit(throw, pure=False, key=f"throw-{uuid4()}") for _ in EIGHT])
+    for future in running:
+        if future.key.startswith("throw"):
+            running.add(client.submit(count, future))
+        else:
+            counts.append(future.result())
+    return counts
+
+
+def planned(client):
+    return dask.compute(*[dask.delayed(count)(dask.delayed(throw)()) for _ in EIGHT])
+
+
+def planned_and_started(client):
+    return client.gather(client.compute([dask.delayed(count)(dask.delayed(throw)()) for _ in EIGHT]))
+
+
+@pytest.mark.parametrize(
+    "answer", [mapped, in_one_task, as_they_come, each_counted_when_thrown, planned, planned_and_started]
+)
+def test_eight_counts_that_do_not_wait_for_each_other_pass(client, answer, capsys):
+    dask_basics.check_careful_counts(answer, client)
+    assert capsys.readouterr().out.startswith("Correct.")
 
 
 RIGHT = {0: ZeroDivisionError, 3: ZeroDivisionError, 5: IndexError, 6: IndexError}
@@ -114,6 +230,8 @@ RIGHT = {0: ZeroDivisionError, 3: ZeroDivisionError, 5: IndexError, 6: IndexErro
         (RIGHT | {4: None}, "no exception"),
         (RIGHT | {6: "error"}, "'error'.*input 6"),
         (RIGHT | {6: ZeroDivisionError}, "exception for input 6"),
+        (dict.fromkeys(RIGHT, "IndexError or ZeroDivisionError"), "exception for input 0"),
+        (dict.fromkeys(RIGHT, "builtins.IndexError"), "exception for input 0"),
     ],
 )
 def test_no_wrong_culprits_pass(answer, hint):
@@ -122,7 +240,16 @@ def test_no_wrong_culprits_pass(answer, hint):
 
 
 @pytest.mark.parametrize(
-    "of", [lambda kind: kind, lambda kind: kind("why"), lambda kind: kind.__name__, lambda kind: repr(kind("why"))]
+    "of",
+    [
+        lambda kind: kind,
+        lambda kind: kind("why"),
+        lambda kind: kind.__name__,
+        lambda kind: repr(kind("why")),
+        str,
+        lambda kind: f"builtins.{kind.__name__}",
+        lambda kind: f"{kind.__name__}: division by zero",
+    ],
 )
 def test_the_culprits_pass_with_types_exceptions_or_names(of):
     dask_basics.check_culprits({key: of(kind) for key, kind in RIGHT.items()}, list(range(7)), puzzle, Client(1, 1))

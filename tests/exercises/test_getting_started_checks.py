@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import stand_ins
+import torch
+from distributed import get_worker
 
 from workshop_utils.exercises import NotYet, getting_started
 
@@ -38,29 +40,67 @@ def test_bones_that_went_with_their_worker_are_no_mistake_of_the_attendee():
         getting_started.check_total_bones(42, Client("30", None))
 
 
-@pytest.mark.parametrize("answer", [42, 42.0, np.int64(42)])
+@pytest.mark.parametrize("answer", [42, 42.0, np.int64(42), np.array(42), np.array([42]), torch.tensor(42)])
 def test_the_sum_of_bones_passes(answer):
     getting_started.check_total_bones(answer, Client("30", "12"))
+
+
+PHOTOS = [f"dogs/n02085620-Chihuahua/{name}.jpg" for name in ("rex", "lo", "bella", "milo", "max")]
+
+
+def looks(client, measure, paths):
+    """Return (number, path, address of the worker that measured it) of each path."""
+
+    def look(path):
+        return measure(path), path, get_worker().address
+
+    return client.gather(client.map(look, paths))
+
+
+@pytest.mark.parametrize("order", [tuple, list, lambda pair: tuple(pair)[::-1]])
+def test_the_darkest_photo_passes_with_the_worker_that_measured_it(client, capsys, order):
+    getting_started.check_darkest(
+        lambda measure, paths: order(min(looks(client, measure, paths))[1:]), len, PHOTOS, client
+    )
+    assert "Chihuahua" in capsys.readouterr().out
+
+
+def test_a_worker_that_measured_another_photo_does_not_pass(client):
+    def with_the_worker_of_another(measure, paths):
+        _, path, here = min(looks(client, measure, paths))
+        return path, next(worker for worker in client.nthreads() if worker != here)
+
+    assert len(client.nthreads()) > 1
+    with pytest.raises(NotYet, match="not the one that measured"):
+        getting_started.check_darkest(with_the_worker_of_another, len, PHOTOS, client)
 
 
 @pytest.mark.parametrize(
     ("answer", "hint"),
     [
-        (None, "still None"),
-        ("aa", "a tuple of two"),
-        (["aa"], "a tuple of two"),
-        ((3, "tcp://a"), "neither 3 nor 'tcp://a'"),
-        (("aaa", "tcp://a"), "there is a darker one"),
-        (("aa", "tcp://elsewhere"), "address of a worker"),
-        (("aa", 4711), "address of a worker"),
-        (("aa", ["tcp://a"]), "address of a worker"),
+        (None, "should be a function"),
+        (("lo", "tcp://a"), "should be a function"),
+        (lambda measure, paths: None, "returns None"),
+        (lambda measure, paths: paths[1], "a tuple of two"),
+        (lambda measure, paths: (3, "tcp://a"), "neither 3 nor 'tcp://a'"),
+        (lambda measure, paths: (min(paths, key=measure), "tcp://a"), "no worker called `measure`"),
+        (lambda measure, paths: [][0], "IndexError"),
     ],
 )
-def test_no_wrong_photo_is_the_darkest(answer, hint):
+def test_what_no_worker_measured_is_not_the_darkest(client, answer, hint):
     with pytest.raises(NotYet, match=hint):
-        getting_started.check_darkest(answer, ["aaa", "aa", "aaaa"], len, Client())
+        getting_started.check_darkest(answer, len, PHOTOS, client)
 
 
-@pytest.mark.parametrize("answer", [("aa", "tcp://b"), ["aa", "tcp://b"], ("tcp://b", "aa")])
-def test_the_darkest_photo_passes(answer):
-    getting_started.check_darkest(answer, ["aaa", "aa", "aaaa"], len, Client())
+@pytest.mark.parametrize(
+    ("choose", "hint"),
+    [
+        (lambda found: max(found)[1:], "there is a darker one"),
+        (lambda found: (min(found)[1], "tcp://elsewhere"), "address of a worker"),
+        (lambda found: (min(found)[1], 4711), "address of a worker"),
+        (lambda found: (min(found)[1], [min(found)[2]]), "address of a worker"),
+    ],
+)
+def test_no_wrong_photo_and_no_made_up_worker_passes(client, choose, hint):
+    with pytest.raises(NotYet, match=hint):
+        getting_started.check_darkest(lambda measure, paths: choose(looks(client, measure, paths)), len, PHOTOS, client)

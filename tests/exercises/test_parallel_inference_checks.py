@@ -1,73 +1,157 @@
 """Notebook 04: wrong answers get a hint, never a traceback, and right ones pass in any sensible type."""
 
+import random
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from itertools import islice
 
+import numpy as np
 import pandas as pd
 import pytest
+import torch
 
-from workshop_utils.exercises import (
-    NotYet,
-    parallel_inference,
-)
-from workshop_utils.inference import COLUMNS
+from workshop_utils.exercises import NotYet, parallel_inference, unanswered
 
-SEEN = pd.DataFrame({"breed": ["pug", "pug", "boxer", "pug"], "prediction": ["boxer", "boxer", "pug", "pug"]}).assign(
-    correct=pd.array([False, False, False, True], dtype="boolean")
-)
+rng = np.random.default_rng(1)
+BREED = np.repeat(np.arange(108), 8)
+SEEN = pd.DataFrame({"breed": BREED.astype(str), "wrong": np.arange(864) < 35})  # four breeds are wrong throughout
+SEEN["correct"] = ~SEEN.wrong
 
 
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
-        (None, "still None"),
-        ("pug", "should be a tuple"),
-        (["pug"], "should be a tuple"),
-        ([["pug"], "boxer"], "cannot read"),
-        (("boxer", "pug"), "1 time.*commoner"),
-        (("pug", "pug"), "wrong rows"),
-        (("cat", "dog"), "no mistake in `seen`"),
-    ],
-)
-def test_no_wrong_confusion_passes(answer, hint):
-    with pytest.raises(NotYet, match=hint):
-        parallel_inference.check_confusion(answer, SEEN)
+def deal(frame=SEEN, breed=BREED, n=1000, of=max, shuffle=rng.permutation):
+    return [int(of(np.bincount(breed, shuffle(frame.wrong)))) for _ in range(n)]
 
 
-@pytest.mark.parametrize("answer", [("pug", "boxer"), ["pug", "boxer"], SEEN.iloc[0][["breed", "prediction"]].tolist()])
-def test_the_commonest_confusion_passes(answer):
-    parallel_inference.check_confusion(answer, SEEN)
-
-
-CHECKED = pd.DataFrame(
-    {"path": ["f/a.jpg", "f/empty.jpg", "f/letter.jpg"], "error": [None, "empty", "no image"]}, columns=COLUMNS
-)
+def resampled(n=1000):
+    """Deal breeds and mistakes together, which keeps each breed as hard as it is."""
+    draws = (rng.integers(864, size=864) for _ in range(n))
+    return [np.bincount(BREED[rows], SEEN.wrong.to_numpy()[rows]).max() for rows in draws]
 
 
 @pytest.mark.parametrize(
     ("answer", "hint"),
     [
         (None, "still None"),
-        (CHECKED, "all the rows"),
-        (CHECKED[:1], "error.notna"),
-        (CHECKED[:0], "`mixed` first"),
-        (CHECKED[1:2], "other bad files"),
-        (CHECKED[["path", "error"]][1:], "all the columns"),
-        (CHECKED.error[1:], "should be a DataFrame"),
-        (["f/empty.jpg"], "should be a DataFrame"),
+        (2.3, "list of numbers"),
+        ([[2, 3], [3, 2]], "list of numbers"),
+        (deal(n=10), "10 shuffles"),
+        (1000 * [3], "same seed"),
+        ([n / 8 for n in deal()], "not a share"),
+        ([n - 8 for n in deal()], "count of mistakes"),
+        (["two"] * 1000, "cannot read"),
+        ([n + 1 for n in deal()], "without replacement"),
+        ([n - 1 for n in deal()], "too few"),
+        (deal(of=lambda counts: counts[0]), "too few"),
+        (rng.integers(0, 36, 1000), "without replacement|nearly all"),
+        (deal(shuffle=lambda wrong: rng.permutation(~wrong)), "right answers"),
+        (resampled(), "without replacement"),
     ],
 )
-def test_no_wrong_choice_of_bad_files_passes(answer, hint):
+def test_no_wrong_simulation_of_luck_passes(answer, hint):
     with pytest.raises(NotYet, match=hint):
-        parallel_inference.check_bad_files(answer, list(CHECKED.path))
+        parallel_inference.check_unluckiest(answer, SEEN)
 
 
-@pytest.mark.parametrize("folder", ["f/", "C:\\Users\\f\\", "s3://bucket/f/"])
-def test_the_bad_files_pass_with_any_slash(folder):
-    there = CHECKED.assign(path=CHECKED.path.str.replace("f/", folder, regex=False))
-    parallel_inference.check_bad_files(there[1:].sample(frac=1), list(there.path))
+def binomial(n=1000):
+    return rng.binomial(8, 35 / 864, size=(n, 108)).max(1)
+
+
+def by_pandas(n=500):
+    return pd.Series(
+        [SEEN.wrong.sample(frac=1).reset_index(drop=True).groupby(SEEN.breed).sum().max() for _ in range(n)]
+    )
+
+
+def by_standard_library(n=1000):
+    def one():
+        dealt = random.sample(BREED.tolist(), 35)
+        return max(dealt.count(breed) for breed in set(dealt))
+
+    return tuple(one() for _ in range(n))
+
+
+@pytest.mark.parametrize("answer", [deal(), binomial(), torch.tensor(deal()), by_pandas(), by_standard_library()])
+def test_any_right_simulation_of_luck_passes(answer):
+    parallel_inference.check_unluckiest(answer, SEEN)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_right_simulation_passes_whatever_its_seed(seed):
+    shuffle = np.random.default_rng(seed).permutation
+    parallel_inference.check_unluckiest(deal(shuffle=shuffle), SEEN)
+
+
+def test_where_luck_leaves_no_choice_the_same_number_passes():
+    parallel_inference.check_unluckiest([1] * 1000, pd.DataFrame({"breed": ["pug", "boxer"], "wrong": [True, False]}))
+
+
+def as_given(fetch, paths):
+    with ThreadPoolExecutor(len(paths)) as pool:
+        reads = [pool.submit(fetch, path) for path in paths]
+        return [read.result() for read in as_completed(reads)]
+
+
+def repaired(fetch, paths):
+    with ThreadPoolExecutor(len(paths)) as pool:
+        reads = [pool.submit(fetch, path) for path in paths]
+        return [read.result() for read in reads]
+
+
+def by_map(fetch, paths):
+    with ThreadPoolExecutor(8) as pool:
+        return tuple(pool.map(fetch, paths))
+
+
+def by_place(fetch, paths):
+    with ThreadPoolExecutor(len(paths)) as pool:
+        place_of = {pool.submit(fetch, path): place for place, path in enumerate(paths)}
+        found = {place_of[read]: read.result() for read in as_completed(place_of)}
+    return [found[place] for place in range(len(paths))]
+
+
+def few_threads(fetch, paths):
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(fetch, paths))
+
+
+def turned_round(fetch, paths):
+    return sorted(as_given(fetch, paths))
+
+
+@pytest.mark.parametrize(
+    ("function", "hint"),
+    [
+        (None, "cannot read"),
+        (lambda fetch, paths: None, "returns None"),
+        (as_given, "the storage answered"),
+        (turned_round, "wrong order"),
+        (lambda fetch, paths: [fetch(path) for path in paths], "one photo after the other"),
+        (lambda fetch, paths: {path: fetch(path) for path in paths}, "returns a dict"),
+        (lambda fetch, paths: by_map(fetch, paths)[1:], "of 6 photos it returns 5"),
+        (lambda fetch, paths: paths, "what `fetch` returns"),
+        (lambda fetch, paths: (by_map(fetch, paths), by_map(fetch, paths))[1], "twice"),
+    ],
+)
+def test_no_wrong_repair_of_reading_passes(function, hint, monkeypatch):
+    monkeypatch.setattr(parallel_inference, "PATIENCE_S", 0.3)
+    with pytest.raises(NotYet, match=hint):
+        parallel_inference.check_read_all(function)
+
+
+@pytest.mark.parametrize("function", [repaired, by_map, by_place, few_threads])
+def test_any_right_repair_of_reading_passes(function, monkeypatch):
+    monkeypatch.setattr(parallel_inference, "PATIENCE_S", 0.3)
+    parallel_inference.check_read_all(function)
+
+
+def test_the_given_function_counts_as_no_answer():
+    def read_all(fetch, paths):
+        with ThreadPoolExecutor(len(paths)) as pool:
+            reads = [pool.submit(fetch, path) for path in paths]
+            return [read.result() for read in as_completed(reads)]
+
+    assert unanswered(as_given, given=read_all) and not unanswered(repaired, given=read_all)
 
 
 def ahead(load, batches, depth, *, threads=None, submit=None, last=True):

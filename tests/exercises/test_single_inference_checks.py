@@ -1,103 +1,195 @@
 """Notebook 03: wrong answers get a hint, never a traceback, and right ones pass in any sensible type."""
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
 
-from workshop_utils.exercises import (
-    NotYet,
-    single_inference,
-)
+from workshop_utils.exercises import NotYet, single_inference
 
-CATEGORIES = ["ant", "bee", "cat", "dog", "eel"]
+CATEGORIES = ["eel", "dog", "ant", "cat", "bee"]
 
-LOGITS = torch.tensor([0.1, 3.0, 2.0, 4.0, -1.0])
+
+@pytest.fixture(scope="module")
+def model():
+    """A small model with a BatchNorm, in train mode."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)
+    model = nn.Sequential(*layers)
+    with torch.no_grad():
+        model[1].running_mean.normal_()
+        model[-1].weight *= 4
+    return model.train()
+
+
+@pytest.fixture(scope="module")
+def images():
+    random = torch.Generator().manual_seed(1)
+    return torch.randn(6, 3, 12, 12, generator=random) + 2 * torch.randn(6, 3, 1, 1, generator=random)
+
+
+def namer(*, eval_mode=True, dim=1, order=list, number=float):
+    """Return a name_dogs, right unless told otherwise."""
+
+    def name_dogs(model, images, categories):
+        model.train(not eval_mode)
+        with torch.inference_mode():
+            values, indices = model(images).softmax(dim).max(1)
+        return [(order(categories)[index], number(value)) for value, index in zip(values, indices, strict=True)]
+
+    return name_dogs
 
 
 @pytest.mark.parametrize(
     ("function", "hint"),
     [
-        (lambda logits, names: None, "returns None"),
-        (lambda logits, names: zip(["dog", "bee"], [0.5, 0.4], strict=True), "returned 2 entries"),
-        (lambda logits, names: ["dog", "bee", "cat"], "return pairs"),
-        (lambda logits, names: {"dog": 0.5, "bee": 0.3, "cat": 0.2}, "return pairs"),
-        (lambda logits, names: [("dog", "66%"), ("bee", "24%"), ("cat", "9%")], "as a number"),
-        (lambda logits, names: [(names[i], 0.1) for i in range(3)], "three likeliest"),
-        (
-            lambda logits, names: [(p.item(), names[i]) for p, i in zip(*logits.softmax(0).topk(3), strict=True)],
-            "return pairs",
-        ),
-        (
-            lambda logits, names: [(names[i], 100 * p) for p, i in zip(*logits.softmax(0).topk(3), strict=True)],
-            "the numbers are not",
-        ),
-        (
-            lambda logits, names: [(names[i], p) for p, i in zip(*LOGITS.softmax(0).topk(3), strict=True)],
-            "given other logits",
-        ),
+        (lambda model, images, names: None, "returns None"),
+        (lambda model, images, names: [("dog", 0.5)], "1 entries for 6 images"),
+        (lambda model, images, names: ["dog"] * 6, "return pairs"),
+        (lambda model, images, names: [(0.5, "dog")] * 6, "return pairs"),
+        (namer(number=lambda p: f"{p:.0%}"), "as a number"),
+        (namer(number=lambda p: torch.ones(2)), "more than one number"),
+        (namer(number=lambda p: 100 * p), "the probabilities are not"),
+        (namer(number=lambda p: 0.98), "the probabilities are not"),
+        (namer(order=sorted), "the names are not"),
+        (namer(dim=0), "over which dimension|the probabilities are not"),
+        (namer(eval_mode=False), "train mode|eval mode"),
+        (namer(eval_mode=False, dim=0, order=sorted), "more than one fault"),
+        (lambda model, images, names: model.forwards(images), "no attribute 'forwards'"),
     ],
 )
-def test_no_wrong_top_three_passes(function, hint):
+def test_no_wrong_name_passes(function, hint, model, images):
     with pytest.raises(NotYet, match=hint):
-        single_inference.check_top_three(function, LOGITS, CATEGORIES)
+        single_inference.check_name_dogs(function, model, images, CATEGORIES)
 
 
-def test_a_top_three_may_hold_tensors_or_be_an_iterator():
-    def top_three(logits, names):
-        return ([names[i], p] for p, i in zip(*logits.softmax(0).topk(3), strict=True))
+def test_names_from_the_notebook_instead_of_the_arguments_do_not_pass(model, images):
+    def from_memory(model, images, _):
+        return namer()(model, images, CATEGORIES)
 
-    single_inference.check_top_three(top_three, LOGITS, CATEGORIES)
-
-
-ROWS = torch.eye(5)[[0, 1, 2, 3]]
-
-
-TRUTH = torch.tensor([0, 1, 2, 4])
+    with pytest.raises(NotYet):
+        single_inference.check_name_dogs(from_memory, model, images, CATEGORIES)
 
 
 @pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
-        (None, "still None"),
-        ("75%", "'75%'.*number"),
-        (75, "between 0 and 1"),
-        (0.5, "largest logit"),
-        (ROWS.argmax(1) == TRUTH, "take their mean"),
-    ],
+    "number", [float, np.float32, lambda p: p, lambda p: p.reshape(1), lambda p: round(float(p), 2)]
 )
-def test_no_wrong_accuracy_passes(answer, hint):
-    with pytest.raises(NotYet, match=hint):
-        single_inference.check_batch_accuracy(answer, ROWS, TRUTH)
+def test_right_names_pass_with_probabilities_of_any_type(number, model, images):
+    single_inference.check_name_dogs(namer(number=number), model, images, CATEGORIES)
 
 
-@pytest.mark.parametrize("answer", [0.75, np.float64(0.75), torch.tensor(0.75)])
-def test_a_right_accuracy_passes_in_any_type(answer):
-    single_inference.check_batch_accuracy(answer, ROWS, TRUTH)
+def test_an_answer_may_be_an_iterator_and_write_into_what_it_is_given(model, images):
+    before, seen = deepcopy(model.state_dict()), images.clone()
+
+    def name_dogs(model, images, categories):
+        answers = namer()(model, images, categories)
+        images.zero_()
+        categories.clear()
+        return iter(answers)
+
+    single_inference.check_name_dogs(name_dogs, model, images, CATEGORIES)
+    assert model.training and images.equal(seen) and len(CATEGORIES) == 5
+    assert all(value.equal(before[name]) for name, value in model.state_dict().items())
 
 
-UNSURE = 2 * torch.eye(5)[[0, 1, 2, 3]]  # three of four are right; the model says 65 %
+GRID = torch.logspace(-1, 0.7, 69).tolist()
+EVEN, ODD, ALL = slice(0, None, 2), slice(1, None, 2), slice(None)
+
+
+def loss_of_the_right(logits, truth):
+    return cross_entropy(logits, truth).item()
+
+
+def loss_of_the_likeliest(logits, truth):
+    return -logits.log_softmax(1).max(1).values.mean().item()
+
+
+def calibrator(*, loss=loss_of_the_right, fitted=EVEN, tested=ODD, wrap=tuple):
+    """Return a calibrate, right unless told otherwise."""
+
+    def calibrate(logits, truth):
+        best = min(GRID, key=lambda t: loss(logits[fitted] / t, truth[fitted]))
+        return wrap((best, loss(logits[tested] / best, truth[tested])))
+
+    return calibrate
+
+
+@pytest.fixture(scope="module")
+def batch():
+    """Return (logits, truth) of a model that is too unsure."""
+    return single_inference._photos_that_want(0.4, 0.4)
 
 
 @pytest.mark.parametrize(
-    ("answer", "hint"),
+    ("function", "hint"),
     [
-        (None, "still None"),
-        ("1.2", "'1.2'.*number"),
-        (True, "should be a number"),
-        (torch.tensor([0.5, 0.6]), "more than one number"),
-        ([0.8], "cannot read"),
-        (0, "is above 0"),
-        (-0.8, "is above 0"),
-        (1, "64.9%.*75.0%.*by less"),
-        (0.1, "100.0%.*by more"),
+        (lambda logits, truth: None, "returns None"),
+        (lambda logits, truth: 0.38, "two numbers"),
+        (lambda logits, truth: (0.38, 0.1, 0.1), "two numbers"),
+        (lambda logits, truth: ("0.38", 0.1), "'0.38' should be a number"),
+        (lambda logits, truth: (True, 0.1), "should be a number"),
+        (lambda logits, truth: (torch.tensor([0.4, 0.5]), 0.1), "more than one number"),
+        (lambda logits, truth: (-0.38, 0.1), "above 0"),
+        (lambda logits, truth: (0.38, 0.1), "of the right breed, or of the likeliest"),  # typed
+        (calibrator(loss=loss_of_the_likeliest, fitted=ALL, tested=ALL), "right breed, or of the likeliest"),
+        (calibrator(loss=loss_of_the_likeliest), "right breed, or of the likeliest"),
+        (calibrator(fitted=ALL), "fitted on all photos"),
+        (calibrator(fitted=ODD, tested=EVEN), "photos 1, 3, 5"),
+        (calibrator(tested=EVEN), "that T was fitted on"),
+        (calibrator(tested=ALL), "not that of the photos 1, 3, 5"),
+        (calibrator(fitted=slice(0, 400), tested=slice(400, None)), "not where the loss|fitted on all"),
+        (lambda logits, truth: logits.fit(), "no attribute 'fit'"),
     ],
 )
-def test_no_wrong_temperature_passes(answer, hint):
+def test_no_wrong_calibration_passes(function, hint, batch):
     with pytest.raises(NotYet, match=hint):
-        single_inference.check_temperature(answer, UNSURE, TRUTH)
+        single_inference.check_calibrate(function, *batch)
 
 
-@pytest.mark.parametrize("answer", [0.8, np.float32(0.8), torch.tensor(0.8)])
-def test_a_right_temperature_passes_in_any_type(answer, capsys):
-    single_inference.check_temperature(answer, UNSURE, TRUTH)
-    assert "It said 65%; at 0.80 it says 75%, and 75% are right." in capsys.readouterr().out
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        tuple,
+        list,
+        np.array,
+        torch.tensor,
+        lambda pair: [torch.ones(1, requires_grad=True) * value for value in pair],
+        lambda pair: [np.array([value]) for value in pair],
+        lambda pair: (pair[0], round(pair[1], 2)),
+    ],
+)
+def test_a_right_calibration_passes_in_any_type(wrap, batch):
+    single_inference.check_calibrate(calibrator(wrap=wrap), *batch)
+
+
+def test_a_temperature_found_by_an_optimiser_passes(batch, capsys):
+    def calibrate(logits, truth):
+        log_t = torch.zeros(1, requires_grad=True)
+        optimizer = torch.optim.LBFGS([log_t], max_iter=50)
+
+        def step():
+            optimizer.zero_grad()
+            loss = cross_entropy(logits[EVEN] / log_t.exp(), truth[EVEN])
+            loss.backward()
+            return loss
+
+        optimizer.step(step)
+        return log_t.exp(), cross_entropy(logits[ODD] / log_t.exp(), truth[ODD])
+
+    single_inference.check_calibrate(calibrate, *batch)
+    assert "the loss falls from" in capsys.readouterr().out
+
+
+def test_a_calibration_that_writes_into_its_arguments_changes_nothing_here(batch):
+    before = batch[0].clone()
+
+    def calibrate(logits, truth):
+        pair = calibrator()(logits, truth)
+        logits.zero_()
+        return pair
+
+    single_inference.check_calibrate(calibrate, *batch)
+    assert batch[0].equal(before)

@@ -13,29 +13,53 @@ from workshop_utils.exercises import (
 CLASSES = ["n02085620-Chihuahua", "n02106166-Border_collie", "n02113186-Cardigan"]
 
 
+NUMBER_OF = {"n02085620": 151, "n02106166": 232, "n02113186": 264}
+INDEX_BY_NAME = {"chihuahua": 151, "border collie": 232, "cardigan": 474}
+
+
+def by_id(classes):
+    return [NUMBER_OF[folder.split("-")[0]] for folder in classes]
+
+
+def by_name(classes, kept_order=True):
+    names = [folder.split("-", 1)[1].replace("_", " ").lower() for folder in classes]
+    return [INDEX_BY_NAME[name] for name in (names if kept_order else sorted(names))]
+
+
 @pytest.mark.parametrize(
-    ("answer", "hint"),
+    ("to_imagenet", "hint"),
     [
-        (None, "still None"),
-        ([151], "1 entries"),
-        ([0, 1, 2], "the labels themselves"),
-        ([151, 231, 264], "Border_collie.*231"),
-        ([151, 232, 474], "Cardigan.*474"),
-        ([264, 232, 151], "their order is not"),
-        ({}, "is a dict"),
-        ({0: 151, 1: 232, 2: 264}, "is a dict"),
-        (151, "make a list"),
-        (["a"] * 3, "cannot read.*'a'"),
+        (None, "is None"),
+        ([151, 232, 264], "define a function"),
+        (lambda classes: None, "returns None"),
+        (lambda classes: by_id(classes)[:1], "1 entries"),
+        (lambda classes: [], "0 entries"),
+        (lambda classes: [0, 1, 2], "the labels themselves"),
+        (by_name, "Cardigan gets 474.*WordNet id"),
+        (lambda classes: by_name(classes, kept_order=False), "WordNet id"),
+        (lambda classes: sorted(by_id(classes), reverse=True), "order of the folders"),
+        (lambda classes: by_id(sorted(classes)), "order of the folders"),
+        (lambda classes: [151, 232, 264], "order of the folders"),
+        (lambda classes: {}, "returns a dict"),
+        (lambda classes: dict(enumerate(by_id(classes))), "returns a dict"),
+        (lambda classes: {folder: NUMBER_OF[folder.split("-")[0]] for folder in classes}.values(), "a dict_values"),
+        (lambda classes: 151, "return a list"),
+        (lambda classes: [str(index) for index in by_id(classes)], "'151' is no whole number"),
+        (lambda classes: torch.tensor(by_id(classes)).float(), "151.0 is no whole number"),
+        (lambda classes: torch.tensor(by_id(classes))[:, None], r"shape \(3, 1\)"),
+        (lambda classes: [[index] for index in by_id(classes)], r"shape \(3, 1\)"),
+        (lambda classes: [NUMBER_OF[folder] for folder in classes], "cannot read.*KeyError"),
+        (lambda: 0, "cannot read.*TypeError"),
     ],
 )
-def test_no_wrong_join_passes(answer, hint):
+def test_no_wrong_join_passes(to_imagenet, hint):
     with pytest.raises(NotYet, match=hint):
-        training_data.check_to_imagenet(answer, CLASSES)
+        training_data.check_to_imagenet(to_imagenet, CLASSES)
 
 
-@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
+@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor, lambda table: [torch.tensor(i) for i in table]])
 def test_the_join_by_id_passes_in_any_type(kind):
-    training_data.check_to_imagenet(kind([151, 232, 264]), CLASSES)
+    training_data.check_to_imagenet(lambda classes: kind(by_id(classes)), CLASSES)
 
 
 def sampled(n_photos, told=True, **how):
@@ -47,40 +71,73 @@ def sampled(n_photos, told=True, **how):
     return order
 
 
+def halves(n_photos, swapped=False, shuffled=True):
+    def order(rank, epoch):
+        half = np.arange(n_photos // 2) + (rank + epoch * swapped) % 2 * (n_photos // 2)
+        return np.random.default_rng(epoch).permutation(half) if shuffled else half
+
+    return order
+
+
+def turned(rank, epoch):
+    whole = np.random.default_rng(0).permutation(30)
+    return np.roll(whole, 7 * epoch)[15 * rank : 15 * rank + 15]
+
+
+def unequal(rank, epoch):
+    shuffled = np.random.default_rng(epoch).permutation(30)
+    return shuffled[:10] if rank == 0 else shuffled[10:]
+
+
 @pytest.mark.parametrize(
     ("order", "hint"),
     [
         (lambda rank, epoch: None, "returns None"),
-        (lambda rank, epoch: range(rank, 10, 2), "epoch 0's order"),
-        (lambda rank, epoch: iter(range(rank, 10, 2)), "range_iterator"),
+        (lambda rank, epoch: range(rank, 30, 2), "epoch 0's order"),
+        (lambda rank, epoch: iter(range(rank, 30, 2)), "range_iterator"),
         (lambda rank, epoch: 3, "a int"),
-        (lambda rank, epoch: list(range(rank, 10, 2)), "epoch 0's order"),
-        (lambda rank, epoch: torch.randperm(10).tolist()[rank::2], "both ranks|together|differently"),
-        (lambda rank, epoch: sampled(10)(rank, 0 if rank else epoch), "both ranks"),
-        (sampled(10, told=False), "let the epoch decide"),
-        (sampled(10, rank=0), "both ranks"),
-        (sampled(10, num_replicas=3), "both ranks|together"),
-        (sampled(8), "8 of 10"),
-        (sampled(10, num_replicas=1, rank=0), "every photo"),
-        (lambda rank, epoch: [index + 1000 for index in sampled(10)(rank, epoch)], "indices go from 0 to 9"),
-        (lambda rank, epoch: sampled(10, shuffle=False)(rank, epoch), "let the epoch decide"),
+        (lambda rank, epoch: torch.randperm(30).tolist()[rank::2], "both ranks|together|differently"),
+        (lambda rank, epoch: sampled(30)(rank, 0 if rank else epoch), "both ranks"),
+        (sampled(30, told=False), "let the epoch decide"),
+        (sampled(30, rank=0), "both ranks"),
+        (sampled(30, num_replicas=3), "both ranks|together"),
+        (sampled(28), "28 of 30"),
+        (sampled(30, num_replicas=1, rank=0), "every photo"),
+        (lambda rank, epoch: [index + 1000 for index in sampled(30)(rank, epoch)], "indices go from 0 to 29"),
+        (lambda rank, epoch: sampled(30, shuffle=False)(rank, epoch), "let the epoch decide"),
+        (halves(30), "share them out"),
+        (halves(30, swapped=True), "share them out"),
+        (halves(30, swapped=True, shuffled=False), "share them out"),
+        (lambda rank, epoch: sampled(30)(rank, epoch % 2), "epoch 2 has epoch 0's order"),
+        (lambda rank, epoch: sampled(30)(rank, epoch // 2), "epoch 1 has epoch 0's order"),
+        (lambda rank, epoch: sampled(30)(rank, min(epoch, 2)), "epoch 3 has epoch 2's order"),
+        (turned, "the same neighbours"),
+        (unequal, "rank 0 visits 10 photos and rank 1 20"),
+        (lambda rank, epoch: sampled(30)(rank), "order raised|cannot read"),
     ],
 )
 def test_no_wrong_order_passes(order, hint):
     with pytest.raises(NotYet, match=hint):
-        training_data.check_order(order, 10)
+        training_data.check_order(order, 30)
 
 
 @pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
 def test_an_order_of_ones_own_passes_in_any_type(kind):
     def order(rank, epoch):
         generator = torch.Generator().manual_seed(7 + epoch)
-        return kind(torch.randperm(10, generator=generator).tolist()[rank::2])
+        return kind(torch.randperm(30, generator=generator).tolist()[rank::2])
 
-    training_data.check_order(order, 10)
+    training_data.check_order(order, 30)
 
 
-@pytest.mark.parametrize("n_photos, how", [(10, {}), (9, {}), (9, {"drop_last": True}), (10, {"seed": 7})])
+def test_an_order_whose_first_half_is_rank_0s_passes():
+    def order(rank, epoch):
+        return np.split(np.random.default_rng(epoch).permutation(30), 2)[rank]
+
+    training_data.check_order(order, 30)
+
+
+@pytest.mark.parametrize("n_photos, how", [(30, {}), (29, {}), (29, {"drop_last": True}), (30, {"seed": 7})])
 def test_a_right_order_passes(n_photos, how):
     training_data.check_order(sampled(n_photos, **how), n_photos)
 
@@ -133,7 +190,7 @@ def masks(breeds, dogs, val_fraction, seed):
     [
         (lambda *args: None, "returns None"),
         (lambda *args: by_dog(*args)[0], "return two lists"),
-        (lambda *args: by_dog(*args)[::-1], "a share of 0.25"),
+        (lambda *args: by_dog(*args)[::-1], "swapped"),
         (lambda breeds, dogs, val_fraction, seed: by_dog(breeds, dogs, 0, seed), "nothing for validation"),
         (lambda breeds, dogs, val_fraction, seed: by_dog(breeds, dogs, 0.25, seed), "0.4 .*other shots"),
         (lambda breeds, dogs, val_fraction, seed: by_dog(breeds, dogs, val_fraction, 0), "every seed"),

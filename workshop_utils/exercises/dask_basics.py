@@ -2,15 +2,22 @@
 
 import inspect
 import math
+import re
 from collections.abc import Callable
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import wraps
 from numbers import Real
+from unittest.mock import patch
 
 from dask.delayed import Delayed
+from dask.sizeof import sizeof
 from dask.utils import key_split
-from distributed import Client, Future
+from distributed import Client, Future, futures_of
 
-from workshop_utils.cluster import known_workers
 from workshop_utils.exercises import Answer, exercise, expect, passed, which_mistake
+
+ROUNDS, DARTS = 8, 250_000  # of exercise 2
 
 
 @exercise
@@ -22,12 +29,10 @@ def check_tree(answer: Answer, numbers: list[int]) -> None:
     )
     expect(not isinstance(answer, list) or len(answer) != 1, "that is a list of one: take the Delayed out of it.")
     expect(isinstance(answer, Delayed), "total should be one Delayed: the last call of dask.delayed(add_pair).")
-    graph = dict(answer.__dask_graph__())
-    calls = {
-        key: {need for need in graph[key].dependencies if key_split(need) == "add_pair"}
-        for key in graph
-        if key_split(key) == "add_pair"
-    }
+    graph = {key: task for key, task in answer.__dask_graph__().items() if not isinstance(task, Future)}
+    calls = [key for key in graph if key_split(key) == "add_pair"]
+    persisted = "the graph has run already, and only its result is left: build it again, without persist()."
+    expect(calls or not futures_of(answer), persisted)
     enough, needed = math.ceil(math.log2(len(numbers))), len(numbers) - 1
     expect(calls, "no task in the graph is a call of dask.delayed(add_pair).")
     expect(
@@ -35,7 +40,7 @@ def check_tree(answer: Answer, numbers: list[int]) -> None:
         f"the calls of add_pair in the graph are {len(calls)}, and adding up "
         f"{len(numbers)} numbers takes {needed}. In each round, half as many values are left.",
     )
-    longest = _longest_chain(answer.key, calls)
+    longest = _longest_chain(answer.key, graph)
     expect(
         longest <= enough,
         f"{longest} calls wait for each other, one after the other, where {enough} are enough: "
@@ -46,27 +51,43 @@ def check_tree(answer: Answer, numbers: list[int]) -> None:
 
 
 @exercise
-def check_first_three(answer: Answer, naps: list[float], client: Client) -> None:
-    expect(answer is not None, "first_three is still None.")
-    expect(isinstance(answer, list | tuple) and len(answer) == 3, "first_three should be a list of three results.")
-    expect(not any(isinstance(one, Future) for one in answer), "append future.result(), not the future.")
-    pairs = all(isinstance(one, list | tuple) and len(one) == 2 for one in answer)
-    expect(pairs, "each of the three should be what `nap` returns: the seconds and the worker's name.")
-    names = [worker["name"] for worker in known_workers(client).values()]
+def check_careful_counts(answer: Answer, client: Client) -> None:
+    expect(callable(answer), "careful_counts should be a function of `client`.")
+    with _watched() as events:
+        counts = answer(client)
+    expect(events, "nothing was sent to the workers: use `client`.")
+    expect(counts is not None, "careful_counts returns None.")
     expect(
-        all(seconds in naps and name in names for seconds, name in answer),
-        "these are not results of `nap` on your workers: let client.map send it there, with `naps`.",
+        isinstance(counts, list | tuple) and len(counts) == ROUNDS,
+        f"careful_counts should return a list of {ROUNDS} counts.",
     )
-    seconds = [seconds for seconds, _ in answer]
-    expect(len(set(seconds)) == 3, "the same result is there twice.")
-    one_at_a_time = sum(client.nthreads().values()) == 1  # naps then end in the order in which they were submitted
+    expect(not futures_of(list(counts)), "these are futures: let client.gather bring the counts here.")
     expect(
-        one_at_a_time or max(naps) not in seconds,
-        "the longest nap is among them, as with gather: loop over "
-        "as_completed, in the cell that starts the naps. If you do, a long nap of your last try still had a worker: "
-        f"wait {max(naps):.0f} s and run that cell again.",
+        all(isinstance(one, Real) and 0.75 * DARTS < one < 0.82 * DARTS for one in counts),
+        f"these are not {ROUNDS} counts of {DARTS:,} darts each: leave `throw` and `count` as they are.",
     )
-    passed("No need to wait for the longest nap.")
+    expect(
+        len(set(counts)) > ROUNDS / 2,  # two counts may be equal by chance
+        f"different numbers among the {ROUNDS} counts: {len(set(counts))}. The same darts were counted again. "
+        "Which of the calls is the same task as an earlier one?",
+    )
+    fetched = sum(event.n_bytes for event in events)
+    expect(
+        fetched < DARTS,
+        f"{fetched / 1e6:.1f} MB of results came here, and the counts alone are a few bytes: "
+        "pass the future of the darts to `count`, not its result.",
+    )
+    first = next((place for place, event in enumerate(events) if event.fetches), len(events))
+    sent = sum(event.n_tasks for event in events[:first])
+    expect(
+        sent >= ROUNDS,
+        f"tasks sent before the first result was asked for: {sent}. Send those of all {ROUNDS} rounds first, so that "
+        "no round waits for another.",
+    )
+    waits = next((place for place, event in enumerate(events) if event.waits), len(events))
+    late = sum(event.n_tasks for event in events[waits + 1 :])
+    expect(not late, f"your function waited for a result before it sent {late} of the tasks: send all, then wait.")
+    passed(f"{len(set(counts))} different counts, and nothing waited on the way.")
 
 
 @exercise
@@ -87,17 +108,59 @@ def check_culprits(answer: Answer, inputs: list[int], function: Callable[[int], 
     expect(set(answer) == set(truth), hint)
     for key, value in answer.items():
         expect(
-            _name(value) == truth[key],
+            _names(value, set(truth.values())) == {truth[key]},
             f"{value!r} is not the type of the exception for input {key}: ask its "
             "future for exception(), and take the type of that.",
         )
     passed("The other results are still there, and nothing had to run again.")
 
 
-def _longest_chain(key, calls):
-    if key not in calls:
+def _longest_chain(key, graph):
+    """Return how many calls of add_pair wait for each other, whatever other tasks are between and after them."""
+    if key not in graph:  # such as the key of a future
         return 0
-    return 1 + max((_longest_chain(need, calls) for need in calls[key]), default=0)
+    before = max((_longest_chain(need, graph) for need in graph[key].dependencies), default=0)
+    return before + (key_split(key) == "add_pair")
+
+
+@dataclass
+class _Event:
+    # A call that sent tasks to the workers, or asked for results.
+    n_tasks: int = 0
+    n_bytes: int = 0  # of the results that came here
+    fetches: bool = False
+    waits: bool = False  # for a result that was not there yet
+
+
+@contextmanager
+def _watched():
+    """Yield a list that gets an _Event for each call of this process that sends tasks or asks for results."""
+    events: list[_Event] = []
+
+    def watch(cls, name, *, fetches=False, waits=False):
+        method = getattr(cls, name)
+
+        @wraps(method)
+        def watched(self, *args, **named):
+            pending = any(future.status == "pending" for future in futures_of([self, *args]))
+            event = _Event(fetches=fetches, waits=waits or fetches and pending)
+            events.append(event)
+            result = method(self, *args, **named)
+            if fetches:
+                event.n_bytes = sizeof(result)
+            else:  # a graph that is computed at once is counted as all rounds: the client does not know its tasks
+                event.n_tasks = ROUNDS if waits else max(1, len(futures_of(result)))
+            return result
+
+        return patch.object(cls, name, watched)
+
+    with ExitStack() as stack:
+        for name in ("submit", "map", "compute", "persist"):
+            stack.enter_context(watch(Client, name))
+        stack.enter_context(watch(Client, "get", waits=True))
+        stack.enter_context(watch(Client, "gather", fetches=True))
+        stack.enter_context(watch(Future, "result", fetches=True))
+        yield events
 
 
 def _failure(function, value):
@@ -108,7 +171,7 @@ def _failure(function, value):
         return type(error).__name__
 
 
-def _name(value):
-    if isinstance(value, str):
-        return value.split("(")[0]  # "ValueError" and "ValueError('odd')"
-    return value.__name__ if inspect.isclass(value) else type(value).__name__
+def _names(value, known):
+    # Which of the known names of exceptions a type, an exception, or a text such as "builtins.ValueError" has.
+    text = value if isinstance(value, str) else value.__name__ if inspect.isclass(value) else type(value).__name__
+    return {name for name in known if re.search(rf"\b{name}\b", text)}

@@ -3,14 +3,16 @@
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import PureWindowsPath
 
+import numpy as np
 import pandas as pd
 
 from workshop_utils.exercises import Answer, exercise, expect, passed
-from workshop_utils.inference import COLUMNS
 
 N_BATCHES, READ_S, PATIENCE_S = 6, 0.03, 1.0
+N_SHUFFLES = 10_000  # of ours, with which an attendee's are compared
+LEAST_SHUFFLES = 500
+N_SIGMA, SLACK = 5, 0.02  # how far an attendee's shares may be from ours: chance, and another model of chance
 
 
 @exercise
@@ -39,32 +41,60 @@ def check_read_ahead(function: Answer) -> None:
 
 
 @exercise
-def check_bad_files(answer: Answer, paths: list[str]) -> None:
-    expect(answer is not None, "bad is still None.")
-    expect(isinstance(answer, pd.DataFrame), "bad should be a DataFrame, some of the rows that classify returned.")
-    expect(set(COLUMNS) <= set(answer), "bad should have all the columns of classify.")
-    expect(len(answer) < len(paths), "these are all the rows; keep those where error is not missing.")
-    expect(len(answer), "it has no rows: classify `mixed` first, and choose among the rows that this returns.")
-    expect(answer.error.notna().all(), "use error.notna() to choose the rows.")
-    names = {PureWindowsPath(path).name for path in answer.path}  # splits on both kinds of slash
-    expect(names == {"empty.jpg", "letter.jpg"}, "there are other bad files.")
-    passed(f"{len(answer)} bad files named, {len(paths) - len(answer)} classified all the same.")
+def check_read_all(function: Answer) -> None:
+    paths = [f"{name}.jpg" for name in "dbface"]
+    storage = _BackwardStorage(paths)
+    answer = function(storage.fetch, list(paths))
+    expect(answer is not None, "repaired returns None.")
+    in_order = not isinstance(answer, str | bytes | dict | set)
+    expect(in_order, f"it returns a {type(answer).__name__}: return a list, with the bytes of each path, in order.")
+    contents, right = list(answer), [path.encode() for path in paths]
+    expect(len(contents) == len(paths), f"of {len(paths)} photos it returns {len(contents)}.")
+    expect(set(map(str, contents)) == set(map(str, right)), "return what `fetch` returns for each path.")
+    late = "the bytes come in the order in which the storage answered" if contents == right[::-1] else "wrong order"
+    expect(contents == right, f"{late}: return them in the order of `paths`, as they were given.")
+    expect(storage.n_asked == len(paths), "it reads photos twice: call `fetch` once for each path.")
+    parallel = storage.most_at_once > 1
+    expect(parallel, "right, but slow: it reads one photo after the other. Request all before you wait for one.")
+    passed("In the order of the paths, and at the same time.")
 
 
 @exercise
-def check_confusion(answer: Answer, frame: pd.DataFrame) -> None:
-    expect(answer is not None, "confusion is still None.")
-    pair = isinstance(answer, tuple | list) and len(answer) == 2
-    expect(pair, "confusion should be a tuple (breed, prediction).")
-    answer = tuple(answer)
-    counts = frame[frame.correct.eq(False).fillna(False)].value_counts(["breed", "prediction"])
-    expect(answer[0] != answer[1], f"{answer!r} is a right answer: count the wrong rows, with ~seen.correct.")
+def check_unluckiest(answer: Answer, frame: pd.DataFrame) -> None:
+    expect(answer is not None, "unluckiest is still None.")
+    found = np.asarray(answer, dtype=float)
+    expect(found.ndim == 1, "unluckiest should be a list of numbers, one for each shuffle.")
+    expect(len(found) >= LEAST_SHUFFLES, f"these are {len(found)} shuffles: make a thousand.")
+    expect(np.isfinite(found).all() and (found >= 0).all(), "each number should be a count of mistakes.")
+    expect((found == found.round()).all(), "each number should be a count of mistakes, not a share.")
+    sizes, n_mistakes = frame.groupby("breed").size().to_numpy(), int(frame.wrong.sum())
+    shuffles = np.random.default_rng(0).multivariate_hypergeometric(
+        sizes, n_mistakes, size=N_SHUFFLES, method="marginals"
+    )  # (N_SHUFFLES, breeds): mistakes of each breed
+    expected = shuffles.max(1)
     expect(
-        answer in counts.index,
-        f"{answer!r} is no mistake in `seen`: count its wrong rows by (breed, prediction), in this order.",
+        len(set(found)) > 1 or len(set(expected)) == 1,
+        "each shuffle gave the same number: do all start from the same seed, or count the right answers?",
     )
-    expect(counts[answer] == counts.max(), f"{answer!r} is there {counts[answer]} time(s); another is commoner.")
-    passed(f"{answer[0]}, taken for {answer[1]}: {counts.max()} of them.")
+    for count in np.unique(np.concatenate([expected, found])):
+        ours, theirs = (expected >= count).mean(), (found >= count).mean()
+        allowed = SLACK + N_SIGMA * np.sqrt(ours * (1 - ours) / len(found))
+        expect(abs(ours - theirs) <= allowed, _why_not(found, expected, shuffles))
+    passed(f"By luck alone, the unluckiest breed has {expected.mean():.1f} mistakes on average.")
+
+
+def _why_not(found, expected, shuffles):
+    if found.mean() < 0.75 * expected.mean():
+        return (
+            f"your unluckiest breeds have {found.mean():.1f} mistakes on average, too few: shuffle the mistakes over "
+            "all photos, count them breed by breed, and keep the largest count of each shuffle."
+        )
+    if found.mean() > shuffles.sum(1).mean() / 2:
+        return "these are nearly all mistakes, or the right answers: count the mistakes of each breed."
+    return (
+        f"your unluckiest breeds have {found.mean():.2f} mistakes on average, and ours {expected.mean():.2f}: shuffle "
+        "`seen.correct` without replacement, leave `seen.breed` as it is, and count the mistakes, not the right ones."
+    )
 
 
 class _Storage:
@@ -90,3 +120,26 @@ class _Storage:
             self.changed.wait_for(lambda: self.started >= expected, PATIENCE_S)
         time.sleep(READ_S)
         return self.started
+
+
+class _BackwardStorage:
+    """Answers the last path first, if the paths are requested at the same time."""
+
+    def __init__(self, paths):
+        self.answered = {path: threading.Event() for path in paths}
+        self.lock, self.n_asked, self.running, self.most_at_once, self.patient = threading.Lock(), 0, 0, 0, True
+
+    def fetch(self, path):
+        with self.lock:
+            self.n_asked += 1
+            self.running += 1
+            self.most_at_once = max(self.most_at_once, self.running)
+        paths = list(self.answered)
+        for later in paths[paths.index(path) + 1 :][:1]:
+            if self.patient:  # nobody waits twice for an answer that is requested only afterwards
+                self.patient = self.answered[later].wait(PATIENCE_S)
+        time.sleep(READ_S)
+        with self.lock:
+            self.running -= 1
+        self.answered[path].set()
+        return path.encode()

@@ -1,23 +1,43 @@
 """Checks of notebook 05 · Training data."""
 
+from itertools import combinations, pairwise
+
 import numpy as np
 
 from workshop_utils.dogs.breeds import find_breed
-from workshop_utils.exercises import Answer, exercise, expect, passed
+from workshop_utils.exercises import Answer, NotYet, exercise, expect, passed
 
 
 @exercise
-def check_to_imagenet(answer: Answer, classes: list[str]) -> None:
-    expect(answer is not None, "to_imagenet is still None.")
-    expect(hasattr(answer, "__len__"), f"{answer!r} is one value; make a list, with an index for each folder.")
-    expect(not isinstance(answer, dict), "to_imagenet is a dict; make a tensor or a list, in the order of the folders.")
-    expect(len(answer) == len(classes), f"it has {len(answer)} entries; make one for each of {len(classes)} folders.")
-    found, right = [int(index) for index in answer], [find_breed(name.split("-")[0]).index for name in classes]
-    expect(found != list(range(len(classes))), "these are the labels themselves; look each folder's id up in index_of.")
-    expect(sorted(found) != sorted(right) or found == right, "the numbers are right, their order is not.")
-    for name, index, truth in zip(classes, found, right, strict=True):
-        expect(index == truth, f"{name} does not become {index}: look its WordNet id up.")
-    passed(f"Label {len(classes) - 1} is ImageNet's category {found[-1]}.")
+def check_to_imagenet(to_imagenet: Answer, classes: list[str]) -> None:
+    expect(to_imagenet is not None, "to_imagenet is None; it is a function that returns a number for each folder.")
+    expect(callable(to_imagenet), f"to_imagenet is a {type(to_imagenet).__name__}; define a function with that name.")
+    backwards = sorted({*classes, "n02113186-Cardigan"}, reverse=True)
+    for folders in (classes, backwards):
+        found = _numbers(to_imagenet(list(folders)), len(folders))
+        right = [find_breed(folder.split("-")[0]).index for folder in folders]
+        expect(
+            found != list(range(len(folders))), "these are the labels themselves; look each folder's id up in index_of."
+        )
+        if found != right:
+            pairs = list(zip(folders, found, right, strict=True))
+            folder, index, _ = next(pair for pair in pairs if pair[1] != pair[2])
+            mixed_up = set(found) == set(right)
+            cure = "the order of the folders is lost" if mixed_up else "look its WordNet id up in index_of"
+            raise NotYet(f"{folder} gets {index}, the number of something else: {cure}.")
+    passed(f"{len(classes)} folders become {len(classes)} numbers, in the order of the labels.")
+
+
+def _numbers(answer, n_folders):
+    """Return the table as a list, if it is one row of whole numbers."""
+    expect(answer is not None, "to_imagenet returns None; return one number for each folder.")
+    table = np.asarray(answer.tolist() if hasattr(answer, "tolist") else answer)  # a tensor, on any device
+    kind = type(answer).__name__
+    expect(table.ndim > 0, f"to_imagenet returns a {kind}; return a list or a tensor, in the order of the folders.")
+    expect(table.ndim == 1, f"the {kind} has shape {table.shape}; return one row of numbers, of shape ({n_folders},).")
+    expect(len(table) == n_folders, f"it returns {len(table)} entries; return one for each of {n_folders} folders.")
+    expect(table.dtype.kind in "iu", f"{table.tolist()[0]!r} is no whole number; return those of index_of.")
+    return table.tolist()
 
 
 @exercise
@@ -58,6 +78,9 @@ def _parts(split, breeds, dogs, val_fraction, seed, which=""):
     train_dogs, val_dogs = set(dogs[train].tolist()), set(dogs[val].tolist())
     both = train_dogs & val_dogs
     expect(not both, f"{len(both)} dogs have shots on both sides, so the model only has to remember them.{which}")
+    n_wanted = len(train_dogs | val_dogs) * val_fraction
+    swapped = abs(len(train_dogs) - n_wanted) < abs(len(val_dogs) - n_wanted)
+    expect(not swapped, f"the two lists are swapped: return (training, validation), in this order.{which}")
     for breed in np.unique(breeds):
         of_breed = set(dogs[breeds == breed].tolist())
         n_dogs, n_val = len(of_breed), len(of_breed & val_dogs)
@@ -76,18 +99,47 @@ def check_order(order: Answer, n_photos: int) -> None:
     expect(hasattr(first, "__len__"), f"order returns a {type(first).__name__}; return a list of indices.")
     first = _indices(first)
     expect(len(set(first)) < n_photos, "rank 0 visits every photo: with two ranks, it visits half of them.")
-    for epoch in (0, 1):
-        ranks = [_indices(order(rank, epoch)) for rank in (0, 1)]
-        both = ranks[0] + ranks[1]
-        expect(set(both) <= set(range(n_photos)), f"indices go from 0 to {n_photos - 1}.")
-        expect(
-            len(both) - len(set(both)) <= n_photos % 2,
-            "both ranks visit the same photos: let both shuffle alike, and give each its own half of the order.",
-        )
-        expect(n_photos - len(set(both)) <= n_photos % 2, f"together they visit {len(set(both))} of {n_photos} photos.")
+    epochs = [[_indices(order(rank, epoch)) for rank in (0, 1)] for epoch in range(4)]
+    for ranks in epochs:
+        _check_shares(ranks, n_photos)
     expect(_indices(order(0, 0)) == first, "asked twice for the same epoch, it answers differently: seed its shuffle.")
-    expect(_indices(order(0, 1)) != first, "epoch 1 has epoch 0's order: let the epoch decide the shuffle.")
-    passed(f"{len(ranks[0])} photos for rank 0 and {len(ranks[1])} for rank 1, in a new order each epoch.")
+    for (earlier, before), (later, after) in combinations(enumerate(epochs), 2):
+        expect(after[0] != before[0], f"epoch {later} has epoch {earlier}'s order: let the epoch decide the shuffle.")
+        halves = [set(half) for half in before]
+        expect(
+            set(after[0]) not in halves,
+            f"the photos that rank 0 has in epoch {earlier} stay together in epoch {later}, on one rank or the other: "
+            "shuffle all photos, and then share them out.",
+        )
+        kept = _neighbours(before) & _neighbours(after)
+        expect(
+            len(kept) < n_photos / 2,
+            f"most photos have the same neighbours in epochs {earlier} and {later}: shuffle them anew in each epoch.",
+        )
+    passed(f"{len(first)} photos for each rank, drawn anew from all {n_photos} in each epoch.")
+
+
+def _check_shares(ranks, n_photos):
+    """Check what both ranks visit in one epoch."""
+    both = ranks[0] + ranks[1]
+    expect(set(both) <= set(range(n_photos)), f"indices go from 0 to {n_photos - 1}.")
+    n_twice, n_lost = len(both) - len(set(both)), n_photos - len(set(both))
+    expect(
+        n_twice <= n_photos % 2,
+        "both ranks visit the same photos: let both shuffle alike, and give each its own half of the order.",
+    )
+    expect(n_lost <= n_photos % 2, f"together they visit {len(set(both))} of {n_photos} photos.")
+    lengths = [len(rank) for rank in ranks]
+    expect(
+        lengths[0] == lengths[1],
+        f"rank 0 visits {lengths[0]} photos and rank 1 {lengths[1]}: they wait for each other at each step, so give "
+        "both the same number. One photo may be left out, or come twice.",
+    )
+
+
+def _neighbours(ranks):
+    """Return the pairs of photos that follow each other on a rank, in either direction."""
+    return {frozenset(pair) for indices in ranks for pair in pairwise(indices)}
 
 
 def _indices(answer):
