@@ -73,11 +73,11 @@ def ladder(rungs: "pd.DataFrame", alt: str) -> IPython.display.Image:
     import pandas as pd
     import plotnine as p9
 
-    parts = {"waiting_ms": "waiting for the storage", "rest_ms": "everything else"}
+    parts = {"waiting_ms": "waiting for photos", "rest_ms": "everything else"}
     long = rungs.melt(["rung", "images_per_s"], list(parts), "part", value_name="ms").replace({"part": parts})
     long["part"] = pd.Categorical(long.part, list(parts.values()))
     total_ms = rungs.waiting_ms + rungs.rest_ms
-    labels = rungs.assign(ms=total_ms, label=[f" {rate:.0f} images/s" for rate in rungs.images_per_s])
+    labels = rungs.assign(ms=total_ms, label=[f" {rate:.3g} images/s" for rate in rungs.images_per_s])
     bars = (
         p9.ggplot(long, p9.aes("rung", "ms"))
         + p9.geom_col(p9.aes(fill="part"), width=0.7)

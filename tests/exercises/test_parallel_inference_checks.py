@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from functools import partial
 from itertools import islice
 
@@ -116,7 +116,7 @@ def few_threads(fetch, paths):
 
 
 def turned_round(fetch, paths):
-    return sorted(as_given(fetch, paths))
+    return as_given(fetch, paths)[::-1]
 
 
 @pytest.mark.parametrize(
@@ -166,6 +166,28 @@ def ahead(load, batches, depth, *, threads=None, submit=None, last=True):
             yield futures.popleft().result()
 
 
+def waits_for_all(load, batches, depth):
+    futures = deque()
+    with ThreadPoolExecutor(depth) as pool:
+        for batch in batches:
+            futures.append(pool.submit(load, batch))
+            if len(futures) > depth:
+                wait(futures)
+                yield futures.popleft().result()
+        while futures:
+            yield futures.popleft().result()
+
+
+def counts_on_many(load, batches, depth):
+    with ThreadPoolExecutor(depth) as pool:
+        futures = deque(pool.submit(load, batches[i]) for i in range(depth + 1))
+        for batch in batches[depth + 1 :]:
+            yield futures.popleft().result()
+            futures.append(pool.submit(load, batch))
+        while futures:
+            yield futures.popleft().result()
+
+
 def as_a_list(load, batches, depth):
     return [load(batch) for batch in batches]
 
@@ -198,13 +220,16 @@ def raises(load, batches, depth):
         (one_by_one, "0 of .*2 should"),
         (partial(ahead, submit=1), "1 of .*2 should"),
         (partial(ahead, submit=2), "2 of .*3 should"),
-        (partial(ahead, submit=9), "depth is 2"),
-        (partial(ahead, threads=1), "one after the other"),
+        (partial(ahead, submit=9), "of the later ones.*depth is 2"),
+        (partial(ahead, threads=1), "1 of .*to `depth` threads"),
+        (waits_for_all, "does not need yet"),
+        (counts_on_many, "list index out of range"),
         (partial(ahead, last=False), "yields 4"),
         (lambda load, batches, depth: ahead(str, batches, depth), "call `load`"),
-        (out_of_order, "'batch 5', 'batch 4'"),
+        (out_of_order, "in order: number 0 is 'batch 5'"),
         (for_ever, "more than 6"),
         (raises, "before you yield"),
+        (lambda load, batches, depth: ahead(load, batches or [0], depth), "of 0 batches it yields more"),
     ],
 )
 def test_no_wrong_way_of_reading_ahead_passes(function, hint, monkeypatch):

@@ -107,11 +107,11 @@ def loss_of_the_likeliest(logits, truth):
     return -logits.log_softmax(1).max(1).values.mean().item()
 
 
-def calibrator(*, loss=loss_of_the_right, fitted=EVEN, tested=ODD, wrap=tuple):
+def calibrator(*, loss=loss_of_the_right, fitted=EVEN, tested=ODD, grid=GRID, wrap=tuple):
     """Return a calibrate, right unless told otherwise."""
 
     def calibrate(logits, truth):
-        best = min(GRID, key=lambda t: loss(logits[fitted] / t, truth[fitted]))
+        best = min(grid, key=lambda t: loss(logits[fitted] / t, truth[fitted]))
         return wrap((best, loss(logits[tested] / best, truth[tested])))
 
     return calibrate
@@ -141,6 +141,8 @@ def batch():
         (calibrator(tested=EVEN), "that T was fitted on"),
         (calibrator(tested=ALL), "not that of the photos 1, 3, 5"),
         (calibrator(fitted=slice(0, 400), tested=slice(400, None)), "not where the loss|fitted on all"),
+        (lambda logits, truth: (calibrator()(logits, truth)[0], float("nan")), "T is right; the loss"),
+        (calibrator(grid=[0.25, 0.5, 1.0, 2.0, 4.0]), "search longer"),
         (lambda logits, truth: logits.fit(), "no attribute 'fit'"),
     ],
 )

@@ -44,8 +44,8 @@ def by_name(classes, kept_order=True):
         (lambda classes: dict(enumerate(by_id(classes))), "returns a dict"),
         (lambda classes: {folder: NUMBER_OF[folder.split("-")[0]] for folder in classes}.values(), "a dict_values"),
         (lambda classes: 151, "return a list"),
-        (lambda classes: [str(index) for index in by_id(classes)], "'151' is no whole number"),
-        (lambda classes: torch.tensor(by_id(classes)).float(), "151.0 is no whole number"),
+        (lambda classes: [str(index) for index in by_id(classes)], "'151'.*not all whole numbers"),
+        (lambda classes: [index + 0.5 for index in by_id(classes)], "not all whole numbers"),
         (lambda classes: torch.tensor(by_id(classes))[:, None], r"shape \(3, 1\)"),
         (lambda classes: [[index] for index in by_id(classes)], r"shape \(3, 1\)"),
         (lambda classes: [NUMBER_OF[folder] for folder in classes], "cannot read.*KeyError"),
@@ -57,7 +57,9 @@ def test_no_wrong_join_passes(to_imagenet, hint):
         training_data.check_to_imagenet(to_imagenet, CLASSES)
 
 
-@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor, lambda table: [torch.tensor(i) for i in table]])
+@pytest.mark.parametrize(
+    "kind", [list, tuple, np.array, torch.tensor, np.float64, lambda table: [torch.tensor(i) for i in table]]
+)
 def test_the_join_by_id_passes_in_any_type(kind):
     training_data.check_to_imagenet(lambda classes: kind(by_id(classes)), CLASSES)
 
@@ -80,64 +82,84 @@ def halves(n_photos, swapped=False, shuffled=True):
 
 
 def turned(rank, epoch):
-    whole = np.random.default_rng(0).permutation(30)
-    return np.roll(whole, 7 * epoch)[15 * rank : 15 * rank + 15]
+    whole = np.random.default_rng(0).permutation(288)
+    return np.roll(whole, 37 * epoch)[144 * rank : 144 * rank + 144]
+
+
+def same_batches(rank, epoch):
+    random = np.random.default_rng(epoch)
+    batches = np.random.default_rng(0).permutation(288).reshape(9, 32)[random.permutation(9)]
+    return np.concatenate([random.permutation(batch)[rank::2] for batch in batches])
+
+
+def breed_by_breed(rank, epoch):
+    breeds = np.arange(288).reshape(12, 24)
+    return np.concatenate([np.random.default_rng(epoch).permutation(breed)[rank::2] for breed in breeds])
+
+
+def unseeded_rank_1(rank, epoch):
+    mine = np.random.default_rng(epoch).permutation(288)[rank::2]
+    return np.random.default_rng().permutation(mine) if rank else mine
 
 
 def unequal(rank, epoch):
-    shuffled = np.random.default_rng(epoch).permutation(30)
-    return shuffled[:10] if rank == 0 else shuffled[10:]
+    shuffled = np.random.default_rng(epoch).permutation(288)
+    return shuffled[:90] if rank == 0 else shuffled[90:]
 
 
 @pytest.mark.parametrize(
     ("order", "hint"),
     [
         (lambda rank, epoch: None, "returns None"),
-        (lambda rank, epoch: range(rank, 30, 2), "epoch 0's order"),
-        (lambda rank, epoch: iter(range(rank, 30, 2)), "range_iterator"),
+        (lambda rank, epoch: range(rank, 288, 2), "epoch 0's order"),
+        (lambda rank, epoch: iter(range(rank, 288, 2)), "range_iterator"),
         (lambda rank, epoch: 3, "a int"),
-        (lambda rank, epoch: torch.randperm(30).tolist()[rank::2], "both ranks|together|differently"),
-        (lambda rank, epoch: sampled(30)(rank, 0 if rank else epoch), "both ranks"),
-        (sampled(30, told=False), "let the epoch decide"),
-        (sampled(30, rank=0), "both ranks"),
-        (sampled(30, num_replicas=3), "both ranks|together"),
-        (sampled(28), "28 of 30"),
-        (sampled(30, num_replicas=1, rank=0), "every photo"),
-        (lambda rank, epoch: [index + 1000 for index in sampled(30)(rank, epoch)], "indices go from 0 to 29"),
-        (lambda rank, epoch: sampled(30, shuffle=False)(rank, epoch), "let the epoch decide"),
-        (halves(30), "share them out"),
-        (halves(30, swapped=True), "share them out"),
-        (halves(30, swapped=True, shuffled=False), "share them out"),
-        (lambda rank, epoch: sampled(30)(rank, epoch % 2), "epoch 2 has epoch 0's order"),
-        (lambda rank, epoch: sampled(30)(rank, epoch // 2), "epoch 1 has epoch 0's order"),
-        (lambda rank, epoch: sampled(30)(rank, min(epoch, 2)), "epoch 3 has epoch 2's order"),
+        (lambda rank, epoch: torch.randperm(288).tolist()[rank::2], "both ranks|together|differently"),
+        (lambda rank, epoch: sampled(288)(rank, 0 if rank else epoch), "both ranks"),
+        (sampled(288, told=False), "let the epoch decide"),
+        (sampled(288, rank=0), "both ranks"),
+        (sampled(288, num_replicas=3), "both ranks|together"),
+        (sampled(286), "286 of 288"),
+        (sampled(288, num_replicas=1, rank=0), "every photo"),
+        (lambda rank, epoch: [index + 1000 for index in sampled(288)(rank, epoch)], "indices go from 0 to 287"),
+        (lambda rank, epoch: sampled(288, shuffle=False)(rank, epoch), "let the epoch decide"),
+        (halves(288), "share them out"),
+        (halves(288, swapped=True), "share them out"),
+        (halves(288, swapped=True, shuffled=False), "share them out"),
+        (lambda rank, epoch: sampled(288)(rank, epoch % 2), "epoch 2 has epoch 0's order"),
+        (lambda rank, epoch: sampled(288)(rank, epoch // 2), "epoch 1 has epoch 0's order"),
+        (lambda rank, epoch: sampled(288)(rank, min(epoch, 2)), "epoch 3 has epoch 2's order"),
         (turned, "the same neighbours"),
-        (unequal, "rank 0 visits 10 photos and rank 1 20"),
-        (lambda rank, epoch: sampled(30)(rank), "order raised|cannot read"),
+        (same_batches, "a global batch in common"),
+        (breed_by_breed, "one after the other"),
+        (unseeded_rank_1, "both ranks|together|differently"),
+        (lambda rank, epoch: sampled(288)(rank, epoch % 4), "epoch 4 has epoch 0's order"),
+        (unequal, "rank 0 visits 90 photos and rank 1 198"),
+        (lambda rank, epoch: sampled(288)(rank), "order raised|cannot read"),
     ],
 )
 def test_no_wrong_order_passes(order, hint):
     with pytest.raises(NotYet, match=hint):
-        training_data.check_order(order, 30)
+        training_data.check_order(order, 288)
 
 
 @pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
 def test_an_order_of_ones_own_passes_in_any_type(kind):
     def order(rank, epoch):
         generator = torch.Generator().manual_seed(7 + epoch)
-        return kind(torch.randperm(30, generator=generator).tolist()[rank::2])
+        return kind(torch.randperm(288, generator=generator).tolist()[rank::2])
 
-    training_data.check_order(order, 30)
+    training_data.check_order(order, 288)
 
 
 def test_an_order_whose_first_half_is_rank_0s_passes():
     def order(rank, epoch):
-        return np.split(np.random.default_rng(epoch).permutation(30), 2)[rank]
+        return np.split(np.random.default_rng(epoch).permutation(288), 2)[rank]
 
-    training_data.check_order(order, 30)
+    training_data.check_order(order, 288)
 
 
-@pytest.mark.parametrize("n_photos, how", [(30, {}), (29, {}), (29, {"drop_last": True}), (30, {"seed": 7})])
+@pytest.mark.parametrize("n_photos, how", [(288, {}), (287, {}), (287, {"drop_last": True}), (288, {"seed": 7})])
 def test_a_right_order_passes(n_photos, how):
     training_data.check_order(sampled(n_photos, **how), n_photos)
 
@@ -175,6 +197,10 @@ def in_fours(breeds, dogs, val_fraction, seed):
     return np.flatnonzero(~in_val), np.flatnonzero(in_val)
 
 
+def one_dog_more(breeds, dogs, val_fraction, seed):
+    return by_dog(breeds, dogs, val_fraction + 1 / 8, seed)
+
+
 def dogs_themselves(breeds, dogs, val_fraction, seed):
     train, val = by_dog(breeds, dogs, val_fraction, seed)
     return np.unique(dogs[train]), np.unique(dogs[val])
@@ -202,6 +228,7 @@ def masks(breeds, dogs, val_fraction, seed):
         (by_breed, "of the 8 dogs"),
         (by_dog_of_all_breeds, "of the 8 dogs|every seed"),
         (in_fours, "other shots"),
+        (one_dog_more, "3 of the 8 dogs"),
         (dogs_themselves, "neither|both"),
         (masks, "masks"),
         (lambda breeds, dogs, val_fraction, seed: dogs.no_such_thing, "cannot read|AttributeError"),

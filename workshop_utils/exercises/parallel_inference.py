@@ -9,7 +9,8 @@ import pandas as pd
 
 from workshop_utils.exercises import Answer, exercise, expect, passed
 
-N_BATCHES, READ_S, PATIENCE_S = 6, 0.03, 1.0
+READ_S, PATIENCE_S = 0.03, 1.0
+END = object()  # what `next` returns at the end of an iterator
 N_SHUFFLES = 10_000  # of ours, with which an attendee's are compared
 LEAST_SHUFFLES = 500
 N_SIGMA, SLACK = 5, 0.02  # how far an attendee's shares may be from ours: chance, and another model of chance
@@ -17,33 +18,41 @@ N_SIGMA, SLACK = 5, 0.02  # how far an attendee's shares may be from ours: chanc
 
 @exercise
 def check_read_ahead(function: Answer) -> None:
-    for depth in (2, 3):
+    for n_batches, depth in ((6, 2), (6, 3), (2, 4), (0, 2)):
         storage = _Storage()
-        answer = function(storage.load, list(range(N_BATCHES)), depth)
-        expect(answer is not None, "read_ahead returns None; with `yield` it is a generator.")
-        expect(isinstance(answer, Iterator), f"it returns a {type(answer).__name__}: yield the batches one by one.")
-        loaded = []
-        for batch in answer:
-            loaded.append(batch)
-            expect(len(loaded) <= N_BATCHES, f"of {N_BATCHES} batches it yields more than {N_BATCHES}.")
-            due = min(depth, N_BATCHES - len(loaded))
-            ahead = storage.n_started(len(loaded) + due) - len(loaded)
-            state = f"while you hold batch {len(loaded)} of {N_BATCHES}, {ahead} of the later ones have been started"
-            expect(ahead >= 0, "call `load` for each batch, and yield what it returns.")
-            expect(ahead <= due, f"{state}, but depth is {depth}: they all take memory.")
-            expect(ahead >= due, f"{state}; {due} should be under way. Submit them before you yield.")
-        expect(len(loaded) == N_BATCHES, f"of {N_BATCHES} batches it yields {len(loaded)}: yield those that are left.")
-        in_order = [f"batch {number}" for number in range(N_BATCHES)]
-        expect(loaded == in_order, f"yield what `load` returns, in order: it yields {loaded[0]!r}, {loaded[1]!r}, …")
-        parallel = storage.most_at_once >= depth
-        expect(parallel, "the reads run one after the other: give the pool `depth` threads.")
+        try:
+            _read_ahead(function, storage, n_batches, depth)
+        finally:
+            storage.allow(n_batches)  # or threads of the attendee's pool wait for ever
     passed("In order, and as many reads under way as asked for.")
+
+
+def _read_ahead(function, storage, n_batches, depth):
+    answer = storage.patiently(function, storage.load, list(range(n_batches)), depth)
+    expect(answer is not None, "read_ahead returns None; with `yield` it is a generator.")
+    expect(isinstance(answer, Iterator), f"it returns a {type(answer).__name__}: yield the batches one by one.")
+    for number in range(n_batches):
+        storage.allow(number + 1)
+        batch = storage.patiently(next, answer, END)
+        expect(batch is not END, f"of {n_batches} batches it yields {number}: yield those that are left.")
+        said = f"number {number} is {batch!r}"
+        expect(batch == f"batch {number}", f"call `load` for each batch, and yield what it returns, in order: {said}.")
+        expect(not storage.gave_up, "you wait for batches that the caller does not need yet: wait for the next alone.")
+        last = min(number + 1 + depth, n_batches)
+        due, ahead = last - number - 1, storage.n_started(last) - number - 1
+        state = f"while you hold batch {number + 1} of {n_batches}, {{}} of the later ones have been started"
+        enough = ahead >= due
+        expect(enough, f"{state.format(ahead)}; {due} should be. Submit them before you yield, to `depth` threads.")
+        storage.allow(last)
+        ahead = storage.n_started(last) - number - 1
+        expect(ahead <= due, f"{state.format(ahead)}, but depth is {depth}: they all take memory.")
+    expect(storage.patiently(next, answer, END) is END, f"of {n_batches} batches it yields more than {n_batches}.")
 
 
 @exercise
 def check_read_all(function: Answer) -> None:
     paths = [f"{name}.jpg" for name in "dbface"]
-    storage = _BackwardStorage(paths)
+    storage = _UnevenStorage(paths)
     answer = function(storage.fetch, list(paths))
     expect(answer is not None, "repaired returns None.")
     in_order = not isinstance(answer, str | bytes | dict | set)
@@ -51,7 +60,8 @@ def check_read_all(function: Answer) -> None:
     contents, right = list(answer), [path.encode() for path in paths]
     expect(len(contents) == len(paths), f"of {len(paths)} photos it returns {len(contents)}.")
     expect(set(map(str, contents)) == set(map(str, right)), "return what `fetch` returns for each path.")
-    late = "the bytes come in the order in which the storage answered" if contents == right[::-1] else "wrong order"
+    answered = [path.encode() for path in storage.turns]
+    late = "the bytes come in the order in which the storage answered" if contents == answered else "wrong order"
     expect(contents == right, f"{late}: return them in the order of `paths`, as they were given.")
     expect(storage.n_asked == len(paths), "it reads photos twice: call `fetch` once for each path.")
     parallel = storage.most_at_once > 1
@@ -93,26 +103,42 @@ def _why_not(found, expected, shuffles):
         return "these are nearly all mistakes, or the right answers: count the mistakes of each breed."
     return (
         f"your unluckiest breeds have {found.mean():.2f} mistakes on average, and ours {expected.mean():.2f}: shuffle "
-        "`seen.correct` without replacement, leave `seen.breed` as it is, and count the mistakes, not the right ones."
+        "`seen.wrong` without replacement, leave `seen.breed` as it is, and keep the largest count of each shuffle."
     )
 
 
 class _Storage:
-    """A slow `load` that counts how many reads were started, and how many ran at once."""
+    """Lets only those reads end that are allowed to, and counts those that were started."""
 
     def __init__(self):
-        self.changed, self.started, self.running, self.most_at_once = threading.Condition(), 0, 0, 0
+        self.changed, self.started, self.allowed, self.gave_up = threading.Condition(), 0, 0, False
 
     def load(self, number):
         with self.changed:
             self.started += 1
-            self.running += 1
-            self.most_at_once = max(self.most_at_once, self.running)
             self.changed.notify_all()
-        time.sleep(READ_S)
-        with self.changed:
-            self.running -= 1
+            self.changed.wait_for(lambda: number < self.allowed or self.gave_up)
         return f"batch {number}"
+
+    def allow(self, n_reads):
+        """Let the first reads end."""
+        with self.changed:
+            self.allowed = n_reads
+            self.changed.notify_all()
+
+    def patiently(self, function, *args):
+        """Return what a function returns; where it waits for a read that may not end yet, let all reads end."""
+        timer = threading.Timer(PATIENCE_S, self._give_up)
+        timer.start()
+        try:
+            return function(*args)
+        finally:
+            timer.cancel()
+
+    def _give_up(self):
+        with self.changed:
+            self.gave_up = True
+            self.changed.notify_all()
 
     def n_started(self, expected):
         """Wait a moment for the expected number of reads, and return how many have been started."""
@@ -122,10 +148,11 @@ class _Storage:
         return self.started
 
 
-class _BackwardStorage:
-    """Answers the last path first, if the paths are requested at the same time."""
+class _UnevenStorage:
+    """Answers every second path first, if the paths are requested at the same time."""
 
     def __init__(self, paths):
+        self.turns = [*paths[1::2], *paths[::2]]
         self.answered = {path: threading.Event() for path in paths}
         self.lock, self.n_asked, self.running, self.most_at_once, self.patient = threading.Lock(), 0, 0, 0, True
 
@@ -134,10 +161,10 @@ class _BackwardStorage:
             self.n_asked += 1
             self.running += 1
             self.most_at_once = max(self.most_at_once, self.running)
-        paths = list(self.answered)
-        for later in paths[paths.index(path) + 1 :][:1]:
+        turn = self.turns.index(path)
+        for earlier in self.turns[:turn][-1:]:
             if self.patient:  # nobody waits twice for an answer that is requested only afterwards
-                self.patient = self.answered[later].wait(PATIENCE_S)
+                self.patient = self.answered[earlier].wait(PATIENCE_S)
         time.sleep(READ_S)
         with self.lock:
             self.running -= 1

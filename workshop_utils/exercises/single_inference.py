@@ -64,6 +64,7 @@ def _names_of(logits, dim, names):
 def check_calibrate(function: Answer, logits: torch.Tensor, truth: torch.Tensor) -> None:
     for low, high in ((0.5, 3.0), (2.0, 0.7)):  # other photos, whose halves want these temperatures
         _expect_calibrated(function, *_photos_that_want(low, high))
+    _expect_calibrated(function, logits, truth)
     temperature, loss = _calibrated(function, logits, truth)
     before = cross_entropy(logits[1::2], truth[1::2])
     passed(f"T = {temperature:.2f}: on the other half, the loss falls from {before:.2f} to {loss:.2f}.")
@@ -101,9 +102,10 @@ def _expect_calibrated(function, logits, truth):
         expect(not fits("all"), "T is fitted on all photos: which are left to test it?")
         expect(not fits("tested"), "T is fitted on photos 1, 3, 5, …, which should test it.")
         hint = "does the loss take the probability of the right breed, or of the likeliest?"
-        expect(False, f"on other photos, T = {temperature:.2f} is not where the loss of 0, 2, 4, … is smallest: {hint}")
+        hint += " If the right one's, search longer, or on a wider and finer grid."
+        expect(False, f"for some photos, T = {temperature:.2f} is not where the loss of 0, 2, 4, … is smallest: {hint}")
     due = loss(temperature, "tested")
-    if abs(reported - due) > 0.01:
+    if not abs(reported - due) <= 0.01:  # nor where it is NaN
         same = abs(reported - loss(temperature, "fitted")) <= 0.01
         whose = "that of the photos that T was fitted on" if same else "not that of the photos 1, 3, 5, … at this T"
         expect(False, f"T is right; the loss that you return, {reported:.2f}, is {whose}.")
