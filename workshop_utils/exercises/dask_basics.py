@@ -63,7 +63,7 @@ def check_careful_counts(answer: Answer, client: Client) -> None:
     )
     expect(not futures_of(list(counts)), "these are futures: let client.gather bring the counts here.")
     expect(
-        all(isinstance(one, Real) and 0.75 * DARTS < one < 0.82 * DARTS for one in counts),
+        all(isinstance(one, Real) and 0.75 * DARTS < float(one) < 0.82 * DARTS for one in counts),
         f"these are not {ROUNDS} counts of {DARTS:,} darts each: leave `throw` and `count` as they are.",
     )
     expect(
