@@ -112,7 +112,7 @@ def check_culprits(answer: Answer, inputs: list[int], function: Callable[[int], 
             f"{value!r} is not the type of the exception for input {key}: ask its "
             "future for exception(), and take the type of that.",
         )
-    passed("The other results are still there, and nothing had to run again.")
+    passed(f"{len(truth)} of {len(inputs)} inputs fail, for {len(set(truth.values()))} different reasons.")
 
 
 def _longest_chain(key, graph):
