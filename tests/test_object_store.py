@@ -42,10 +42,18 @@ def server_of(storage_options):
 
     def traces():
         sockets = [path for port in ports for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock")]
-        running = [process for process in processes if process.is_running()]
+        running = [process for process in processes if process.is_running() and not has_ended(process)]
         return [*running, *sockets, *([flags["dir"]] if Path(flags["dir"]).exists() else [])]
 
     return server, traces
+
+
+def has_ended(process):
+    """Whether it is over; after an interrupt, Popen asks only later how it ended, and till then it is a zombie."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def assert_nothing_is_left(traces):

@@ -118,8 +118,10 @@ def free_ports() -> dict[str, int]:
 def _upload(folder, options, supervisor, log):
     import s3fs
 
-    # botocore tries only once, because s3fs tries again itself.
-    fs = s3fs.S3FileSystem(**options, config_kwargs={"retries": {"max_attempts": 0}}, skip_instance_cache=True)
+    # botocore tries only once, because s3fs tries again itself, but not after its connect timeout of 5 s,
+    # which is short where many programs share two cores.
+    config = {"retries": {"max_attempts": 0}, "connect_timeout": 30}
+    fs = s3fs.S3FileSystem(**options, config_kwargs=config, skip_instance_cache=True)
     deadline = time.monotonic() + READY_WITHIN_S
     while True:  # the port answers seconds before the server can store anything
         try:
