@@ -68,6 +68,14 @@ def test_a_tree_passes_in_any_order(values, capsys):
     assert "7 calls, of which at most 3 wait" in capsys.readouterr().out
 
 
+def test_a_tree_passes_whose_tasks_have_other_names():
+    values = list(range(8))
+    while len(values) > 1:
+        pairs = zip(values[::2], values[1::2], strict=True)
+        values = [dask.delayed(add_pair)(a, b, dask_key_name=f"sum-{uuid4()}") for a, b in pairs]
+    dask_basics.check_tree(values[0], list(range(8)))
+
+
 @pytest.mark.parametrize("last", [lambda total: dask.delayed(int)(total), lambda total: total + 0])
 def test_a_chain_that_ends_in_another_task_is_still_a_chain(last):
     with pytest.raises(NotYet, match="7 calls.*3 are enough"):
@@ -149,6 +157,25 @@ def one_count_after_another(client):
     return [client.submit(count, each).result() for each in darts]
 
 
+def one_count_after_another_unasked(client):
+    counts = []
+    for each in [client.submit(throw, pure=False) for _ in EIGHT]:
+        counts.append(client.submit(count, each))
+        counts[-1].exception()
+    return client.gather(counts)
+
+
+def all_darts_before_the_first_count(client):
+    darts = client.map(lambda _: throw(), EIGHT, pure=False)
+    wait(darts)
+    return client.gather(client.map(count, darts))
+
+
+def with_darts_that_come_here_as_they_finish(client):
+    thrown = as_completed([client.submit(throw, pure=False) for _ in EIGHT], with_results=True)
+    return client.gather([client.submit(count, darts, pure=False) for _, darts in thrown])
+
+
 @pytest.mark.parametrize(
     ("answer", "hint"),
     [
@@ -168,6 +195,9 @@ def one_count_after_another(client):
         (one_round_after_another_with_wait, "before the first result was asked for: 2"),
         (one_compute_for_each_round, "waited .* before it sent"),
         (one_count_after_another, "waited .* before it sent"),
+        (one_count_after_another_unasked, "waited .* before it sent"),
+        (all_darts_before_the_first_count, "waited .* before it sent 8"),
+        (with_darts_that_come_here_as_they_finish, "32.0 MB"),
     ],
 )
 def test_no_careless_counts_pass(client, answer, hint):
@@ -207,8 +237,13 @@ def planned_and_started(client):
     return client.gather(client.compute([dask.delayed(count)(dask.delayed(throw)()) for _ in EIGHT]))
 
 
+def planned_and_waited_for(client):
+    return client.compute([dask.delayed(count)(dask.delayed(throw)()) for _ in EIGHT], sync=True)
+
+
 @pytest.mark.parametrize(
-    "answer", [mapped, in_one_task, as_they_come, each_counted_when_thrown, planned, planned_and_started]
+    "answer",
+    [mapped, in_one_task, as_they_come, each_counted_when_thrown, planned, planned_and_started, planned_and_waited_for],
 )
 def test_eight_counts_that_do_not_wait_for_each_other_pass(client, answer, capsys):
     dask_basics.check_careful_counts(answer, client)

@@ -85,8 +85,8 @@ def test_no_guess_is_no_line(capsys):
     assert capsys.readouterr().out.startswith("simple estimate")
 
 
-def test_a_count_has_no_decimals(capsys):
-    assert measured_of(capsys, 4, 2.5, 3, "pats").endswith(" 3 pats   1.20 times the estimate")
+def test_a_count_has_no_decimals_and_no_ratio(capsys):
+    assert measured_of(capsys, 4, 2.5, 3, "pats").endswith(" 3 pats")
 
 
 @pytest.mark.parametrize(("estimate", "measured"), [(0.03, 32.3), (0.93, 0.0)])

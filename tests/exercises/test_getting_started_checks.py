@@ -57,7 +57,7 @@ def looks(client, measure, paths):
     return client.gather(client.map(look, paths))
 
 
-@pytest.mark.parametrize("order", [tuple, list, lambda pair: tuple(pair)[::-1]])
+@pytest.mark.parametrize("order", [tuple, list, np.array, lambda pair: tuple(pair)[::-1]])
 def test_the_darkest_photo_passes_with_the_worker_that_measured_it(client, capsys, order):
     getting_started.check_darkest(
         lambda measure, paths: order(min(looks(client, measure, paths))[1:]), len, PHOTOS, client

@@ -93,16 +93,17 @@ def reconcile(guess: float | None, estimate: float, measured: float, unit: str) 
     """Print a guess, a simple estimate from numbers seen before, and the measurement, one below the other.
 
     guess: None is left out. unit: of all three, such as "s", "ms", "images/s", "MB" or "%". A measured int is a count:
-    all three are shown as whole numbers. Raises NotYet where the guess is no number.
+    all three are shown as whole numbers, without a ratio. Raises NotYet where the guess is no number.
     """
+    is_count = isinstance(measured, Integral)
     largest = max(abs(estimate), abs(measured))
-    digits = 0 if isinstance(measured, Integral) or largest >= 100 else 1 if largest >= 10 else 2
+    digits = 0 if is_count or largest >= 100 else 1 if largest >= 10 else 2
     number = _as_number(guess)
     if guess is not None:
         shown = "?" if number is None else f"{number:,.{digits}f}"
         print(f"your guess      {shown:>8} {unit}")
     print(f"simple estimate {estimate:8,.{digits}f} {unit}")
-    comparable = round(estimate, digits) and round(measured, digits)
+    comparable = not is_count and round(estimate, digits) and round(measured, digits)
     times = f"   {measured / estimate:.2f} times the estimate" if comparable else ""
     print(f"measured        {measured:8,.{digits}f} {unit}{times}")
     expect(guess is None or number is not None, f"your guess is {guess!r}: write a number, without its unit, or None.")

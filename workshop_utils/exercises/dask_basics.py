@@ -30,7 +30,7 @@ def check_tree(answer: Answer, numbers: list[int]) -> None:
     expect(not isinstance(answer, list) or len(answer) != 1, "that is a list of one: take the Delayed out of it.")
     expect(isinstance(answer, Delayed), "total should be one Delayed: the last call of dask.delayed(add_pair).")
     graph = {key: task for key, task in answer.__dask_graph__().items() if not isinstance(task, Future)}
-    calls = [key for key in graph if key_split(key) == "add_pair"]
+    calls = [key for key, task in graph.items() if _is_a_call(key, task)]
     persisted = "the graph has run already, and only its result is left: build it again, without persist()."
     expect(calls or not futures_of(answer), persisted)
     enough, needed = math.ceil(math.log2(len(numbers))), len(numbers) - 1
@@ -53,7 +53,7 @@ def check_tree(answer: Answer, numbers: list[int]) -> None:
 @exercise
 def check_careful_counts(answer: Answer, client: Client) -> None:
     expect(callable(answer), "careful_counts should be a function of `client`.")
-    with _watched() as events:
+    with _watched() as (events, fetched):
         counts = answer(client)
     expect(events, "nothing was sent to the workers: use `client`.")
     expect(counts is not None, "careful_counts returns None.")
@@ -71,13 +71,12 @@ def check_careful_counts(answer: Answer, client: Client) -> None:
         f"different numbers among the {ROUNDS} counts: {len(set(counts))}. The same darts were counted again. "
         "Which of the calls is the same task as an earlier one?",
     )
-    fetched = sum(event.n_bytes for event in events)
     expect(
-        fetched < DARTS,
-        f"{fetched / 1e6:.1f} MB of results came here, and the counts alone are a few bytes: "
+        sum(fetched) < DARTS,
+        f"{sum(fetched) / 1e6:.1f} MB of results came here, and the counts alone are a few bytes: "
         "pass the future of the darts to `count`, not its result.",
     )
-    first = next((place for place, event in enumerate(events) if event.fetches), len(events))
+    first = next((place for place, event in enumerate(events) if event.asks), len(events))
     sent = sum(event.n_tasks for event in events[:first])
     expect(
         sent >= ROUNDS,
@@ -120,47 +119,63 @@ def _longest_chain(key, graph):
     if key not in graph:  # such as the key of a future
         return 0
     before = max((_longest_chain(need, graph) for need in graph[key].dependencies), default=0)
-    return before + (key_split(key) == "add_pair")
+    return before + _is_a_call(key, graph[key])
+
+
+def _is_a_call(key, task):
+    # A task is named after its function, unless dask_key_name gave it another name.
+    return "add_pair" in (key_split(key), getattr(getattr(task, "func", None), "__name__", None))
 
 
 @dataclass
 class _Event:
     # A call that sent tasks to the workers, or asked for results.
     n_tasks: int = 0
-    n_bytes: int = 0  # of the results that came here
-    fetches: bool = False
+    asks: bool = False
     waits: bool = False  # for a result that was not there yet
 
 
 @contextmanager
 def _watched():
-    """Yield a list that gets an _Event for each call of this process that sends tasks or asks for results."""
+    """Yield two lists: an _Event for each call that sends tasks or asks for results; the bytes of results that came."""
     events: list[_Event] = []
+    fetched: list[int] = []
+    sync, gather = Client.sync, Client._gather
 
-    def watch(cls, name, *, fetches=False, waits=False):
-        method = getattr(cls, name)
+    def sends(name):
+        method = getattr(Client, name)
 
         @wraps(method)
         def watched(self, *args, **named):
-            pending = any(future.status == "pending" for future in futures_of([self, *args]))
-            event = _Event(fetches=fetches, waits=waits or fetches and pending)
-            events.append(event)
+            events.append(event := _Event())
+            at_once = name == "get" or named.get("sync")  # counted as all rounds: the client does not know its tasks
+            if at_once:
+                event.n_tasks = ROUNDS
             result = method(self, *args, **named)
-            if fetches:
-                event.n_bytes = sizeof(result)
-            else:  # a graph that is computed at once is counted as all rounds: the client does not know its tasks
-                event.n_tasks = ROUNDS if waits else max(1, len(futures_of(result)))
+            if not at_once:
+                event.n_tasks = max(1, len(futures_of(result)))
             return result
 
-        return patch.object(cls, name, watched)
+        return patch.object(Client, name, watched)
+
+    def watched_sync(self, function, *args, **named):  # every call that waits goes through here
+        if function.__name__ in ("_gather", "_result", "_exception", "_wait"):
+            asked = futures_of([getattr(function, "__self__", None), *args])
+            events.append(_Event(asks=True, waits=any(future.status == "pending" for future in asked)))
+        return sync(self, function, *args, **named)
+
+    @wraps(gather)
+    async def watched_gather(*args, **named):  # every result comes through here, also those of as_completed
+        result = await gather(*args, **named)
+        fetched.append(sizeof(result))
+        return result
 
     with ExitStack() as stack:
-        for name in ("submit", "map", "compute", "persist"):
-            stack.enter_context(watch(Client, name))
-        stack.enter_context(watch(Client, "get", waits=True))
-        stack.enter_context(watch(Client, "gather", fetches=True))
-        stack.enter_context(watch(Future, "result", fetches=True))
-        yield events
+        for name in ("submit", "map", "compute", "persist", "get"):
+            stack.enter_context(sends(name))
+        stack.enter_context(patch.object(Client, "sync", watched_sync))
+        stack.enter_context(patch.object(Client, "_gather", watched_gather))
+        yield events, fetched
 
 
 def _failure(function, value):

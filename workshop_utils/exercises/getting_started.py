@@ -7,6 +7,7 @@ from functools import partial
 from numbers import Real
 from uuid import uuid4
 
+import numpy as np
 from distributed import Client, get_worker
 
 from workshop_utils.data import breed_of
@@ -37,6 +38,8 @@ def check_darkest(answer: Answer, brightness: Callable[[str], float], paths: lis
     expect(callable(answer), "find_darkest should be a function of `measure` and `paths`.")
     check = uuid4().hex
     found = answer(partial(_measure, brightness, check), list(paths))
+    if isinstance(found, np.ndarray):
+        found = found.tolist()
     expect(found is not None, "find_darkest returns None.")
     expect(
         isinstance(found, tuple | list) and len(found) == 2,
