@@ -45,6 +45,10 @@ def together(*, wrap=True, share="strided", divide_by="part", seed=0, returned="
         model = DistributedDataParallel(model) if wrap else model
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         part = batch_size // world_size
+        if share == "set":
+            mine = len(images) // world_size
+            images, labels = (each[rank * mine :][:mine] for each in (images, labels))
+            batch_size = part
         for _ in range(n_epochs):
             for start in range(0, len(images), batch_size):
                 x, y = images[start : start + batch_size], labels[start : start + batch_size]
@@ -52,6 +56,7 @@ def together(*, wrap=True, share="strided", divide_by="part", seed=0, returned="
                     "strided": slice(rank, None, world_size),
                     "blocks": slice(rank * part, (rank + 1) * part),
                     "all": slice(None),
+                    "set": slice(None),
                     "first": slice(0, part),
                     "overlapping": slice(rank, rank + part),
                 }
@@ -86,6 +91,7 @@ def together(*, wrap=True, share="strided", divide_by="part", seed=0, returned="
         (together(seed=1), "begin with the same"),
         (together(steps=2), r"2, 2"),
         (together(no_zero_grad=True), "after 2 epochs"),
+        (together(share="set"), r"step 1 of fit takes images 0 to 7; .* \[0, 1, 2, 3, 12, 13, 14, 15\]"),
         (lambda images, labels, batch_size, n_epochs: images.nothing, "AttributeError"),
         (lambda images: None, "TypeError"),
     ],
@@ -102,51 +108,97 @@ def test_a_right_ddp_loop_passes_however_it_shares(how, client, capsys):
     assert capsys.readouterr().out == "Correct. Every rank ends with the weights of one process.\n"
 
 
-def accuracy_by(reduce):
-    def global_accuracy(n_right, n_images):
-        return reduce(torch.tensor([n_right, n_images], dtype=torch.float64))
-
-    return global_accuracy
-
-
-def over_all(sums):
-    dist.all_reduce(sums)
-    return sums[0] / sums[1]
-
-
-def mean_of_the_ranks(sums):
-    accuracy = sums[0] / sums[1]
+def reported(n_right, n_images):
+    if n_images == 0:
+        return 0.0
+    accuracy = torch.tensor(n_right / n_images)
     dist.all_reduce(accuracy)
     return (accuracy / dist.get_world_size()).item()
 
 
-def rights_alone(sums):
+def mean_that_everybody_joins(n_right, n_images):
+    accuracy = torch.tensor(n_right / max(1, n_images))
+    dist.all_reduce(accuracy)
+    return (accuracy / dist.get_world_size()).item()
+
+
+def mean_of_those_with_images(n_right, n_images):
+    sums = torch.tensor([n_right / max(1, n_images), float(n_images > 0)])
     dist.all_reduce(sums)
-    return sums[0].item()
+    return sums[0] / sums[1]
 
 
-def on_rank_0_alone(sums):
+def sums_that_a_rank_without_images_leaves(n_right, n_images):
+    return accuracy_by(lambda sums: sums[0] / sums[1])(n_right, n_images) if n_images else 0.0
+
+
+def divided_first(n_right, n_images):
+    return accuracy_by(lambda sums: sums[0] / sums[1])(n_right / n_images * n_images, n_images)
+
+
+def nan_first(n_right, n_images):
+    sums = torch.tensor([n_right, n_images], dtype=torch.float64)
+    weighted = sums[0] / sums[1] * sums[1]
+    dist.all_reduce(weighted)
+    dist.all_reduce(sums)
+    return weighted / sums[1]
+
+
+def accuracy_by(read):
+    def global_accuracy(n_right, n_images):
+        sums = torch.tensor([n_right, n_images], dtype=torch.float64)
+        dist.all_reduce(sums)
+        return read(sums)
+
+    return global_accuracy
+
+
+def on_rank_0_alone(n_right, n_images):
+    sums = torch.tensor([n_right, n_images], dtype=torch.float64)
     dist.reduce(sums, 0)
     return (sums[0] / sums[1]).item()
 
 
+def by_objects(n_right, n_images):
+    pairs = [None] * dist.get_world_size()
+    dist.all_gather_object(pairs, (n_right, n_images))
+    return sum(right for right, _ in pairs) / sum(n for _, n in pairs)
+
+
 @pytest.mark.parametrize(
-    ("reduce", "hint"),
+    ("answer", "hint"),
     [
-        (lambda sums: None, "returns None"),
-        (lambda sums: (sums[0] / sums[1]).item(), "3 of 4, 4 of 8"),
-        (mean_of_the_ranks, "0.625 is the mean"),
-        (rights_alone, "divide two sums"),
-        (on_rank_0_alone, "one number"),
-        (lambda sums: sums, "cannot read|raised"),
+        (None, "should be a function"),
+        (reported, "nothing has changed"),
+        (lambda n_right, n_images: None, "returns None"),
+        (lambda n_right, n_images: n_right / max(1, n_images), "3 of 4, 4 of 8 right, they return 0.750, 0.500"),
+        (mean_that_everybody_joins, "0.625 is the mean|0.625, 0.625 is the mean"),
+        (mean_of_those_with_images, "is the mean of their accuracies"),
+        (sums_that_a_rank_without_images_leaves, "0 of 0, 1 of 4.*call all_reduce, equally often"),
+        (divided_first, "0 of 0, 1 of 4.*divides by zero"),
+        (nan_first, "0 of 0, 1 of 4.*nan"),
+        (on_rank_0_alone, "one number on all"),
+        (accuracy_by(lambda sums: sums[0].item()), "number of right ones"),
+        (accuracy_by(lambda sums: 100 * sums[0] / sums[1]), "between 0 and 1"),
+        (accuracy_by(lambda sums: sums[0] / sums[1] / 3), "divide the sum"),
+        (accuracy_by(lambda sums: sums), "return one number"),
+        (accuracy_by(lambda sums: sums.view(3)), "RuntimeError.*view|RuntimeError.*shape"),
     ],
 )
-def test_no_wrong_accuracy_passes(reduce, hint, client):
+def test_no_wrong_accuracy_passes(answer, hint, client):
     with by_value(), pytest.raises(NotYet, match=hint):
-        distributed_training.check_global_accuracy(accuracy_by(reduce), client)
+        distributed_training.check_global_accuracy(answer, reported, client)
 
 
-@pytest.mark.parametrize("as_type", [float, torch.as_tensor])
-def test_the_accuracy_over_all_images_passes(as_type, client):
+@pytest.mark.parametrize(
+    "answer",
+    [
+        by_objects,
+        accuracy_by(lambda sums: (sums[0] / sums[1]).item()),
+        accuracy_by(lambda sums: sums[:1] / sums[1]),
+        accuracy_by(lambda sums: round((sums[0] / sums[1]).item(), 4)),
+    ],
+)
+def test_the_accuracy_over_all_images_passes_in_any_form(answer, client):
     with by_value():
-        distributed_training.check_global_accuracy(accuracy_by(lambda sums: as_type(over_all(sums))), client)
+        distributed_training.check_global_accuracy(answer, reported, client)

@@ -10,6 +10,8 @@ from workshop_utils.exercises import Answer, NotYet, exercise, expect, passed, u
 
 IMAGES_A_RANK = 4  # a rank's images of each batch in `check_fit_together`
 EXACT = 1e-9  # the order of sums changes float64 weights by less
+ROUNDED = 1e-3  # an accuracy may be rounded to three places
+SIGNS_OF_A_LOST_PARTNER = ("onnection", "gloo", "Read error", "Socket")  # in what gloo raises where a rank has left
 
 
 @exercise
@@ -34,36 +36,67 @@ def check_fit_together(answer: Answer, fit: Callable, client: Client) -> None:
         "the ranks end with different weights: nothing averages their gradients. Is the model wrapped?",
     )
     expect(_apart(ranks[0][0], target) <= EXACT, _wrong_step(first, ranks[0][0], target))
-    [(target, _)] = _on_ranks(client, fit, images, labels, batch_size, 2, n_workers=1)
-    apart = max(_apart(weights, target) for weights, _ in _on_ranks(client, answer, images, labels, batch_size, 2))
+    [(target, whole)] = _on_ranks(client, fit, images, labels, batch_size, 2, n_workers=1)
+    ranks = _on_ranks(client, answer, images, labels, batch_size, 2)
+    _expect_same_batches([seen for _, seen in ranks], whole)
+    apart = max(_apart(weights, target) for weights, _ in ranks)
     expect(apart <= EXACT, f"the first step is right; after 2 epochs of 3 steps a weight differs by {apart:.1e}.")
     passed("Every rank ends with the weights of one process.")
 
 
 @exercise
-def check_global_accuracy(answer: Answer, client: Client) -> None:
+def check_global_accuracy(answer: Answer, given: Callable, client: Client) -> None:
+    expect(callable(answer), "global_accuracy should be a function.")
+    expect(not _does_what(answer, given), "global_accuracy still does what reported does: nothing has changed yet.")
+    ranks = range(len(client.nthreads()))
+    _expect_accuracy(client, answer, [3 + rank for rank in ranks], [4 * (rank + 1) for rank in ranks])
+    if len(ranks) > 1:
+        _expect_accuracy(client, answer, [rank for rank in ranks], [4 * rank for rank in ranks])
+    passed("One number on every rank, and each image counts once.")
+
+
+def _expect_accuracy(client, answer, n_right, n_images):
+    """Expect the same accuracy over all images on every rank. n_right, n_images: a number for each rank."""
+
     def on_each_rank():
         import torch.distributed as dist
 
-        rank = dist.get_rank()
-        n_right, n_images = 3 + rank, 4 * (rank + 1)
-        return answer(n_right, n_images), n_right, n_images
+        return answer(n_right[dist.get_rank()], n_images[dist.get_rank()])
 
+    ranks = ", ".join(f"{right} of {n}" for right, n in zip(n_right, n_images, strict=True))
+    about = f"where the ranks have {ranks} right"
     try:
-        ranks = ddp.run(client, on_each_rank, backend="gloo", timeout=30)
-    except TimeoutError:
-        raise NotYet("the ranks wait for each other: each of them has to call all_reduce, equally often.") from None
-    given, n_right, n_images = zip(*ranks, strict=True)
+        given = ddp.run(client, on_each_rank, backend="gloo", timeout=60)
+    except ZeroDivisionError:
+        raise NotYet(f"{about}, one divides by zero: add up over the ranks first, then divide.") from None
+    except (RuntimeError, TimeoutError) as error:
+        if isinstance(error, TimeoutError) or any(sign in str(error) for sign in SIGNS_OF_A_LOST_PARTNER):
+            raise NotYet(f"{about}, one waits for another: each has to call all_reduce, equally often.") from None
+        raise
     expect(None not in given, "global_accuracy returns None; return the accuracy as a number.")
-    found = [float(value) for value in given]
-    about = f"the ranks had {', '.join(f'{a} of {b}' for a, b in zip(n_right, n_images, strict=True))} right"
-    mean = sum(a / b for a, b in zip(n_right, n_images, strict=True)) / len(ranks)
-    expect(max(found) - min(found) < 1e-6, f"{about} and returned {found}: it should be one number.")
-    mistakes = {f"{about}; {found[0]:.3f} is the mean of their accuracies: add up right ones, and images.": mean}
-    otherwise = f"{about}, and returned {found[0]:.3f}: divide two sums."
-    hint = which_mistake(lambda wrong: abs(found[0] - wrong) < 1e-6, mistakes, otherwise)
-    expect(abs(found[0] - sum(n_right) / sum(n_images)) < 1e-6, hint)
-    passed("One number on every rank, and each image counts once.")
+    found = [_as_accuracy(value) for value in given]
+    expect(all(value == value for value in found), f"{about}, you return nan: add up first, then divide.")
+    shown = ", ".join(f"{value:.3f}" for value in found)
+    expect(max(found) - min(found) < ROUNDED, f"{about}, they return {shown}: it should be one number on all of them.")
+    pairs = [(right, n) for right, n in zip(n_right, n_images, strict=True) if n]
+    mistakes = {
+        f"{about}, {shown} is the mean of their accuracies: a rank with few images counts as much as one with many.": (
+            sum(right / n for right, n in pairs) / len(n_images),
+            sum(right / n for right, n in pairs) / len(pairs),
+        ),
+        f"{about}, you return {shown}, the number of right ones: divide it by the number of images.": [sum(n_right)],
+        f"{shown} is in percent: return a number between 0 and 1.": [100 * sum(n_right) / sum(n_images)],
+    }
+    otherwise = f"{about}, you return {shown}: divide the sum of the right ones by the sum of the images."
+    hint = which_mistake(lambda wrong: any(abs(found[0] - one) < ROUNDED for one in wrong), mistakes, otherwise)
+    expect(abs(found[0] - sum(n_right) / sum(n_images)) < ROUNDED, hint)
+
+
+def _as_accuracy(value):
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):  # a tensor of several numbers raises a RuntimeError
+        raise NotYet(f"a rank returns {value!r}: return one number.") from None
 
 
 def _on_ranks(client, function, images, labels, batch_size, n_epochs, n_workers=None):
@@ -88,7 +121,7 @@ def _on_ranks(client, function, images, labels, batch_size, n_epochs, n_workers=
 
     n_images = 3 * batch_size  # the images of all batches, even where `images` is the first batch alone
     try:
-        return ddp.run(client, on_each_rank, n_workers=n_workers, backend="gloo", timeout=30)
+        return ddp.run(client, on_each_rank, n_workers=n_workers, backend="gloo", timeout=60)
     except TimeoutError:
         raise NotYet("the ranks wait for each other: all of them have to take the same number of steps.") from None
 
@@ -107,6 +140,18 @@ def _expect_shares(seen, whole, n_ranks):
     expect(sum(map(len, mine)) == len(whole), f"the ranks take {mine}: an image is there twice.")
     n_steps = [len(batches) for batches in seen]
     expect(set(n_steps) == {1}, f"for one batch of fit, the ranks take {n_steps} steps: each should take one.")
+
+
+def _expect_same_batches(seen, whole):
+    for step, batch in enumerate(whole):
+        together = sorted(image for batches in seen for part in batches[step : step + 1] for image in part)
+        expect(
+            together == sorted(batch),
+            f"step {step + 1} of fit takes images {min(batch)} to {max(batch)}; in theirs, your ranks together take "
+            f"{together or 'none'}. Cut each batch, not the whole set.",
+        )
+    n_steps = [len(batches) for batches in seen]
+    expect(set(n_steps) == {len(whole)}, f"fit takes {len(whole)} steps, your ranks take {n_steps}.")
 
 
 def _wrong_step(first, found, target):
