@@ -1,84 +1,156 @@
 """Notebook 07: wrong answers get a hint, never a traceback, and right ones pass in any sensible type."""
 
+import json
+from collections import Counter
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
+from torch.profiler import ProfilerActivity, profile
 
 from workshop_utils.exercises import NotYet, learning_results, ours
 
-START = pd.DataFrame({"loss": [2.6, 2.9, 6.1, 9.0, 3.0], "lr": [0.0333, 0.0667, 0.1, 0.099, 0.05]}, index=range(1, 6))
-ACTED = [0.0333, 0.0667, 0.1]  # before step 4
 
-RUNS = pd.DataFrame({"run_of": ["one", "two", "four"], "workers": [1, 2, 4], "threads": 1})
-REACHED = pd.DataFrame({0: [40.0, 30, 25], 1: [44.0, 31, 28], 2: [42.0, 60, 26]}, index=["one", "two", "four"])
-COST = {"one": 42.0, "two": 62.0, "four": 52.0}  # on two cores
+def means(values, size, seed=0):
+    return np.random.default_rng(seed).choice(values, size).mean(axis=1)
+
+
+def right_interval(values):
+    return np.percentile(means(values, (2000, len(values))), [2.5, 97.5])
+
+
+def in_a_loop(values):
+    drawn = sorted(values.sample(frac=1, replace=True).mean() for _ in range(1000))
+    return [drawn[25], drawn[974]]
+
+
+@pytest.mark.parametrize(
+    "function", [right_interval, in_a_loop, lambda values: tuple(map(float, right_interval(np.array(values))))]
+)
+def test_the_interval_of_the_mean_passes_however_it_is_resampled(function, capsys):
+    learning_results.check_interval(function)
+    assert capsys.readouterr().out.startswith("Correct.")
+
+
+def without_replacement(values):
+    drawn = [values.sample(frac=1).mean() for _ in range(200)]
+    return np.percentile(drawn, [2.5, 97.5])
+
+
+@pytest.mark.parametrize(
+    ("function", "hint"),
+    [
+        (lambda values: None, "still returns None"),
+        (lambda values: values.mean(), "two numbers"),
+        (lambda values: right_interval(values)[::-1], "high end comes first"),
+        (without_replacement, "with replacement"),
+        (lambda values: np.percentile(values, [2.5, 97.5]), "single differences"),
+        (lambda values: (values.min(), values.max()), "single differences"),
+        (lambda values: np.percentile(means(values, (2000, len(values))), [5, 95]), "too narrow"),
+        (lambda values: np.percentile(means(values, (2000, len(values))), [0.5, 99.5]), "too wide"),
+        (lambda values: np.percentile(means(values, (2000, 100)), [2.5, 97.5]), "as many values as"),
+        (lambda values: (-1.0, 1.0), "misses the mean"),
+        (lambda values: undefined, "cannot read|undefined"),  # noqa: F821
+        (3, "cannot read|callable"),
+    ],
+)
+def test_no_wrong_interval_passes(function, hint):
+    with pytest.raises(NotYet, match=hint):
+        learning_results.check_interval(function)
+
+
+def recorded_events(steps, path):
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        steps()
+    recorded.export_chrome_trace(path)
+    return [event for event in json.loads(Path(path).read_text())["traceEvents"] if event["ph"] == "X"]
+
+
+def right_totals(steps, path):
+    ms = Counter()
+    for event in recorded_events(steps, path):
+        ms[event["name"]] += event["dur"] / 1000
+    return ms
+
+
+def as_a_series(steps, path):
+    events = pd.DataFrame(recorded_events(steps, path))
+    return events.groupby("name").dur.sum() / 1000
+
+
+@pytest.mark.parametrize("function", [right_totals, as_a_series, lambda *given: dict(right_totals(*given))])
+def test_a_trace_that_was_exported_and_added_up_passes_in_any_type(function, capsys):
+    learning_results.check_traced(function)
+    assert capsys.readouterr().out.startswith("Correct.")
+
+
+def never_exported(steps, path):
+    steps()
+    return {"load": 16.0, "step": 6.0}
+
+
+def recorded_nothing(steps, path):
+    steps()
+    return Counter(event["name"] for event in recorded_events(lambda: None, path))
+
+
+@pytest.mark.parametrize(
+    ("function", "hint"),
+    [
+        (lambda steps, path: None, "still returns None"),
+        (lambda steps, path: {}, "called 0 times"),
+        (never_exported, "no file at path"),
+        (recorded_nothing, "inside the with block"),
+        (lambda *given: recorded_events(*given), "return a dict"),
+        (lambda *given: {name: ms * 1000 for name, ms in right_totals(*given).items()}, "microseconds"),
+        (lambda *given: {one["name"]: one["dur"] / 1000 for one in recorded_events(*given)}, "overwritten"),
+        (lambda *given: Counter(one["name"] for one in recorded_events(*given)), "counts"),
+        (lambda *given: dict.fromkeys(right_totals(*given), 7.0), "add up dur"),
+        (lambda steps: {}, "cannot read|argument"),
+    ],
+)
+def test_no_wrong_totals_pass(function, hint):
+    with pytest.raises(NotYet, match=hint):
+        learning_results.check_traced(function)
+
+
+SHRINKS = "aten::_upsample_bicubic2d_aa"
+TOTALS = [
+    {"aten::convolution": 50.0, "gloo:all_reduce": 300.0, "aten::rand": 1.0},
+    {"aten::convolution": 40.0, "gloo:all_reduce": 5.0, "aten::rand": 1.0, SHRINKS: 290.0},
+]
+
+
+@pytest.mark.parametrize("answer", [(1, SHRINKS), [1, SHRINKS], (np.int64(1), SHRINKS), ours((1, SHRINKS))])
+def test_the_rank_that_does_not_wait_is_the_late_one(answer, capsys):
+    learning_results.check_late(answer, TOTALS)
+    assert "shrinks" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("answer", "hint"),
     [
         (None, "still None"),
-        (0.1, "should be a list"),
-        ("0.0333", "should be a list"),
-        ({0.0333: 1}, "should be a list"),
-        ([], "acted is empty"),
-        ([0.0333, 0.0667, 0.1, 0.099], "forward pass"),
-        (list(START.lr), "had not acted"),
-        ([0.0333, 0.0667], "3 updates"),
-        ([0.1, 0.0667, 0.0333], "in another order"),
-        ([0.0667, 0.1, 0.099], "before step 4"),
-        ([1, 2, 3], "before step 4"),
-        (["a", "b"], "cannot read.*convert"),
+        (1, "two things"),
+        ("1", "two things"),
+        (SHRINKS, "two things"),
+        ((SHRINKS, 1), "the event's name"),
+        ((0, "gloo:all_reduce"), "whoever waits long waits for another"),
+        ((1, "gloo:all_reduce"), "whoever waits long waits for another"),
+        ((0, SHRINKS), "rank 0 is not late"),
+        ((2, SHRINKS), "no rank 2"),
+        ((True, SHRINKS), "no rank True"),
+        ((1, "resize"), "no rank has an event"),
+        ((1, "aten::convolution"), "40 ms on rank 1 and 50 ms on another"),
     ],
 )
-def test_no_wrong_rates_pass(answer, hint):
+def test_no_wrong_rank_or_event_passes(answer, hint):
     with pytest.raises(NotYet, match=hint):
-        learning_results.check_acted(answer, START)
+        learning_results.check_late(answer, TOTALS)
 
 
-@pytest.mark.parametrize("kind", [list, tuple, np.array, pd.Series])
-def test_the_rates_that_acted_pass_in_any_type(kind, capsys):
-    learning_results.check_acted(kind(ACTED), START)
-    assert capsys.readouterr().out.startswith("Correct. 3 updates, with rates up to 0.1000")
-
-
-def test_rounded_rates_pass():
-    learning_results.check_acted([0.03333, 0.06667, 0.1], START)
-
-
-def test_the_solution_is_named_as_ours(capsys):
-    learning_results.check_acted(ours(list(ACTED)), START)
-    assert capsys.readouterr().out.startswith("That was our solution.")
-
-
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
-        (None, "still None"),
-        (40.0, "should be a Series"),
-        ([42, 62, 52], "should be a Series"),
-        (REACHED, "should be a Series"),
-        (pd.Series({"one": 42, "two": 62}), "its index should be"),
-        (pd.Series({"one": 42, "two": 31, "four": 26}), "these are seconds"),
-        (pd.Series({"one": 42, "two": 62, "four": 104}), "cores"),
-        (REACHED.mean(axis=1) * [1, 2, 2], "the mean of the rounds"),
-        (REACHED.min(axis=1) * [1, 2, 2], "the min of the rounds"),
-        (REACHED.sum(axis=1) * [1, 2, 2], "the sum of the rounds"),
-        (pd.Series({"one": 42, "two": 62, "four": 53}), "median"),
-        (pd.Series({"one": "a", "two": "b", "four": "c"}), "cannot read.*convert"),
-    ],
-)
-def test_no_wrong_cost_passes(answer, hint):
-    with pytest.raises(NotYet, match=hint):
-        learning_results.check_cost(answer, REACHED, RUNS, 2)
-
-
-def test_the_cost_passes_in_any_order_and_the_message_says_what_it_shows(capsys):
-    learning_results.check_cost(pd.Series(COST)[["four", "one", "two"]], REACHED, RUNS, 2)
-    expected = "Correct. The cheapest was one, with 42 core-seconds. four finished first, and cost 52.\n"
-    assert capsys.readouterr().out == expected
-
-
-def test_on_one_core_the_cost_is_the_seconds(capsys):
-    learning_results.check_cost(REACHED.median(axis=1), REACHED, RUNS, 1)
-    assert "It also finished first." in capsys.readouterr().out
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+def test_one_rank_has_large_photos_and_all_have_batches_of_one_size(world_size):
+    made = [next(learning_results.batches(1, rank, world_size))[0] for rank in range(world_size)]
+    assert {batch.shape for batch in made} == {(4, 3, 64, 64)}

@@ -1,69 +1,151 @@
 """Checks of notebook 07 · Learning from results."""
 
-from collections.abc import Iterable
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
 
+import numpy as np
 import pandas as pd
+import torch
+from torch.nn.functional import interpolate
+from torch.profiler import record_function
 
 from workshop_utils.exercises import Answer, exercise, expect, passed, which_mistake
 
-
-@exercise
-def check_acted(answer: Answer, start: pd.DataFrame) -> None:
-    """start: the columns `loss` and `lr` of one run, by step."""
-    peak = int(start.loss.idxmax())
-    expected = [float(rate) for rate in start.lr[start.index < peak]]
-    expect(answer is not None, "acted is still None.")
-    expect(isinstance(answer, Iterable) and not isinstance(answer, str | dict), "acted should be a list of rates.")
-    rates = [float(rate) for rate in answer]
-    expect(rates, f"acted is empty, but updates changed the weights before step {peak}: give their rates.")
-    one_more = [*expected, float(start.lr[peak])]
-    expect(
-        not _equal(rates, one_more),
-        f"the loss of step {peak} was computed in its forward pass, before the update of the same "
-        "step: that rate came too late.",
-    )
-    expect(len(rates) <= len(expected), f"the loss was highest in step {peak}: what came after that had not acted.")
-    expect(
-        len(rates) == len(expected),
-        f"acted has {len(rates)} rates: {len(expected)} updates came before the loss of step {peak}.",
-    )
-    if _equal(sorted(rates), sorted(expected)):
-        expect(_equal(rates, expected), "these are the rates, but in another order: give them as they acted.")
-    expect(_equal(rates, expected), f"give the rates of the updates before step {peak}: see the column lr of start.")
-    passed(f"{len(rates)} updates, with rates up to {max(rates):.4f}, came before the loss of step {peak}.")
+THUMBNAIL, LARGE = 64, 1024  # pixels a side
+CLOSE = 0.15  # of the mean's standard error, averaged over the scenes; 1,000 resamples of each come within 0.05
 
 
 @exercise
-def check_cost(answer: Answer, reached: pd.DataFrame, runs: pd.DataFrame, n_cores: int) -> None:
-    """reached: seconds to the goal, run_of x round. runs: the columns run_of, workers and threads."""
-    expect(answer is not None, "cost is still None.")
-    expect(isinstance(answer, pd.Series), "cost should be a Series: one number for each run_of.")
-    expect(set(answer.index) == set(reached.index), f"its index should be {list(reached.index)}.")
-    kinds = runs.drop_duplicates("run_of").set_index("run_of").loc[reached.index]
-    all_threads = kinds.workers * kinds.threads
-    cores, seconds, answer = (
-        all_threads.clip(upper=n_cores),
-        reached.median(axis=1),
-        answer[reached.index].astype(float),
+def check_interval(function: Answer) -> None:
+    """function: returns (low, high) of the mean of a Series of differences, by resampling them."""
+    errors = []
+    for seed, n in enumerate((16, 12, 16, 20)):
+        values = pd.Series(np.random.default_rng(seed).gamma(2.0, 3.0, n) - 2)  # no two ends look alike
+        errors.append(_interval_error(function, values))
+    low, high = np.mean(errors, axis=0)  # in standard errors of the mean, from the ends expected
+    expect(low - high < CLOSE, "your interval is too narrow: its ends are the 2.5th and the 97.5th percentile.")
+    expect(high - low < CLOSE, "your interval is too wide: its ends are the 2.5th and the 97.5th percentile.")
+    expect(max(abs(low), abs(high)) < CLOSE, "both ends are off to one side: take the mean of each resample.")
+    passed("19 of 20 resampled means lie in your interval.")
+
+
+def _interval_error(function, values):
+    answer = function(values.copy())
+    expect(answer is not None, "interval still returns None.")
+    expect(np.shape(answer) == (2,), f"interval returns {answer!r}: return two numbers, (low, high).")
+    low, high = (float(end) for end in answer)
+    expect(low <= high, "the high end comes first: return (low, high).")
+    n = len(values)
+    means = np.random.default_rng(99).choice(values, (20_000, n)).mean(axis=1)
+    ends, error = np.percentile(means, [2.5, 97.5]), means.std()
+    expect(high - low > 1e-9, "all your resamples are the same: draw with replacement, anew for each.")
+    expect(not low <= high < ends[0] and not ends[1] < low, f"your interval misses the mean, {values.mean():.2f}.")
+    single = float(np.subtract(*np.percentile(values, [97.5, 2.5])))
+    expect(
+        high - low < 0.8 * single,
+        "this is where single differences lie: take the mean of each resample, then the percentiles of the means.",
     )
+    expect(
+        high - low > 0.4 * (ends[1] - ends[0]), "far too narrow: each resample has as many values as there are rounds."
+    )
+    return (low - ends[0]) / error, (high - ends[1]) / error
+
+
+@exercise
+def check_traced(function: Answer) -> None:
+    """function: runs what it is given under the profiler, exports the trace, returns ms by event's name."""
+    calls = []
+
+    def steps():
+        calls.append(1)
+        for name, seconds in (("load", 0.012), ("load", 0.004), ("step", 0.006)):
+            with record_function(name):
+                time.sleep(seconds)
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "trace.json")
+        answer = function(steps, path)
+        expect(answer is not None, "traced still returns None.")
+        expect(len(calls) == 1, f"steps() was called {len(calls)} times: call it once, under the profiler.")
+        expect(Path(path).exists(), "there is no file at path: export the trace there, export_chrome_trace(path).")
+        events = [event for event in json.loads(Path(path).read_text())["traceEvents"] if event.get("ph") == "X"]
+    ms = pd.DataFrame(events).groupby("name").dur.agg(["sum", "mean", "max", "count"]) / 1000
+    expect({"load", "step"} <= set(ms.index), "the trace lacks what steps() did: call it inside the with block.")
+    with suppress(AttributeError):
+        answer = answer.to_dict()
+    expect(isinstance(answer, Mapping), "return a dict: the name of an event, and its milliseconds.")
+    mine = {name: float(answer.get(name, 0)) for name in ("load", "step")}
     mistakes = {
-        "these are seconds: multiply by the cores that were in use.": seconds,
-        f"some run has more workers than the machine has cores: cap it with clip(upper={n_cores}).": (
-            seconds * all_threads
-        ),
+        "these are microseconds, as the file has them: divide by 1000.": ms["sum"] * 1000,
+        "this is one event of each name: add up all that have the same name.": ms["max"],
+        "this is the mean: add up all events that have the same name.": ms["mean"],
+        "these are counts: add up dur.": ms["count"] * 1000,
     }
-    for name in ("mean", "min", "max", "sum"):
-        mistakes[f"this is the {name} of the rounds: take their median."] = reached.agg(name, axis=1) * cores
-    right = "the median over the rounds of the seconds, times workers times threads, with at most all cores."
-    expect(_same(answer, seconds * cores), which_mistake(lambda wrong: _same(answer, wrong), mistakes, right))
-    cheapest, first = answer.idxmin(), seconds.idxmin()
-    also = "It also finished first." if cheapest == first else f"{first} finished first, and cost {answer[first]:.0f}."
-    passed(f"The cheapest was {cheapest}, with {answer.min():.0f} core-seconds. {also}")
+    last = pd.Series({event["name"]: event["dur"] / 1000 for event in events})
+    mistakes["a later event has overwritten the earlier one of its name: add them up."] = last
+    right = "add up dur of the events whose ph is 'X', by name, in milliseconds."
+    expect(_same(mine, ms["sum"]), which_mistake(lambda wrong: _same(mine, wrong), mistakes, right))
+    passed("Your function exported a trace, and read it back.")
 
 
-def _equal(ones, others):
-    return len(ones) == len(others) and all(abs(a - b) <= 1e-3 * abs(b) for a, b in zip(ones, others, strict=True))
+def _same(mine, theirs):
+    return all(abs(value - theirs[name]) <= 0.001 * theirs[name] + 0.002 for name, value in mine.items())
 
 
-def _same(one, other):
-    return ((one - other).abs() < 1e-3 * other.abs()).all()
+def batches(n: int, rank: int, world_size: int, batch_size: int = 4) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield n batches of thumbnails, (batch_size, 3, 64, 64), and labels; something is the matter with one rank's."""
+    stored, labels = _stored(rank, LARGE if rank == _late_rank(world_size) else THUMBNAIL, batch_size)
+    for _ in range(n):
+        images = stored
+        if images.shape[-1] > THUMBNAIL:
+            images = interpolate(images, (THUMBNAIL, THUMBNAIL), mode="bicubic", antialias=True)
+        yield images, labels
+
+
+@cache  # drawn once, before the profiler records
+def _stored(rank, size, batch_size):
+    drawn = torch.Generator().manual_seed(rank)
+    return torch.rand(batch_size, 3, size, size, generator=drawn), torch.randint(12, (batch_size,), generator=drawn)
+
+
+@exercise
+def check_late(answer: Answer, totals: Sequence[Mapping[str, float]]) -> None:
+    """answer: (rank, event's name). totals: each rank's ms by event's name."""
+    expect(answer is not None, "late is still None.")
+    expect(
+        isinstance(answer, Sequence) and not isinstance(answer, str) and len(answer) == 2,
+        'late should be two things: (rank, "name of the event").',
+    )
+    rank, event = answer
+    expect(isinstance(event, str), f"the second is {event!r}: write the event's name, as the trace has it.")
+    n, late = len(totals), _late_rank(len(totals))
+    expect(not isinstance(rank, bool) and rank in range(n), f"there is no rank {rank!r}: they are 0 to {n - 1}.")
+    known = {name for one in totals for name in one}
+    expect(event in known, f"no rank has an event named {event!r}: copy the name from the table.")
+    expect(
+        not any(word in event for word in ("all_reduce", "allreduce", "broadcast", "barrier")),
+        "ranks meet there, so it is where they wait: whoever waits long waits for another. What kept that one?",
+    )
+    expect(
+        rank == late,
+        f"rank {rank} is not late: compare what each rank computes, and leave out gloo's events, which contain waits.",
+    )
+    here, elsewhere = (
+        totals[rank].get(event, 0),
+        [one.get(event, 0) for other, one in enumerate(totals) if other != rank],
+    )
+    expect(
+        "upsample" in event,
+        f"{event} took {here:.0f} ms on rank {rank} and {max(elsewhere, default=0):.0f} ms on another: find "
+        "one that takes far longer on this rank than on any other.",
+    )
+    passed("One rank's images are far larger, and it shrinks them in each step while the others wait.")
+
+
+def _late_rank(world_size):
+    return 5 * world_size // 7

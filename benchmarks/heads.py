@@ -1,0 +1,95 @@
+"""The log of heads that notebook 07 compares: many rounds of a new head on features that were computed once.
+
+    python benchmarks/heads.py [--rounds N]
+
+A frozen network gives an image the same features in every epoch, so it sees each image once, and a round of training
+takes a fraction of a second. The problem is that of notebook 06, with as many training images and 504 for validation.
+`statistics` says which ones BatchNorm has in the frozen network: those that came with the weights ("stored"), or the
+mean over the training images ("own"). A round draws first weights and an order of the images; all runs of the round
+share them. The data are the sketches at dusk, or what WORKSHOP_DATA and WORKSHOP_WEIGHTS name; see notebook 01.
+"""
+
+from collections import Counter
+
+import click
+import torch
+from record import RESULTS, write_result
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+from workshop_utils.data import HELD_OUT, find_data, train_val_split
+from workshop_utils.training import BATCHNORMS, prepare
+
+PER_BREED, VAL_SHARE = 66, 42 / 66  # sketches; notebook 06 trains on as many of a breed, and validates on fewer
+RATES = (0.003, 0.01, 0.03, 0.1)
+EPOCHS, BATCH_SIZE = 4, 32
+STATISTICS = ("stored", "own")
+CONFUSED = ("stored", 0.03)  # the runs whose answers are counted: (true breed, answer, in all rounds)
+
+
+@click.command()
+@click.option("--rounds", default=16, show_default=True, help="How often each head is trained.")
+def main(rounds):
+    source = find_data(PER_BREED, HELD_OUT, light="dusk")
+    model, train_set, _ = prepare(source)
+    train_set, val_set = train_val_split(train_set.dataset, VAL_SHARE, seed=0)
+    runs, confused = [], Counter()
+    for statistics in STATISTICS:
+        if statistics == "own":
+            estimate_anew(model, train_set)
+        train_part, val_part = features(model, train_set), features(model, val_set)
+        for round_ in range(rounds):
+            for rate in RATES:
+                curve, pairs = taught(train_part, val_part, rate, round_)
+                run = {"round": round_, "statistics": statistics, "lr": rate, "accuracy": curve[-1], "curve": curve}
+                runs.append(run)
+                if (statistics, rate) == CONFUSED:
+                    confused.update(pairs)
+    sizes = {"n_train": len(train_set), "n_val": len(val_set), "epochs": EPOCHS, "batch_size": BATCH_SIZE}
+    named = [[HELD_OUT[truth].name, HELD_OUT[answer].name, n] for (truth, answer), n in sorted(confused.items())]
+    about = {"data": source.noun, "rounds": rounds, **sizes}
+    path = write_result("heads", {**about, "confused": named, "runs": runs})
+    print(f"written to {path.relative_to(RESULTS.parents[1])}: {len(runs)} runs")
+
+
+@torch.no_grad()
+def estimate_anew(model, images):
+    """Set BatchNorm's statistics to the plain mean over batches of `images`."""
+    for layer in model.modules():
+        if isinstance(layer, BATCHNORMS):
+            layer.reset_running_stats()
+            layer.momentum = None  # the plain mean
+    model.train()
+    for batch, _ in DataLoader(images, BATCH_SIZE, shuffle=True, generator=torch.Generator().manual_seed(0)):
+        model(batch)
+
+
+@torch.no_grad()
+def features(model, images):
+    """Return (features (n, 512), labels (n,)) of `images`: what the head is given."""
+    head, model.fc = model.fc, torch.nn.Identity()
+    batches = [(model.eval()(batch), labels) for batch, labels in DataLoader(images, 64)]
+    model.fc = head
+    return tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
+
+
+def taught(train_part, val_part, rate, seed):
+    """Train a new head; return its accuracy after each epoch, and a Counter of (true breed, answer) at the end."""
+    torch.manual_seed(seed)
+    (x, y), (val_x, val_y) = train_part, val_part
+    head = torch.nn.Linear(x.shape[1], len(HELD_OUT))
+    optimizer = torch.optim.SGD(head.parameters(), lr=rate, momentum=0.9, weight_decay=1e-4)
+    curve = []
+    for _ in range(EPOCHS):
+        for batch in torch.randperm(len(x)).split(BATCH_SIZE):
+            loss = cross_entropy(head(x[batch]), y[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        answers = head(val_x).argmax(1)
+        curve.append(round((answers == val_y).float().mean().item(), 4))
+    return curve, Counter(zip(val_y.tolist(), answers.tolist(), strict=True))
+
+
+if __name__ == "__main__":
+    main()
