@@ -100,10 +100,14 @@ def test_any_of_those_that_may_go_on_and_any_new_one_may_be_taken():
     many_models.check_next_model(last_of_them)
 
 
-def epoch(state, data, seed, *, seeds=True, one_seed=False, new_rows=True, new_state=True, trains=True, keeps=True):
+def of_both(seed, n_epochs):
+    return 1000 * seed + n_epochs
+
+
+def epoch(state, data, seed, *, seeds=of_both, new_rows=True, new_state=True, trains=True, keeps=True):
     """The task of the exercise; each named argument makes another mistake."""
     if seeds:
-        torch.manual_seed(0 if one_seed else 1000 * seed + len(state["rows"]))
+        torch.manual_seed(seeds(seed, len(state["rows"])))
     prefixes, targets, *_ = data
     model = NameLSTM(dropout=0.2)
     model.load_state_dict(state["model"])
@@ -146,10 +150,12 @@ def data(client):
     [
         (lambda state, data, seed: None, "returns None"),
         (wrong(new_state=False), "it now has [12] row"),
-        (wrong(new_state=False, seeds=False), "changes the state"),
+        (wrong(new_state=False, seeds=None), "changes the state"),
         (wrong(new_rows=False), "it now has [12] row"),
-        (wrong(seeds=False), "manual_seed"),
-        (wrong(one_seed=True), "same result"),
+        (wrong(seeds=None), "manual_seed"),
+        (wrong(seeds=lambda seed, n_epochs: 0), "same result"),
+        (wrong(seeds=lambda seed, n_epochs: n_epochs), "same result"),
+        (wrong(seeds=lambda seed, n_epochs: seed), "the same order"),  # in every epoch
         (wrong(trains=False), "it began with"),
         (wrong(keeps=False), "second row"),
         (lambda state, data, seed: [state], "'rows', a list"),
@@ -169,3 +175,14 @@ def test_a_task_that_dask_can_repeat_passes(client, first, data, capsys):
     wait([first, data])
     many_models.check_repeatable(epoch, client, first, data)
     assert capsys.readouterr().out.startswith("Correct. Each run gives the same result")
+
+
+def test_a_task_with_a_generator_of_its_own_and_a_counter_in_its_state_passes(client, first, data):
+    def counts(state, data, seed):
+        n_epochs = state.get("epoch", 0)
+        generator = torch.Generator().manual_seed(seed + 17 * n_epochs)
+        torch.manual_seed(torch.randint(2**31, (), generator=generator).item())
+        after = epoch(state, data, seed, seeds=None)
+        return {**after, "epoch": n_epochs + 1}
+
+    many_models.check_repeatable(counts, client, first, data)

@@ -3,6 +3,7 @@
 import ast
 import queue
 
+import pandas as pd
 import pytest
 from distributed import wait
 from lessons import ROOT, code_cells, read
@@ -104,3 +105,32 @@ def test_a_model_that_failed_is_missing_among_the_losses_and_stops_nobody(traine
     futures = {setting["model"]: trained(setting) for setting in (FAILS, PLAIN)}
     lesson["client"] = trained.client  # the notebook's own
     assert lesson["lowest_losses"](futures) == {"plain": min(row["val_loss"] for row in undisturbed["plain"])}
+
+
+def test_the_recorded_losses_are_those_of_the_notebooks_own_training(trained, lesson):
+    recorded = pd.read_csv(ROOT / "benchmarks/results/cpu2-many-models.csv", index_col=["seed", "model"])
+    seed, model = recorded.index[-1]
+    lr, dropout = (float(word) for word in model.replace(",", "").split()[1::2])
+    data = trained.client.submit(lesson["make_data"], find_names().names)
+    first = trained.client.submit(lesson["make_first_state"], seed)
+    setting = {"model": model, "lr": lr, "dropout": dropout, "seed": seed}
+    state = trained.client.submit(lesson["train_epochs"], first, data, setting, 1, pure=False).result()
+    assert state["rows"][0]["val_loss"] == pytest.approx(recorded.loc[(seed, model), "1"], abs=0.02)
+
+
+def test_halving_keeps_the_better_half_so_far_and_a_late_winner_is_lost(lesson):
+    lesson["n_epochs"] = 1  # the notebook's own
+    losses = pd.DataFrame({"early": [2.0, 2.2, 2.4], "late": [3.0, 1.9, 1.0], "never": [3.1, 3.1, 3.1]}).T
+    losses.loc["second"] = [2.1, 2.1, 2.1]
+    assert lesson["halve"](losses) == "early"
+
+
+def test_a_replay_counts_epochs_and_time_of_busy_slots(lesson):
+    lesson["n_each"], lesson["n_done"] = [1, 2], [1, 3]
+    losses = pd.DataFrame({"a": [3.0, 2.9, 2.8], "b": [2.0, 1.9, 2.1]}).T
+
+    def all_to_the_end(so_far, n_given, n_most):
+        return next((m for m, n in n_given.items() if len(so_far[m]) == n < n_most), None)
+
+    assert lesson["replay"](all_to_the_end, losses, n_slots=1) == {"epochs": 6, "time": 6, "lowest loss": 1.9}
+    assert lesson["replay"](all_to_the_end, losses, n_slots=2)["time"] == 3

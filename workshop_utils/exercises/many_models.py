@@ -120,6 +120,13 @@ def check_repeatable(function: Answer, client: Client, first: Future, data: Futu
     )
     other = client.submit(function, start, data, 1, **here).result()
     expect(not _same(once, other), "seeds 0 and 1 give the same result: use the argument `seed`.")
+    later = {**once, "model": before["model"]}  # the weights of the beginning, and yet one epoch is over
+    later = client.submit(function, later, data, 0, **here).result()
+    expect(
+        not _same_weights(once, later),
+        "the first and the second epoch draw the same random numbers, so each epoch takes the pairs in the same order. "
+        'Set them from `seed` and from the number of epochs so far, len(state["rows"]).',
+    )
     second = client.submit(function, states[0], data, 0, **here).result()
     expect(len(second["rows"]) == n_rows + 1, "a second epoch should add a second row to those of its state.")
     expect(_same(once, states[0].result()), "your task changes the state that it was given. Copy its rows.")
