@@ -4,82 +4,54 @@ import nbformat
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
 
 from workshop_utils import horovod as launcher
 from workshop_utils.exercises import NotYet, horovod, unanswered
-from workshop_utils.models import load_checkpoint
+from workshop_utils.models import checkpoint_exists, load_checkpoint
+
+NOTEBOOK = launcher.RENDERED.parents[1] / "notebooks" / launcher.RENDERED.name
 
 
-@pytest.mark.parametrize(
-    ("plan", "hint"),
-    [
-        (lambda size, accumulate: None, "still None"),
-        (lambda size, accumulate: (16 * size, 0.0025 * size, 288 // (16 * size)), "4 times 16"),
-        (lambda size, accumulate: (32 * size, 0.005 * size, 9 // size), "a part has 16"),
-        (lambda size, accumulate: (16 * size * accumulate, 0.0025 * size, 288 // (16 * size * accumulate)), "the rate"),
-        (lambda size, accumulate: (16 * size * accumulate, 0.0025 * size * accumulate, 18 / size), "whole"),
-        (lambda size, accumulate: (16 * size * accumulate, 0.0025 * size * accumulate, 9), "does not have 9"),
-        (lambda size, accumulate: 16 * size, "cannot read"),
-    ],
-)
-def test_wrong_plans_get_a_hint(plan, hint):
-    with pytest.raises(NotYet, match=hint):
-        horovod.check_plan(plan)
-
-
-def test_a_right_plan_passes_in_any_type(capsys):
-    def plan(size, accumulate):
-        images = 16 * size * accumulate
-        return torch.tensor(images), np.float64(0.005 * images / 32), float(288 // images)
-
-    horovod.check_plan(plan)
-    assert capsys.readouterr().out.startswith("Correct. ")
+@pytest.fixture
+def without_horovod(monkeypatch):
+    monkeypatch.setattr(launcher, "available", lambda: False)
 
 
 def test_the_stub_repeats_the_function_with_mistakes():
-    cells = nbformat.read(launcher.RENDERED, 4).cells
-    stub = next(cell.source for cell in cells if cell.source.startswith("def resume(path):"))
-    names = dict(torch=torch, cross_entropy=cross_entropy, load_checkpoint=load_checkpoint, exercises=horovod)
-    exec(stub, names)
+    cells = nbformat.read(NOTEBOOK, 4).cells
+    names = dict(load_checkpoint=load_checkpoint)
+    exec(next(cell.source for cell in cells if cell.source.startswith("def resume(path")), names)
     assert unanswered(names["resume"], given=horovod.given_resume) and not unanswered(resume, horovod.given_resume)
 
 
-def resume(path, *, load="broadcast", wrap="first", divide=False, part="own", report="mean"):
-    """An answer to exercise 2; its arguments bring in mistakes."""
+def resume(path, model, optimizer, *, load="rank 0", send="object", wrap="first", op="average"):
+    """An answer to exercise 1; its arguments bring in mistakes."""
     import horovod.torch as hvd
 
-    model = torch.nn.Linear(8, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    if load == "after broadcast":
-        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    settings = {"op": hvd.Sum} if op == "sum" else {}
     if wrap == "first":
-        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
-    saved = load_checkpoint(path) if hvd.rank() == 0 else None
-    if load != "after broadcast":
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **settings)
+    saved = load_checkpoint(path) if hvd.rank() == 0 or load == "all" else None
+    if send == "object":
+        saved = hvd.broadcast_object(saved, root_rank=0, name="saved")
+    if send == "without a name":
+        saved = hvd.broadcast_object(saved, root_rank=0)
+    if send == "from rank 0 alone" and hvd.rank() == 0:
         saved = hvd.broadcast_object(saved, root_rank=0, name="saved")
     if saved:
         model.load_state_dict(saved["model"])
-        if load != "model alone":
+        if load != "model":
             optimizer.load_state_dict(saved["optimizer"])
+    if send == "weights":
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     if wrap == "last":
-        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
-    losses = []
-    for step in range(5, 10):
-        images, labels = horovod.batch(step, hvd.rank() if part == "own" else 0, hvd.size() if part != "all" else 1)
-        loss = cross_entropy(model(images), labels)
-        (loss / hvd.size() if divide else loss).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(hvd.allreduce(loss.detach(), name="loss") if report == "mean" else loss.detach())
-    return losses
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **settings)
+    return optimizer
 
 
-def resume_with_rank_0_as_the_source(path):
+def resume_with_rank_0_as_the_source(path, model, optimizer):
     import horovod.torch as hvd
 
-    model = torch.nn.Linear(8, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
     if hvd.rank() == 0:
         saved = load_checkpoint(path)
@@ -87,61 +59,159 @@ def resume_with_rank_0_as_the_source(path):
         optimizer.load_state_dict(saved["optimizer"])
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    losses = []
-    for step in range(5, 10):
-        images, labels = horovod.batch(step, hvd.rank(), hvd.size())
-        loss = cross_entropy(model(images), labels)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(hvd.allreduce(loss.detach(), name="loss").item())
-    return np.array(losses)
+    return optimizer
+
+
+def resume_with_allgather(path, model, optimizer):
+    import horovod.torch as hvd
+
+    found = hvd.allgather_object(load_checkpoint(path) if checkpoint_exists(path) else None, name="found")[0]
+    model.load_state_dict(found["model"])
+    for name, weight in sorted(model.named_parameters()):
+        hvd.broadcast_(weight.data, root_rank=0, name=name)
+    optimizer = hvd.DistributedOptimizer(optimizer)
+    optimizer.load_state_dict(found["optimizer"])
+    return optimizer
 
 
 def with_mistakes(**mistakes):
-    return lambda path: resume(path, **mistakes)
+    return lambda *args: resume(*args, **mistakes)
 
 
-WRONG = [
+WRONG_RESUMES = [
     (horovod.given_resume, "which order"),
-    (with_mistakes(load="after broadcast", wrap="last", divide=True), "which order"),
-    (with_mistakes(load="after broadcast"), "which order"),
-    (with_mistakes(wrap="last"), "The momentum is gone"),
-    (with_mistakes(load="model alone"), "The momentum is gone"),
-    (with_mistakes(divide=True), "factor 2"),
-    (with_mistakes(wrap="last", divide=True), "Two mistakes are left"),
-    (with_mistakes(wrap="never"), "different losses|step 7"),
-    (with_mistakes(part="first"), "not looked at"),
-    (with_mistakes(part="all"), "not looked at"),
-    (with_mistakes(report="own"), "report the mean"),
-    (lambda path: None, "None|no rank"),
-    (lambda path: [0.5] * 5, "not looked at|no rank"),
-    (lambda path: resume(path)[:3], "5 losses"),
-    (lambda path: {}["learning rate"], "learning rate"),
+    (with_mistakes(load="all"), "Only rank 0 finds"),
+    (with_mistakes(send="nothing"), "which order"),
+    (with_mistakes(send="from rank 0 alone"), "rank 0 waits in broadcast_object.*rank 1 is at the end"),
+    (with_mistakes(send="without a name"), "named 'dict'.*named 'NoneType'"),
+    (with_mistakes(send="weights"), "on all ranks"),
+    (with_mistakes(wrap="last"), "momentum is gone: "),
+    (with_mistakes(load="model"), "momentum is gone: "),
+    (with_mistakes(op="sum"), "factor 2"),
+    (with_mistakes(wrap="last", op="sum"), "momentum is gone, and"),
+    (with_mistakes(wrap="never"), "nobody averages"),
+    (lambda path, model, optimizer: None, "returned None"),
+    (lambda path, model, optimizer: model, "returned Linear"),
+    (lambda path, model, optimizer: {}["learning rate"], "learning rate"),
+    (lambda path: None, "cannot read"),
 ]
+RIGHT_RESUMES = [resume, resume_with_rank_0_as_the_source, resume_with_allgather]
 
 
-@pytest.mark.parametrize(("answer", "hint"), WRONG)
-def test_a_wrong_way_to_resume_gets_a_hint_where_threads_stand_in(answer, hint, monkeypatch):
-    monkeypatch.setattr(launcher, "available", lambda: False)
+@pytest.mark.parametrize(("answer", "hint"), WRONG_RESUMES)
+def test_a_wrong_way_to_resume_gets_a_hint(answer, hint, without_horovod):
     with pytest.raises(NotYet, match=hint):
         horovod.check_resume(answer, None)
 
 
-@pytest.mark.parametrize("answer", [resume, resume_with_rank_0_as_the_source])
-def test_a_right_way_to_resume_passes_where_threads_stand_in(answer, monkeypatch, capsys):
-    monkeypatch.setattr(launcher, "available", lambda: False)
+@pytest.mark.parametrize("answer", RIGHT_RESUMES)
+def test_a_right_way_to_resume_passes(answer, without_horovod, capsys):
     horovod.check_resume(answer, None)
+    assert capsys.readouterr().out.startswith("Correct. ")
+
+
+def test_ranks_report_as_many_losses_as_one_process(tmp_path):
+    alone = horovod.train_alone(tmp_path)
+    ranks = horovod._in_threads(horovod.go_on, resume, tmp_path)
+    assert ranks[0] == ranks[1] and np.allclose(ranks[0]["losses"], alone[5:], rtol=1e-4)
+
+
+def unequal(model):
+    import horovod.torch as hvd
+
+    mine = model.state_dict()
+    of_rank_0 = hvd.broadcast_object(mine, root_rank=0, name="state")
+    return [name for name in mine if not torch.equal(mine[name], of_rank_0[name])]
+
+
+def unequal_by_gathering(model):
+    import horovod.torch as hvd
+
+    states = hvd.allgather_object({name: value.numpy() for name, value in model.state_dict().items()})
+    return {name for name, value in states[hvd.rank()].items() if not (value == states[0][name]).all()}
+
+
+def unequal_by_one_tensor_after_another(model):
+    import horovod.torch as hvd
+
+    for name, mine in model.state_dict().items():
+        if not torch.equal(mine, hvd.broadcast(mine, 0, name=name)):
+            yield name
+
+
+def unequal_parameters(model):
+    import horovod.torch as hvd
+
+    mine = dict(model.named_parameters())
+    of_rank_0 = hvd.broadcast_object({name: weight.detach() for name, weight in mine.items()}, name="weights")
+    return [name for name in mine if not torch.equal(mine[name], of_rank_0[name])]
+
+
+def unequal_sums(model):
+    import horovod.torch as hvd
+
+    mine = {name: round(value.double().sum().item(), 3) for name, value in model.state_dict().items()}
+    of_rank_0 = hvd.broadcast_object(mine, name="sums")
+    return [name for name in mine if mine[name] != of_rank_0[name]]
+
+
+def unequal_on_any_rank(model):
+    import horovod.torch as hvd
+
+    states = hvd.allgather_object(model.state_dict(), name="states")
+    return [name for name in states[0] if any((state[name] != states[0][name]).any() for state in states)]
+
+
+def unequal_asked_by_others_alone(model):
+    import horovod.torch as hvd
+
+    return unequal(model) if hvd.rank() else []
+
+
+WRONG_SEARCHES = [
+    (lambda model: None, "still None"),
+    (lambda model: "0.weight", "a list of names"),
+    (lambda model: len(unequal(model)), "a list of names"),
+    (lambda model: [model.state_dict()[name] for name in unequal(model)] or ["0.weights"], "no names"),
+    (lambda model: [], "do not|does not say so"),
+    (unequal_parameters, "no parameters"),
+    (unequal_sums, "number by number"),
+    (unequal_on_any_rank, "rank 0 is not unlike itself"),
+    (unequal_asked_by_others_alone, "rank 0 is at the end.*rank 1 waits in broadcast_object"),
+    (lambda model: list(model.state_dict())[: len(unequal(model))], "does not say so|equal to rank 0's"),
+]
+RIGHT_SEARCHES = [unequal, unequal_by_gathering, unequal_by_one_tensor_after_another]
+
+
+@pytest.mark.parametrize(("answer", "hint"), WRONG_SEARCHES)
+def test_a_wrong_search_for_what_differs_gets_a_hint(answer, hint, without_horovod):
+    with pytest.raises(NotYet, match=hint):
+        horovod.check_unequal(answer, None)
+
+
+@pytest.mark.parametrize("answer", RIGHT_SEARCHES)
+def test_a_right_search_for_what_differs_passes(answer, without_horovod, capsys):
+    horovod.check_unequal(answer, None)
     assert capsys.readouterr().out.startswith("Correct. ")
 
 
 @pytest.mark.skipif(not launcher.available(), reason="Horovod is not built: make horovod")
 @pytest.mark.filterwarnings("ignore:Port 8787 is busy")
 @pytest.mark.timeout(240)
-def test_on_a_cluster_each_way_to_resume_gets_the_same_answer(client, capsys):
-    for answer, hint in WRONG:
+def test_on_a_cluster_the_same_answers_pass_and_horovod_has_the_last_word(client, capsys, monkeypatch):
+    for answer in RIGHT_RESUMES:
+        horovod.check_resume(answer, client)
+    for answer in RIGHT_SEARCHES:
+        horovod.check_unequal(answer, client)
+    assert capsys.readouterr().out.count("Correct. ") == len(RIGHT_RESUMES) + len(RIGHT_SEARCHES)
+
+    def threads_that_lack_something(*_):
+        raise AttributeError("grouped_allreduce")
+
+    monkeypatch.setattr(horovod, "_in_threads", threads_that_lack_something)
+    for answer, hint in [WRONG_RESUMES[number] for number in (0, 1, 6, 9)]:
         with pytest.raises(NotYet, match=hint):
             horovod.check_resume(answer, client)
-    for answer in (resume, resume_with_rank_0_as_the_source):
-        horovod.check_resume(answer, client)
-        assert capsys.readouterr().out.startswith("Correct. ")
+    with pytest.raises(NotYet, match="no parameters"):
+        horovod.check_unequal(unequal_parameters, client)
+    horovod.check_resume(resume, client)
