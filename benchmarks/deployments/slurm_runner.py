@@ -1,6 +1,7 @@
 """Two ranks in one allocation: task 0 is the scheduler, task 1 this script's client, the others are workers."""
 
 import os
+import signal
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ def add_up():
 
 if __name__ == "__main__":
     nannies = {"worker_class": "distributed.Nanny", "worker_options": {"nthreads": 1}}
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # goes to all tasks: ranks that train save, and these outlive them
     with SLURMRunner(**nannies) as runner, Client(runner) as client:
         client.wait_for_workers(runner.n_workers)
         for task, total in ddp.run(client, add_up):

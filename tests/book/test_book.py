@@ -81,6 +81,11 @@ def test_hints_and_solutions_are_folded(pages, name):
     assert page.text.count("Show our solution") >= n_solutions >= 2
 
 
+def test_the_quiz_does_not_call_its_set_up_a_solution(pages):
+    page = pages["notebook_output/quiz.html"]
+    assert "Show our solution" not in page.text and "Show the code behind this page" in page.text
+
+
 @pytest.mark.parametrize("name", LESSONS)
 def test_words_of_the_glossary_are_links_with_their_meaning_once_each(pages, name):
     links = lesson(pages, name).all("a", "term")

@@ -1,12 +1,17 @@
 """Notebook 10: wrong answers get a hint, never a traceback, and right ones pass however they are written."""
 
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import ceil
 from pathlib import Path
 
 import nbformat
+import pandas as pd
 import pytest
+import torch
+import torch.distributed as dist
 
 from workshop_utils.exercises import NotYet, ours, unanswered
 from workshop_utils.exercises import beyond_one_machine as exercises
@@ -57,7 +62,7 @@ def without_a_way_out(n_images, deadline_h, rate, boot_h, price):
         (changed(money=lambda right, *_: right * 60), "at 0.5 an hour"),
         (without_a_way_out, "0.1 hours.*None"),
         (lambda *a: plan(*a) or (10**9, 0), "0.1 hours.*None"),
-        (lambda *a: plan(*a) if a[1] != a[3] else 1 / 0, "ZeroDivisionError"),
+        (lambda *a: plan(*a) if a[1] != a[3] else 1 / 0, "divides by zero.*None"),
     ],
 )
 def test_no_wrong_plan_passes(answer, hint):
@@ -65,40 +70,10 @@ def test_no_wrong_plan_passes(answer, hint):
         exercises.check_plan(answer)
 
 
-@pytest.mark.parametrize("kind", [tuple, list])
+@pytest.mark.parametrize("kind", [tuple, list, lambda pair: (pair[0], round(pair[1], 2))])
 def test_a_right_plan_passes(kind, capsys):
     exercises.check_plan(lambda *arguments: (right := plan(*arguments)) and kind(right))
     assert capsys.readouterr().out.startswith("Correct. A shorter deadline")
-
-
-def images_a_rank(n_ranks, gbit, gradients_mb, ms_an_image, bits=8, share=lambda n: 2 * (n - 1) / n, to=ceil, least=1):
-    return max(least, to(share(n_ranks) * gradients_mb * bits / gbit / ms_an_image))
-
-
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
-        (lambda *_: None, "still None"),
-        (partial(images_a_rank, bits=1), "8 bits"),
-        (partial(images_a_rank, share=lambda n: 1), "not all of them once"),
-        (partial(images_a_rank, share=lambda n: 2), "not twice"),
-        (partial(images_a_rank, share=lambda n: 2 * (n - 1)), "however many there are"),
-        (partial(images_a_rank, to=lambda x: x), "round up"),
-        (partial(images_a_rank, to=int), "round up, not down"),
-        (lambda *a: 1000, "13000 ms.*625.8 ms"),
-        (lambda *a: images_a_rank(*a) if a[0] > 1 else 0, "sends nothing"),
-        (lambda *a: 0, "have at least one"),
-        (lambda *a: "many", "cannot read"),
-    ],
-)
-def test_no_wrong_number_of_images_passes(answer, hint):
-    with pytest.raises(NotYet, match=hint):
-        exercises.check_images_a_rank(answer)
-
-
-def test_the_right_number_of_images_passes(capsys):
-    exercises.check_images_a_rank(images_a_rank)
-    assert capsys.readouterr().out.startswith("Correct. On 1 Gbit/s, eight ranks of a ResNet-18 need 49 images each")
 
 
 class TwoHosts:
@@ -115,32 +90,43 @@ class TwoHosts:
         return self._result
 
 
-def move(shared, n_steps, at="{shared}/small.pt", done=1, exists=checkpoint_exists, skip=(), extra=0):
+def move(shared, n_steps, at="{shared}/small.pt", done=1, exists=checkpoint_exists, skip=(), each=True, out=dict):
     model, optimizer = exercises.small_model()
-    at, first, losses = at.format(shared=shared, home=Path.home()), 0, {}
+    at, first, losses = at.format(shared=shared, path=shared.split("://")[1], home=Path.home()), 0, {}
+
+    def save(step):
+        save_checkpoint(at, step=step + done, model=model.state_dict(), optimizer=optimizer.state_dict())
+
     if exists(at):
         saved = load_checkpoint(at)
         for name, part in (("model", model), ("optimizer", optimizer)):
             if name not in skip:
                 part.load_state_dict(saved[name])
         first = saved["step"]
-    for step in range(first, n_steps + extra):
-        losses[step] = exercises.take_step(model, optimizer, step)
-        states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        save_checkpoint(at, step=step + done, **states)
-    return losses
+    try:
+        for step in range(first, n_steps):
+            losses[step] = exercises.take_step(model, optimizer, step)
+            if each:
+                save(step)
+    finally:  # a host that is taken away does not get here
+        if not each:
+            save(step)
+    return out(losses)
 
 
 @pytest.mark.parametrize(
     ("answer", "hint"),
     [
-        (lambda *_: None, "still None"),
-        (lambda *_: [0.1], "not list"),
-        (exercises.given_move, "`shared`"),
-        (partial(move, extra=1), "steps 0 to 4"),
-        (partial(move, at="{home}/small.pt"), "`shared`"),
-        (partial(move, at="small.pt"), "`shared`"),
+        (lambda *_: None, "takes no step"),
+        (exercises.given_move, "nothing was left below"),
+        (partial(move, out=list), "not list"),
+        (partial(move, out=lambda _: None), "still None"),
+        (partial(move, at="{home}/small.pt"), "nothing was left below"),
+        (partial(move, at="small.pt"), "nothing was left below"),
+        (partial(move, at="{path}/small.pt"), "whole address"),  # what removeprefix("file://") made passed before
+        (partial(move, each=False), "after each step"),  # a save at the end passed before
         (partial(move, exists=os.path.exists), "began anew"),
+        (partial(move, exists=lambda _: True), "ask checkpoint_exists"),
         (partial(move, done=0), "step 4"),
         (partial(move, done=2), "not 5 to 9"),
         (partial(move, skip=("optimizer",)), "step 6.*both states"),
@@ -161,59 +147,140 @@ def test_a_right_move_passes_and_the_home_folder_is_as_before(at, capsys):
     assert before == (os.environ.get("HOME"), os.getcwd())
 
 
-def test_the_notebooks_stub_repeats_the_given_function():
+@pytest.mark.parametrize("name", ["move", "time_is_up"])
+def test_the_notebooks_stub_repeats_the_given_function(name):
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    (stub,) = [cell.source for cell in notebook.cells if cell.source.startswith("def move(")]
+    (stub,) = [cell.source for cell in notebook.cells if cell.source.startswith(f"def {name}(")]
     written: dict = {}
     exec(stub, written)
-    assert unanswered(written["move"], given=exercises.given_move)
+    assert unanswered(written[name], given=getattr(exercises, f"given_{name}"))
 
 
-RIGHT = {"ntasks": 8, "signal": "TERM@300", "open_mode": "append", "checkpoint": "{shared}/model.pt"}
+@pytest.fixture
+def two_ranks(monkeypatch):
+    """Let `ddp.run` run two threads, whose collectives wait for each other for a moment."""
+    mine, met, sent = threading.local(), threading.Barrier(2), [None, None]
+
+    def exchanged(value):
+        sent[mine.rank] = value
+        met.wait(0.5)
+        values = list(sent)
+        met.wait(0.5)
+        return values
+
+    def all_reduce(tensor, op=dist.ReduceOp.SUM):
+        combine = {dist.ReduceOp.SUM: torch.sum, dist.ReduceOp.MAX: torch.amax, dist.ReduceOp.MIN: torch.amin}[op]
+        tensor.copy_(combine(torch.stack(exchanged(tensor.clone())), 0))
+
+    def run(client, function, *, n_workers, timeout=None, **_):
+        def on(rank):
+            mine.rank = rank
+            return function()
+
+        met.reset()
+        with ThreadPoolExecutor(2) as pool:
+            try:
+                return list(pool.map(on, range(2)))
+            except threading.BrokenBarrierError:
+                raise TimeoutError("Rank 0 is late (rank 0: a.py:1 in all_reduce; rank 1: a.py:2 in f): …") from None
+
+    stand_ins = {
+        "get_rank": lambda: mine.rank,
+        "get_world_size": lambda: 2,
+        "barrier": lambda: exchanged(None),
+        "all_reduce": all_reduce,
+        "broadcast": lambda tensor, source: tensor.copy_(exchanged(tensor.clone())[source]),
+        "all_gather_object": lambda found, value: found.__setitem__(slice(None), exchanged(value)),
+    }
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(dist, name, stand_in)
+    monkeypatch.setattr(exercises.ddp, "run", run)
+
+
+def by_flag(operation, then=bool, only=lambda mine: True):
+    def time_is_up(mine):
+        flag = torch.tensor(float(mine))
+        if only(mine):
+            dist.all_reduce(flag, op=operation)
+        return then(flag)
+
+    return time_is_up
+
+
+def rank_0_decides(mine):
+    flag = torch.tensor(float(mine))
+    dist.broadcast(flag, 0)
+    return bool(flag)
+
+
+ANY = dist.ReduceOp.MAX
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (True, "a function"),
+        (exercises.given_time_is_up, "have to agree"),
+        (by_flag(ANY, then=lambda flag: None), "returns None"),
+        (by_flag(dist.ReduceOp.MIN), "as soon as one"),
+        (rank_0_decides, "as soon as one"),
+        (lambda mine: True, "nobody has to stop yet"),
+        (by_flag(ANY, only=lambda mine: mine), "have to agree"),
+        (by_flag(ANY, only=lambda mine: dist.get_rank() == 0), "wait for each other.*all_reduce"),
+    ],
+)
+def test_no_wrong_way_to_stop_passes(answer, hint, two_ranks):
+    with pytest.raises(NotYet, match=hint):
+        exercises.check_time_is_up(answer, None)
+
+
+def gathered(mine):
+    everybody = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, mine)
+    return any(everybody)
+
+
+@pytest.mark.parametrize("answer", [by_flag(ANY), by_flag(dist.ReduceOp.SUM, then=lambda flag: flag > 0), gathered])
+def test_a_right_way_to_stop_passes(answer, two_ranks, capsys):
+    exercises.check_time_is_up(answer, None)
+    assert capsys.readouterr().out.startswith("Correct. All ranks leave the loop after the same step")
+
+
+def log_of(n_steps=4, ahead_s=10.0):
+    rows = []
+    for step in range(n_steps):
+        for rank, (work_s, clock_s) in enumerate([(0.2, 0.0), (0.05, ahead_s)]):
+            began = 100 + 0.2 * step + clock_s
+            times = {"began": began, "ready": began + work_s, "ended": began + 0.2}
+            rows.append({"rank": rank, "step": step, **times})
+    return pd.DataFrame(rows)
 
 
 @pytest.mark.parametrize(
     ("answer", "hint"),
     [
         (None, "still None"),
-        ("--ntasks=8", "should be a dict"),
-        ({"ntasks": 8}, "checkpoint, open_mode, signal"),
-        (RIGHT | {"ntasks": 6}, "six tasks leave four"),
-        (RIGHT | {"ntasks": 7}, "seven tasks leave five"),
-        (RIGHT | {"ntasks": 12}, "12 tasks are 10 ranks"),
-        (RIGHT | {"ntasks": "many"}, "cannot read"),
-        (RIGHT | {"signal": "B:TERM@300"}, "batch script"),
-        (RIGHT | {"signal": "TERM"}, "names no time"),
-        (RIGHT | {"signal": "USR1@300"}, "train saves on SIGTERM"),
-        (RIGHT | {"signal": "TERM@5"}, "5 s"),
-        (RIGHT | {"signal": "TERM@14000"}, "too early"),
-        (RIGHT | {"open_mode": "truncate"}, "empties"),
-        (RIGHT | {"open_mode": "w"}, "append or truncate"),
-        (RIGHT | {"checkpoint": "/tmp/model.pt"}, "belongs to one host"),
-        (RIGHT | {"checkpoint": "~/model.pt"}, "home folder"),
-        (RIGHT | {"checkpoint": "model.pt"}, "no address below"),
-        (RIGHT | {"checkpoint": "{shared}"}, "no address below"),
+        (0, "cannot read"),
+        ("01", "a pair"),
+        ((0, 1, 2), "a pair"),
+        ((2, 10), "ranks are 0 and 1"),
+        ((1, 10), "Whom does it wait for"),
+        ((0, -10), "wrong way round"),
+        ((0, 9.85), "the same on both"),
+        ((0, 0), "how far apart"),
     ],
 )
-def test_no_wrong_allocation_passes(answer, hint):
+def test_no_wrong_reading_of_two_clocks_passes(answer, hint):
     with pytest.raises(NotYet, match=hint):
-        exercises.check_allocation(answer)
+        exercises.check_late(answer, log_of())
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        RIGHT,
-        RIGHT | {"ntasks": "8", "signal": "SIGTERM@120"},
-        RIGHT | {"signal": "15@600", "checkpoint": "s3://bucket/model.pt"},
-        RIGHT | {"signal": "term@60", "open_mode": "Append", "nodes": 2},
-    ],
-)
-def test_a_right_allocation_passes(answer, capsys):
-    exercises.check_allocation(answer)
-    assert capsys.readouterr().out.startswith("Correct. Eight tasks for six ranks")
+@pytest.mark.parametrize("answer", [(0, 10), [0, 10.02], torch.tensor([0, 9.99])])
+def test_a_right_reading_of_two_clocks_passes(answer, capsys):
+    exercises.check_late(answer, log_of())
+    assert capsys.readouterr().out.startswith("Correct. Rank 0 is the slow one. The clocks are 10 s apart")
 
 
 def test_the_solution_is_named_as_ours(capsys):
-    exercises.check_allocation(ours(dict(RIGHT)))
+    exercises.check_late(ours([0, 10.0]), log_of())
     assert capsys.readouterr().out.startswith("That was our solution.")

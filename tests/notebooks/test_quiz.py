@@ -41,8 +41,8 @@ def test_the_notebook_that_it_asks_about_says_so(question):
     assert question["evidence"] in "\n".join([*(cell.source for cell in notebook.cells), *printed])
 
 
-def test_there_are_25_different_questions_about_all_notebooks():
-    assert len(QUESTIONS) == 25 == len({one["question"] for one in QUESTIONS})
+def test_there_are_27_different_questions_about_all_notebooks():
+    assert len(QUESTIONS) == 27 == len({one["question"] for one in QUESTIONS})
     of_notebooks = Counter(one["notebook"] for one in QUESTIONS)
     assert sorted(of_notebooks) == WITH_QUESTIONS and min(of_notebooks.values()) >= 2
 
@@ -59,6 +59,10 @@ def test_the_numbers_in_right_answers_come_out_as_computed():
     answers = " ".join(answer for one in QUESTIONS for answer in right(one))
     feedback = " ".join(answer["feedback"] for one in QUESTIONS for answer in one["answers"])
     assert "About 31" in answers and f"{50 / 8 + 1 + 24} ms" in feedback
+    assert "600 ms" in answers and 150 + 250 + 200 == 600
+    one, sixteen = (5 / 60 + 3.6 / n for n in (1, 16))  # hours
+    assert "A twelfth of the time" in answers and round(one / sixteen) == 12
+    assert "a third more money" in answers and round(16 * sixteen / one - 1, 2) == 0.34
     assert "78, nearly twice" in answers and f"{2 * 7 / 8 * 44.7:.1f} MB" in feedback
 
 
