@@ -7,7 +7,9 @@ from distributed import Client
 
 if __name__ == "__main__":
     lines = subprocess.run(["workshop", "worker-env", "--threads", "1"], capture_output=True, text=True).stdout
-    with SLURMCluster(queue="main", cores=1, memory="4GB", job_script_prologue=lines.splitlines()) as cluster:
+    with SLURMCluster(
+        queue="main", cores=1, processes=1, memory="4GB", job_script_prologue=lines.splitlines()
+    ) as cluster:
         cluster.scale(jobs=2)
         with Client(cluster) as client:
             client.wait_for_workers(2)

@@ -260,7 +260,8 @@ def log_of(n_steps=4, ahead_s=10.0):
     ("answer", "hint"),
     [
         (None, "still None"),
-        (0, "cannot read"),
+        (0, "a pair"),
+        ((0, "10 s"), "a pair"),
         ("01", "a pair"),
         ((0, 1, 2), "a pair"),
         ((2, 10), "ranks are 0 and 1"),
