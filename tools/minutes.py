@@ -8,7 +8,8 @@ import nbformat
 
 WORDS, LINES = 130, 20  # words of prose and lines of code that are read in a minute
 MINUTES = {"exercise": 2, "guess": 1, "check": 0}  # a cell with such a tag takes this, whatever it says
-SOLVED = 2  # lines of our solution that an attendee writes in a minute
+SOLVED = 2  # lines of our solution, beyond those of the stub, that an attendee writes in a minute
+SKIPPED = ("import ", "from ")  # lines that nobody reads one by one
 FURTHER = "## Going further"  # the section for home, which does not count
 UNREAD = re.compile(r"<details>.*?</details>|!\[[^\]]*\]\([^)]*\)", re.DOTALL)  # folded hints and alt texts
 SECTION = re.compile(r"^(## .+)\n*(?:\*\d+ minutes?\*)?\n*", re.MULTILINE)
@@ -33,9 +34,12 @@ def write_minutes(path: Path, notebook: nbformat.NotebookNode, seconds: list[flo
 
 def _of_sections(notebook, seconds):
     minutes, section, took = defaultdict[str, float](float), "", iter(seconds)
+    stub: set[str] = set()
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            minutes[section] += next(took) / 60 + _of_code(cell)
+            minutes[section] += next(took) / 60 + _of_code(cell, stub)
+            if "exercise" in cell.metadata.get("tags", ()):
+                stub = _lines(cell)
             continue
         for part in re.split(r"^(?=## )", cell.source, flags=re.MULTILINE):
             if part.startswith("## "):
@@ -44,10 +48,17 @@ def _of_sections(notebook, seconds):
     return minutes
 
 
-def _of_code(cell):
-    tags, n_lines = cell.metadata.get("tags", ()), cell.source.count("\n") + 1
+def _lines(cell):
+    """Return the distinct lines that an attendee may have to write."""
+    lines = {line.strip() for line in cell.source.splitlines()}
+    return {line for line in lines if line and not line.startswith(("#", "@ours", "if unanswered("))}
+
+
+def _of_code(cell, stub):
+    tags = cell.metadata.get("tags", ())
     if "solution" in tags:
-        return n_lines / SOLVED
+        return len(_lines(cell) - stub) / SOLVED
+    n_lines = sum(bool(line.strip()) and not line.startswith(SKIPPED) for line in cell.source.splitlines())
     return next((MINUTES[tag] for tag in tags if tag in MINUTES), n_lines / LINES)
 
 

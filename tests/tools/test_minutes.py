@@ -5,6 +5,14 @@ from minutes import LINES, WORDS, write_minutes
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 
+SOLUTION = """# our solution
+if unanswered(a):
+    b = 0
+
+    @ours
+""" + "\n".join(f"    step_{n}()" for n in range(8))
+
+
 def lesson(path, *cells):
     notebook = new_notebook(cells=list(cells))
     nbformat.write(notebook, path)
@@ -21,10 +29,10 @@ def test_a_section_has_the_minutes_of_its_cells_words_and_exercises(tmp_path):
         path,
         new_markdown_cell("# Try\n\n**Time:** soon."),
         new_markdown_cell("## 1 · Read\n\n" + "word " * 4 * WORDS),
-        new_code_cell("1\n" * 2 * LINES),
+        new_code_cell("import os\nfrom time import sleep\n\n" + "1\n" * 2 * LINES),
         new_markdown_cell("## 2 · Do\n\nTask ![" + "seen " * 900 + "](a.svg) <details>" + "hint " * 900 + "</details>"),
-        new_code_cell("a = None", metadata={"tags": ["exercise"]}),
-        new_code_cell("solve()\n" * 7, metadata={"tags": ["solution", "hide-input"]}),
+        new_code_cell("a = None\nb = 0", metadata={"tags": ["exercise"]}),
+        new_code_cell(SOLUTION, metadata={"tags": ["solution", "hide-input"]}),
         new_markdown_cell("## Going further\n\n" + "word " * 9000),
     )
     write_minutes(path, notebook, [60.0, 120.0, 0.0])
