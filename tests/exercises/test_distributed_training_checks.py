@@ -87,6 +87,7 @@ def together(*, wrap=True, share="strided", divide_by="part", seed=0, returned="
         (together(share="first"), "same images"),
         (together(share="overlapping"), "on no rank"),
         (together(wrap=False), "different weights.*wrapped"),
+        (together(returned="wrapped"), "begin with 'module.'"),
         (together(divide_by="batch"), "0.5 times.*divide"),
         (together(seed=1), "begin with the same"),
         (together(steps=2), r"2, 2"),
@@ -101,7 +102,7 @@ def test_no_wrong_ddp_loop_passes(answer, hint, client):
         distributed_training.check_fit_together(answer, fit, client)
 
 
-@pytest.mark.parametrize("how", [{}, {"share": "blocks"}, {"returned": "wrapped"}])
+@pytest.mark.parametrize("how", [{}, {"share": "blocks"}])
 def test_a_right_ddp_loop_passes_however_it_shares(how, client, capsys):
     with by_value():
         distributed_training.check_fit_together(together(**how), fit, client)
@@ -196,7 +197,7 @@ def test_no_wrong_accuracy_passes(answer, hint, client):
         by_objects,
         accuracy_by(lambda sums: (sums[0] / sums[1]).item()),
         accuracy_by(lambda sums: sums[:1] / sums[1]),
-        accuracy_by(lambda sums: round((sums[0] / sums[1]).item(), 4)),
+        accuracy_by(lambda sums: round((sums[0] / sums[1]).item(), 2)),
     ],
 )
 def test_the_accuracy_over_all_images_passes_in_any_form(answer, client):

@@ -139,6 +139,19 @@ def unequal_by_one_tensor_after_another(model):
             yield name
 
 
+def unequal_with_a_process_set(model):
+    import horovod.torch as hvd
+
+    mine = model.state_dict()
+    of_rank_0 = hvd.broadcast_object(mine, 0, name="state", process_set=hvd.global_process_set)
+    return [name for name in mine if not torch.equal(mine[name], of_rank_0[name])]
+
+
+def unequal_without_communication(model):
+    theirs = horovod.with_statistics(seed=0).state_dict()
+    return [name for name, mine in model.state_dict().items() if not torch.equal(mine, theirs[name])]
+
+
 def unequal_parameters(model):
     import horovod.torch as hvd
 
@@ -177,10 +190,16 @@ WRONG_SEARCHES = [
     (unequal_parameters, "no parameters"),
     (unequal_sums, "number by number"),
     (unequal_on_any_rank, "rank 0 is not unlike itself"),
+    (unequal_without_communication, "rank 0 is not unlike itself"),
     (unequal_asked_by_others_alone, "rank 0 is at the end.*rank 1 waits in broadcast_object"),
     (lambda model: list(model.state_dict())[: len(unequal(model))], "does not say so|equal to rank 0's"),
 ]
-RIGHT_SEARCHES = [unequal, unequal_by_gathering, unequal_by_one_tensor_after_another]
+RIGHT_SEARCHES = [
+    unequal,
+    unequal_by_gathering,
+    unequal_by_one_tensor_after_another,
+    unequal_with_a_process_set,
+]
 
 
 @pytest.mark.parametrize(("answer", "hint"), WRONG_SEARCHES)

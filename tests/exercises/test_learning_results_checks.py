@@ -21,7 +21,7 @@ def right_interval(values):
 
 
 def in_a_loop(values):
-    drawn = sorted(values.sample(frac=1, replace=True).mean() for _ in range(1000))
+    drawn = sorted(values.sample(frac=1, replace=True, random_state=seed).mean() for seed in range(1000))
     return [drawn[25], drawn[974]]
 
 
@@ -50,6 +50,11 @@ def without_replacement(values):
         (lambda values: np.percentile(means(values, (2000, len(values))), [5, 95]), "too narrow"),
         (lambda values: np.percentile(means(values, (2000, len(values))), [0.5, 99.5]), "too wide"),
         (lambda values: np.percentile(means(values, (2000, 100)), [2.5, 97.5]), "as many values as"),
+        (lambda values: np.percentile(means(values, (2000, 16)), [2.5, 97.5]), "too narrow.*as many values as"),
+        (
+            lambda values: np.percentile(means(values, (2000, len(values) - 1)), [2.5, 97.5]),
+            "too wide.*as many values as",
+        ),
         (lambda values: (-1.0, 1.0), "misses the mean"),
         (lambda values: undefined, "cannot read|undefined"),  # noqa: F821
         (3, "cannot read|callable"),
@@ -95,10 +100,44 @@ def recorded_nothing(steps, path):
     return Counter(event["name"] for event in recorded_events(lambda: None, path))
 
 
+def exported_too_early(steps, path):
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        steps()
+        recorded.export_chrome_trace(path)
+    return {}
+
+
+def only_annotations(steps, path):
+    ms = Counter()
+    for event in recorded_events(steps, path):
+        if event["cat"] == "user_annotation":
+            ms[event["name"]] += event["dur"] / 1000
+    return ms
+
+
+def self_times(steps, path):
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        steps()
+    recorded.export_chrome_trace(path)
+    return {event.key: event.self_cpu_time_total / 1000 for event in recorded.key_averages()}
+
+
+def contained_left_out(steps, path):
+    ms, ends = Counter(), 0.0
+    for event in sorted(recorded_events(steps, path), key=lambda event: event["ts"]):
+        ms[event["name"]] += 0 if event["ts"] < ends else event["dur"] / 1000
+        ends = max(ends, event["ts"] + event["dur"])
+    return ms
+
+
 @pytest.mark.parametrize(
     ("function", "hint"),
     [
         (lambda steps, path: None, "still returns None"),
+        (exported_too_early, "after the `with` block has ended"),
+        (only_annotations, "aten::.* is missing"),
+        (self_times, "is missing: read the file"),
+        (contained_left_out, "add up dur"),
         (lambda steps, path: {}, "called 0 times"),
         (never_exported, "no file at path"),
         (recorded_nothing, "inside the with block"),
@@ -151,6 +190,7 @@ def test_no_wrong_rank_or_event_passes(answer, hint):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
-def test_one_rank_has_large_photos_and_all_have_batches_of_one_size(world_size):
-    made = [next(learning_results.batches(1, rank, world_size))[0] for rank in range(world_size)]
-    assert {batch.shape for batch in made} == {(4, 3, 64, 64)}
+def test_one_rank_has_large_images_and_all_have_batches_of_one_size(world_size):
+    for shrunk in (False, True):
+        made = [next(learning_results.batches(1, rank, world_size, shrunk=shrunk))[0] for rank in range(world_size)]
+        assert {batch.shape for batch in made} == {(4, 3, 64, 64)}

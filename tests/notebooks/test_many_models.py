@@ -118,6 +118,56 @@ def test_the_recorded_losses_are_those_of_the_notebooks_own_training(trained, le
     assert state["rows"][0]["val_loss"] == pytest.approx(recorded.loc[(seed, model), "1"], abs=0.02)
 
 
+class AtOnce:
+    """A client whose tasks are done when they are submitted."""
+
+    def __init__(self, result=None):
+        self.value = result
+
+    def submit(self, function, *args):
+        return AtOnce(function(*(arg.value if isinstance(arg, AtOnce) else arg for arg in args)))
+
+    def result(self):
+        return self.value
+
+
+@pytest.fixture
+def read_record(lesson, monkeypatch, tmp_path):
+    """A function that runs the notebook's cell about the record with these parameters, where training is a stand-in."""
+    (cell,) = [c.source for c in code_cells(read(ROOT / "notebooks" / "08-many-models.ipynb")) if c.id == "e8who000"]
+    monkeypatch.chdir(ROOT / "notebooks")
+    monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path / "new"))
+
+    def train(state, data, setting, n_epochs):
+        return {"rows": [{**setting, "epoch": epoch + 1, "val_loss": 2.5} for epoch in range(n_epochs)]}
+
+    def run(n_seeds, models, trained):
+        grid = {model: {"model": model} for model in models}
+        of = {"n_seeds": n_seeds, "grid": grid, "trained": trained, "client": AtOnce(), "data": None}
+        stand_ins = {"make_first_state": lambda seed: {}, "train_epochs": train}
+        exec(cell, defined := {**lesson, **of, **stand_ins})
+        return defined
+
+    return run
+
+
+def test_losses_of_ones_own_grid_are_read_and_leave_the_projects_record_as_it_was(read_record, capsys):
+    record = ROOT / "benchmarks/results/cpu2-many-models.csv"
+    before = record.read_bytes()
+    own = read_record(2, ["a", "b", "c"], trained=4)["every"]
+    assert own.shape == (6, 4) and (own == 2.5).all(axis=None)
+    assert capsys.readouterr().out == "validation losses of 2 seeds, 3 models, 4 epochs\n"
+    assert record.read_bytes() == before
+
+
+def test_the_projects_record_is_not_taken_for_another_grid(read_record):
+    models = pd.read_csv(ROOT / "benchmarks/results/cpu2-many-models.csv")["model"].unique()
+    assert read_record(0, models, trained=16)["every"].shape[1] == 16
+    for others, trained in ((models[1:], 16), (models, 8)):
+        with pytest.raises(ValueError, match="set n_seeds"):
+            read_record(0, others, trained)
+
+
 def test_halving_keeps_the_better_half_so_far_and_a_late_winner_is_lost(lesson):
     lesson["n_epochs"] = 1  # the notebook's own
     losses = pd.DataFrame({"early": [2.0, 2.2, 2.4], "late": [3.0, 1.9, 1.0], "never": [3.1, 3.1, 3.1]}).T

@@ -4,7 +4,6 @@ import nbformat
 from minutes import LINES, WORDS, write_minutes
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-
 SOLUTION = """# our solution
 if unanswered(a):
     b = 0
