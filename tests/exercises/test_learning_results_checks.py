@@ -156,8 +156,14 @@ def test_no_wrong_totals_pass(function, hint):
 
 SHRINKS = "aten::_upsample_bicubic2d_aa"
 TOTALS = [
-    {"aten::convolution": 50.0, "gloo:all_reduce": 300.0, "aten::rand": 1.0},
-    {"aten::convolution": 40.0, "gloo:all_reduce": 5.0, "aten::rand": 1.0, SHRINKS: 290.0},
+    {"PyTorch Profiler (0)": 355.0, "aten::convolution": 50.0, "gloo:all_reduce": 300.0, "aten::rand": 1.0},
+    {
+        "PyTorch Profiler (0)": 351.0,
+        "aten::convolution": 40.0,
+        "gloo:all_reduce": 5.0,
+        "aten::rand": 1.0,
+        SHRINKS: 290.0,
+    },
 ]
 
 
@@ -181,6 +187,7 @@ def test_the_rank_that_does_not_wait_is_the_late_one(answer, capsys):
         ((2, SHRINKS), "no rank 2"),
         ((True, SHRINKS), "no rank True"),
         ((1, "resize"), "no rank has an event"),
+        ((1, "PyTorch Profiler (0)"), "351 ms on rank 1 and 355 ms on another"),
         ((1, "aten::convolution"), "40 ms on rank 1 and 50 ms on another"),
     ],
 )
