@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "tests/notebooks"))
 from compare import nbval  # noqa: E402
 from lessons import RENDERED, read, without_bars  # noqa: E402
 
-pytestmark = [pytest.mark.clusters, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.clusters, pytest.mark.timeout(1500)]
 
 
 @pytest.mark.parametrize("number", ["04", "06"])
@@ -26,7 +26,7 @@ def test_a_notebook_prints_what_is_stored(number, hosts_cluster, shared_storage,
     folder.mkdir()
     try:
         nbformat.write(notebook, folder / path.name)
-        done = nbval(folder / path.name, stdout=subprocess.PIPE, timeout=840)
+        done = nbval(folder / path.name, stdout=subprocess.PIPE, timeout=1440)
     finally:
         shutil.rmtree(folder)
     assert done.returncode == 0, done.stdout
