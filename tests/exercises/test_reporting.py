@@ -204,11 +204,11 @@ def test_a_notebooks_kernel_reports_what_its_check_cell_said(serve, tmp_path):
     cells = [
         new_code_cell(f"%env WORKSHOP_ROOM={board.url}"),
         new_code_cell(
-            "from workshop_utils.exercises import learning_results as exercises\nexercises.check_acted(None, None)",
+            "from workshop_utils.exercises import learning_results as exercises\nexercises.check_interval(None)",
             metadata={"tags": ["check", "raises-exception"]},
         ),
     ]
     notebook = NotebookClient(new_notebook(cells=cells), resources={"metadata": {"path": tmp_path}}).execute()
     assert notebook.cells[1].outputs[0].ename == "NotYet"
-    said = {"nickname": "Ada", "notebook": "learning_results", "exercise": "acted", "state": "not yet"}
+    said = {"nickname": "Ada", "notebook": "learning_results", "exercise": "interval", "state": "not yet"}
     assert board.next()[2] == said

@@ -112,8 +112,8 @@ def test_the_recorded_losses_are_those_of_the_notebooks_own_training(trained, le
     seed, model = recorded.index[-1]
     lr, dropout = (float(word) for word in model.replace(",", "").split()[1::2])
     data = trained.client.submit(lesson["make_data"], find_names().names)
-    first = trained.client.submit(lesson["make_first_state"], seed)
-    setting = {"model": model, "lr": lr, "dropout": dropout, "seed": seed}
+    first = trained.client.submit(lesson["make_first_state"], int(seed))
+    setting = {"model": model, "lr": lr, "dropout": dropout, "seed": int(seed)}
     state = trained.client.submit(lesson["train_epochs"], first, data, setting, 1, pure=False).result()
     assert state["rows"][0]["val_loss"] == pytest.approx(recorded.loc[(seed, model), "1"], abs=0.02)
 
