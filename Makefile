@@ -14,14 +14,13 @@ unexport PYTHONPATH PYTHONHOME
 # `make lab CPU=1` and `make setup CPU=1` install PyTorch's wheels for CPUs; the environment keeps to them.
 FOR_CPU = $(filter 1,$(CPU))$(wildcard $(VENV)/.cpu)
 
-# `make test` compares all notebooks on one core each. `make test-long` compares each on several workers, once: on several
-# hosts, on a bare Debian, here with every cell twice, or here. 03 starts no cluster. 02 and 07 say so when a cluster takes
-# the place of another, so no cell of theirs is run twice.
-ON_HOSTS := 04 06
+# `make test` compares each notebook: on one core those that `make test-long` compares on several workers (on several hosts,
+# on a bare Debian, here with every cell twice), on all cores the others. 03 starts no cluster.
+ON_HOSTS := 04
 ON_DEBIAN := 01 05
 TWICE := 08 10
+ON_ONE_CORE := 03 $(ON_HOSTS) $(ON_DEBIAN) $(TWICE)
 ALL = $(foreach path,$(notdir $(wildcard notebook_output/[0-9]*.ipynb)),$(firstword $(subst -, ,$(path))))
-ON_ALL_CORES = $(filter-out 03 $(ON_HOSTS) $(ON_DEBIAN) $(TWICE),$(ALL))
 
 # The stored outputs were made with the sketches and their weights, whatever this machine's user has set or downloaded.
 OFFLINE := WORKSHOP_DATA= WORKSHOP_WEIGHTS= WORKSHOP_NAMES= WORKSHOP_SHARED= WORKSHOP_ROOM= DASK_SCHEDULER_ADDRESS= WORKSHOP_CACHE="$(CURDIR)/$(VENV)/cache"
@@ -50,7 +49,8 @@ test: setup-test
 	$(BIN)/mypy
 	@$(MAKE) --no-print-directory unit
 	@! command -v nvidia-smi >/dev/null || $(BIN)/pytest -m gpu
-	$(COMPARE) --each-on-one-core
+	$(COMPARE) --each-on-one-core $(ON_ONE_CORE)
+	$(COMPARE) $(filter-out $(ON_ONE_CORE),$(ALL))
 
 FIRST_HALF := $(addprefix tests/,job loop tool tools) $(wildcard tests/test_[a-i]*.py)
 unit: setup-test  # in two halves side by side, as either leaves a core idle half of the time
@@ -69,7 +69,6 @@ test-clusters: setup-test  # several hosts, SSH and Slurm on this machine; what 
 test-long: test-clusters oldest  # what takes long or needs root
 	$(BIN)/pytest -m long
 	$(COMPARE) --every-cell-twice $(TWICE)
-	$(COMPARE) $(ON_ALL_CORES)
 
 newest: setup-test  # the lessons with the newest versions that the ranges allow; the report is build/newest/report.md
 	$(OFFLINE) $(BIN)/python tools/try_newest.py

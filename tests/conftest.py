@@ -7,9 +7,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import dask
 import pytest
 import torch
 from distributed.core import Status
+from distributed.utils import get_mp_context
 from playwright.sync_api import sync_playwright
 from samples import ODD_NAMES, S3_SECRET, make_weights
 
@@ -20,6 +22,8 @@ from workshop_utils.dogs.sketches import write_sketches
 
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
+WORKERS_ARE = "distributed.worker.multiprocessing-method"
+IMPORTED_ONCE = ["torchvision", "workshop_utils.horovod", "workshop_utils.inference", "workshop_utils.training"]
 FAILED = pytest.StashKey[bool]()
 
 
@@ -29,6 +33,10 @@ def pytest_configure(config):
     # The suite is about the CPU, whatever the machine; `pytest -m gpu` is about the GPU.
     if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        # Workers are forked from a process that has imported PyTorch, as each import takes seconds of a core. Users'
+        # workers are spawned: so they are in tests/test_cluster.py, on several hosts and in notebooks.
+        dask.config.set({WORKERS_ARE: "forkserver"})
+        get_mp_context().set_forkserver_preload(IMPORTED_ONCE)
 
 
 def pytest_runtest_setup(item):

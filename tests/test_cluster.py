@@ -68,6 +68,12 @@ def end_of(client):
             client.cluster.close()
 
 
+@pytest.fixture(autouse=True)
+def workers_are_spawned():
+    with dask.config.set({"distributed.worker.multiprocessing-method": "spawn"}):
+        yield
+
+
 def kill_a_worker(client):
     """Kill one worker of this machine and wait until its nanny has started another."""
     before = client.run(os.getpid)
@@ -110,8 +116,9 @@ def test_without_a_gpu_each_core_has_a_worker_of_one_thread(client):
 def test_workers_share_the_cores(client):
     torch_threads = describe_workers(client).torch_threads
     assert torch_threads.tolist() == [max(1, CPU_COUNT // len(torch_threads))] * len(torch_threads)
-    with end_of(start_cluster(1, threads_per_worker=3)) as single:
-        assert describe_workers(single)[["threads", "torch_threads"]].values.tolist() == [[3, CPU_COUNT]]
+    with end_of(start_cluster(1, threads_per_worker=3, memory_limit="1.5 GiB")) as single:
+        about = describe_workers(single)[["threads", "torch_threads", "memory_gib"]]
+        assert about.values.tolist() == [[3, CPU_COUNT, 1.5]]
 
 
 def test_workers_leave_the_allocator_as_glibc_has_it(client):

@@ -414,10 +414,10 @@ def test_a_model_has_the_precision_that_was_asked_for(weights):
 
 
 def test_the_shipped_weights_recognise_sketches_in_either_precision(client, tmp_path):
-    write_sketches(tmp_path, 1, [breed for breed in BREEDS if not breed.held_out], first_seed=700)
+    write_sketches(tmp_path, 1, [breed for breed in BREEDS if not breed.held_out][::2], first_seed=700)
     sketches = list_photos(tmp_path)
     frames = [classify(client, sketches, weights="sketches", precision=precision) for precision in ("fp32", "bf16")]
-    assert len(sketches) == 108 and all(frame.correct.mean() >= 0.9 for frame in frames)  # measured: 0.96
+    assert len(sketches) == 54 and all(frame.correct.mean() >= 0.9 for frame in frames)  # measured: 0.91
     assert (frames[0].prediction == frames[1].prediction).mean() >= 0.97
 
 

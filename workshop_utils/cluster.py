@@ -32,6 +32,7 @@ def start_cluster(
     n_workers: int | None = None,
     *,
     threads_per_worker: int = 1,
+    memory_limit: str | int | float | None = "auto",
     address: str | None = None,
     timeout_s: float = 15,
     wait_for_workers: float = 60,
@@ -46,6 +47,8 @@ def start_cluster(
 
     n_workers: how many workers to start; None for the default above. Ignored where a running cluster is joined.
     threads_per_worker: tasks that one local worker runs at a time.
+    memory_limit: of one local worker, as `LocalCluster` takes it: such as "2 GiB", bytes, or "auto" for a share of this
+    machine's. Dask ends a worker whose process comes to 95 % of it, and starts it again.
     timeout_s: seconds to wait for a running scheduler. wait_for_workers: seconds to wait for its first worker, which an
     adaptive cluster or a batch system may be about to start.
     Raises ClusterError where no scheduler answers, no worker comes, this machine has fewer GPUs than n_workers, or
@@ -66,7 +69,7 @@ def start_cluster(
         client.wait_for_workers(1, timeout=VENDOR_TIMEOUT_S)
         refuse_other_versions(client)
         return client
-    return _start_local(n_workers, threads_per_worker)
+    return _start_local(n_workers, threads_per_worker, memory_limit)
 
 
 def worker_settings(torch_threads: int) -> dict[str, str]:
@@ -140,7 +143,7 @@ def n_gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def _start_local(n_workers, threads_per_worker):
+def _start_local(n_workers, threads_per_worker, memory_limit):
     n_workers, Cluster = _choose_local(n_workers)
     port = _dashboard_port()
     _set_worker_environment(torch_threads=max(1, CPU_COUNT // n_workers))
@@ -151,6 +154,7 @@ def _start_local(n_workers, threads_per_worker):
             Cluster(
                 n_workers=n_workers,
                 threads_per_worker=threads_per_worker,
+                memory_limit=memory_limit,
                 host=LOOPBACK,
                 silence_logs=logging.CRITICAL,  # a failed task's error waits in its future
                 worker_dashboard_address=f"{LOOPBACK}:0",

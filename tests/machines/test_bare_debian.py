@@ -22,11 +22,8 @@ tests/test_cluster.py::test_a_busy_dashboard_port_is_replaced_by_a_working_one_t
 tests/test_cluster.py::test_a_dataloader_may_have_children_in_a_worker_and_in_the_next_one_after_a_kill
 tests/test_inference.py::test_a_killed_worker_costs_no_rows
 tests/test_inference.py::test_photos_on_s3_give_the_same_rows
-tests/test_ddp.py::test_arguments_arrive_and_results_are_in_rank_order
 tests/test_ddp.py::test_a_killed_rank_is_named
 tests/test_training.py::test_two_ranks_end_with_the_weights_of_one_process
-tests/test_launchers_benchmark.py::test_processes_that_a_tool_leaves_are_found_and_ended
-tests/dogs/test_sketches.py::test_the_shipped_resnet_names_twenty_breeds
 """
 NOTEBOOKS = "01 05"
 COMPUTES = """
