@@ -17,8 +17,8 @@ FOR_CPU = $(filter 1,$(CPU))$(wildcard $(VENV)/.cpu)
 # `make test` compares each notebook: on one core those that `make test-long` compares on several workers (on several hosts,
 # on a bare Debian, here with every cell twice), on all cores the others. 03 starts no cluster.
 ON_HOSTS := 04
-ON_DEBIAN := 01 05
-TWICE := 08 10
+ON_DEBIAN := 01
+TWICE := 08
 ON_ONE_CORE := 03 $(ON_HOSTS) $(ON_DEBIAN) $(TWICE)
 ALL = $(foreach path,$(notdir $(wildcard notebook_output/[0-9]*.ipynb)),$(firstword $(subst -, ,$(path))))
 

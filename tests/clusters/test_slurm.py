@@ -146,3 +146,15 @@ def test_training_that_slurm_ends_goes_on_with_the_next_job_from_the_step_that_a
     until(lambda: no_job_is_left(environment))
     (resumed_at,) = re.findall(r"'resumed_at': (\d+)", logs[-1].read_text())
     assert int(resumed_at) == second and step() == 24
+
+
+def test_a_model_in_shards_goes_on_with_the_next_job(environment, folder):
+    for n_steps in (1, 2):
+        log = folder / f"sharded-{n_steps}.log"
+        words = ("sbatch", "--parsable", "--cpus-per-task=1", f"--output={log}", DEPLOY / "train.sbatch")
+        script = {"SCRIPT": str(DEPLOY / "train_sharded.py")}
+        told(environment | script, *words, folder / "sharded", str(n_steps))
+        until(lambda: no_job_is_left(environment), timeout_s=180)
+        assert f"'resumed_at': {n_steps - 1}, 'steps': {n_steps}" in log.read_text()
+    files = {file.name for file in (folder / "sharded" / "step-00000002").iterdir()}
+    assert files == {".metadata", "__0_0.distcp", "__1_0.distcp"}
