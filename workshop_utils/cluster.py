@@ -144,6 +144,11 @@ def n_gpus() -> int:
 
 
 def _start_local(n_workers, threads_per_worker, memory_limit):
+    if getattr(current_process(), "_inheriting", False):  # as long as a new process imports the program that started it
+        raise ClusterError(
+            "Each new worker imports this program again, which would start another cluster: put start_cluster, and "
+            "what comes after it, below the line if __name__ == '__main__':"
+        )
     n_workers, Cluster = _choose_local(n_workers)
     port = _dashboard_port()
     _set_worker_environment(torch_threads=max(1, CPU_COUNT // n_workers))
