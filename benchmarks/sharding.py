@@ -5,7 +5,7 @@
 The model is a stack of PyTorch's transformer layers with AdamW in float32. Each way trains in workers of its own, since
 a process does not shrink again; each round has every way once, and the medians over the rounds count. Workers have
 MALLOC_MMAP_THRESHOLD_ set, without which glibc keeps what FSDP2 frees. A process has trained a tiny model before it is
-watched. On GPUs, memory is what PyTorch has allocated there.
+watched. For Linux. On GPUs, memory is what PyTorch has allocated there.
 """
 
 import ctypes
@@ -146,11 +146,13 @@ def main(rounds, small):
             runs += [{"round": number, "size": size, "way": way, **largest_of_ranks(way, width, depth)} for way in WAYS]
         click.echo(f"round {number + 1} of {rounds} done", err=True)
     medians = {size: {way: median_of(runs, size, way) for way in WAYS} for size in sizes}
+    path = write_result("sharding", {"rounds": rounds, "steps": N_STEPS, "medians": medians, "runs": runs})
     for size, ways in medians.items():
         for way, found in ways.items():
-            each = (f"{name} {found[name]:.4g} ({found[name] / ways['DDP'][name]:.2f})" for name in FIGURES)
-            click.echo(f"{size}, {way}: {', '.join(each)}")
-    path = write_result("sharding", {"rounds": rounds, "steps": N_STEPS, "medians": medians, "runs": runs})
+            shares = {name: found[name] / (ways["DDP"][name] or float("nan")) for name in FIGURES}
+            click.echo(
+                f"{size}, {way}: " + ", ".join(f"{name} {found[name]:.4g} ({shares[name]:.2f})" for name in FIGURES)
+            )
     click.echo(f"written to {path.relative_to(RESULTS.parents[1])}; in brackets: times DDP's")
 
 

@@ -34,7 +34,8 @@ def pytest_configure(config):
     if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         # Workers are forked from a process that has imported PyTorch, as each import takes seconds of a core. Users'
-        # workers are spawned: so they are in tests/test_cluster.py, on several hosts and in notebooks.
+        # workers are spawned: so they are in tests/test_cluster.py, on several hosts and in notebooks. These here keep
+        # the environment of the first: what PyTorch or glibc reads when it starts has no effect in a later one.
         dask.config.set({WORKERS_ARE: "forkserver"})
         get_mp_context().set_forkserver_preload(IMPORTED_ONCE)
 

@@ -22,14 +22,14 @@ BATCH, STEPS = 12, 4  # images a step, which all ranks share; 12 is divided by 1
 
 
 def model_and_optimizer():
-    """Return an MLP of three layers, sharded where there are several ranks, and its AdamW."""
+    """Return an MLP, sharded where there are several ranks, and an optimiser that shows a wrong scale."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(7, 50), nn.GELU(), nn.Linear(50, 31), nn.GELU(), nn.Linear(31, 3))
     if dist.is_initialized():
         for layer in model:
             fully_shard(layer)
         fully_shard(model)
-    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
 def steps(model, optimizer, first=0, n=STEPS):

@@ -48,12 +48,12 @@ def start_cluster(
     n_workers: how many workers to start; None for the default above. Ignored where a running cluster is joined.
     threads_per_worker: tasks that one local worker runs at a time.
     memory_limit: of one local worker, as `LocalCluster` takes it: such as "2 GiB", bytes, or "auto" for a share of this
-    machine's. Dask ends a worker whose process comes to 95 % of it, and starts it again.
+    machine's. Dask ends a worker whose process comes to 95 % of it, and starts it again. Ignored as n_workers is.
     timeout_s: seconds to wait for a running scheduler. wait_for_workers: seconds to wait for its first worker, which an
     adaptive cluster or a batch system may be about to start.
-    Raises ClusterError where no scheduler answers, no worker comes, this machine has fewer GPUs than n_workers, or
-    the versions of the scheduler or of a worker differ from this process's. Warns of joined workers that do not suit
-    PyTorch, with the lines of `worker_environment`.
+    Raises ClusterError where no scheduler answers, no worker comes, this machine has fewer GPUs than n_workers, the
+    versions of the scheduler or of a worker differ from this process's, or a script calls it while it is imported.
+    Warns of joined workers that do not suit PyTorch, with the lines of `worker_environment`.
     """
     for name, value in (("n_workers", n_workers), ("threads_per_worker", threads_per_worker)):
         if value is not None and (not isinstance(value, int) or value < 1):

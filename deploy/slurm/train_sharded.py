@@ -26,11 +26,11 @@ BATCH_SIZE, SAVE_EVERY = 8, 100  # images a rank, steps
 
 
 def sharded_model():
-    """Return the model, each rank with its shards. Put your own here."""
+    """Return the model, each rank with its shards. Put your own here; fill its buffers, too, such as BatchNorm's."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     mesh = init_device_mesh(device, (dist.get_world_size(),))
     with torch.device("meta"):  # shapes without memory: no rank ever holds the whole
-        model = torchvision.models.vit_b_16(num_classes=len(HELD_OUT))
+        model = torchvision.models.vit_b_32(num_classes=len(HELD_OUT))
     for layer in model.encoder.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -58,13 +58,13 @@ def newest(folder):
 def teach(source, folder, n_steps):
     model, device = sharded_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    of_model, of_optimizer = get_state_dict(model, optimizer)
-    state = {"model": of_model, "optimizer": of_optimizer}
     checkpoint, first = newest(folder)
     if checkpoint:
+        of_model, of_optimizer = get_state_dict(model, optimizer)  # makes a step of a new optimiser: only before a load
+        state = {"model": of_model, "optimizer": of_optimizer}
         dcp.load(state, checkpoint_id=checkpoint)
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    transform = torchvision.models.ViT_B_16_Weights.IMAGENET1K_V1.transforms()
+    transform = torchvision.models.ViT_B_32_Weights.IMAGENET1K_V1.transforms()
     dataset = ImageFolder(source.url, transform, storage_options=source.storage_options, breeds=HELD_OUT)
     loss = None
     with sigterm_noticed() as received:
@@ -82,7 +82,7 @@ def teach(source, folder, n_steps):
                 dcp.save({"model": of_model, "optimizer": of_optimizer}, checkpoint_id=f"{folder}/step-{step + 1:08}")
             if told:
                 raise Preempted(step + 1, told, folder)
-    return {"resumed_at": first, "steps": n_steps, "loss": loss and loss.item()}
+    return {"resumed_at": first, "steps": n_steps, "loss": None if loss is None else loss.item()}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,249 @@
+"""Notebook 11: wrong answers get a hint, never a traceback, and right ones pass in any sensible form."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import nbformat
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
+from torch.distributed.fsdp import fully_shard
+
+from workshop_utils.exercises import NotYet, larger_models, unanswered
+
+NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "11-larger-models.ipynb"
+
+
+@pytest.fixture
+def one_rank(monkeypatch):
+    """Let the checks run their ranks' part here: in a group of one rank, parameters are in shards, too."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    run = SimpleNamespace(run=lambda client, function, *args, **settings: [function(*args)])
+    monkeypatch.setattr(larger_models, "ddp", run)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("stub, given", [("shard_evenly", "shard_in_parts"), ("resume", "given_resume")])
+def test_a_stub_repeats_the_function_with_the_mistake(stub, given):
+    names = {"fully_shard": fully_shard, "dcp": dcp}
+    cells = [cell for cell in nbformat.read(NOTEBOOK, 4).cells if cell.cell_type == "code"]
+    for name in (given, stub):
+        source = next(cell.source for cell in cells if cell.source.startswith(f"def {name}("))
+        exec(source.split("\n\n\n")[0], names)
+    assert unanswered(names[stub], given=names[given])
+
+
+def by_block(model, mesh):
+    for block in model.body:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def with_the_ends_as_units_of_their_own(model, mesh):
+    for part in [*model.body, model.first, model.last]:
+        fully_shard(part, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+@pytest.mark.parametrize("shard", [by_block, with_the_ends_as_units_of_their_own])
+def test_a_unit_for_each_block_is_even(one_rank, shard, capsys):
+    larger_models.check_shard_evenly(shard, None)
+    assert capsys.readouterr().out.startswith("Correct.")
+
+
+def in_parts(model, mesh):
+    for part in model.children():
+        fully_shard(part, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def in_pairs(model, mesh):
+    for start in (0, 2, 4):
+        fully_shard([*model.body[start : start + 2]], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def kept_after_forward(model, mesh):
+    for block in model.body:
+        fully_shard(block, mesh=mesh, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh)
+
+
+def without_the_rest(model, mesh):
+    for block in model.body:
+        fully_shard(block, mesh=mesh)
+
+
+def kept_after_backward(model, mesh):
+    by_block(model, mesh)
+    model.set_reshard_after_backward(False)
+
+
+def without_the_model(model, mesh):
+    for part in [model.first, *model.body, model.last]:
+        fully_shard(part, mesh=mesh)
+
+
+def the_model_first(model, mesh):
+    fully_shard(model, mesh=mesh)
+    for block in model.body:
+        fully_shard(block, mesh=mesh)
+
+
+def each_layer(model, mesh):
+    for module in [*model.modules()][::-1]:
+        if next(module.parameters(recurse=False), None) is not None:
+            fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def and_halve_it(model, mesh):
+    by_block(model, mesh)
+    model.body.register_forward_hook(lambda module, inputs, outputs: outputs / 2)
+
+
+@pytest.mark.parametrize(
+    ("shard", "hint"),
+    [
+        (in_parts, "'body' gathers"),
+        (lambda model, mesh: fully_shard(model, mesh=mesh), "the whole model gathers"),
+        (in_pairs, "gathered at a time"),
+        (kept_after_forward, "gathered at a time"),
+        (kept_after_backward, "gathered at a time"),
+        (without_the_model, "model itself is no unit"),
+        (the_model_first, "begin with the inner ones"),
+        (without_the_rest, "first.weight.*whole"),
+        (lambda model, mesh: None, "no part of the model is sharded"),
+        (each_layer, "units: each costs a message"),
+        (and_halve_it, "answers otherwise"),
+        (lambda model, mesh: fully_shard(model.blocks), "blocks"),
+        (None, "should be a function"),
+    ],
+)
+def test_uneven_units_get_a_hint(one_rank, shard, hint):
+    with pytest.raises(NotYet, match=hint):
+        larger_models.check_shard_evenly(shard, None)
+
+
+def resume_both(path, model, optimizer):
+    of_model, of_optimizer = get_state_dict(model, optimizer)
+    state = {"model": of_model, "optimizer": of_optimizer, "step": 0}
+    dcp.load(state, checkpoint_id=path)
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    return state["step"]
+
+
+def resume_one_by_one(path, model, optimizer):
+    state = {"model": get_model_state_dict(model), "step": 0}
+    dcp.load(state, checkpoint_id=path)
+    set_model_state_dict(model, state["model"])
+    moments = {"optimizer": get_optimizer_state_dict(model, optimizer)}
+    dcp.load(moments, checkpoint_id=path)
+    set_optimizer_state_dict(model, optimizer, moments["optimizer"])
+    return torch.tensor(state["step"])
+
+
+@pytest.mark.parametrize("resume", [resume_both, resume_one_by_one])
+def test_who_brings_back_weights_moments_and_step_resumes(one_rank, resume, capsys):
+    larger_models.check_resume(resume, None)
+    assert capsys.readouterr().out.startswith("Correct.")
+
+
+def resume_with_a_new_optimizer(path, model, optimizer):
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 0}
+    dcp.load(state, checkpoint_id=path)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return state["step"]
+
+
+def resume_without_setting(path, model, optimizer):
+    of_model, of_optimizer = get_state_dict(model, optimizer)
+    state = {"model": of_model, "optimizer": of_optimizer, "step": 0}
+    dcp.load(state, checkpoint_id=path)
+    return state["step"]
+
+
+def resume_without_the_model(path, model, optimizer):
+    state = {"step": 0}
+    dcp.load(state, checkpoint_id=path)
+    return state["step"]
+
+
+def resume_without_the_step(path, model, optimizer):
+    resume_both(path, model, optimizer)
+
+
+def resume_what_is_not_there(path, model, optimizer):
+    dcp.load({"weights": model.state_dict()}, checkpoint_id=path)
+
+
+@pytest.mark.parametrize(
+    ("resume", "hint"),
+    [
+        (resume_with_a_new_optimizer, "moments are still those of a new optimiser"),
+        (resume_without_the_model, "not the weights that were saved"),
+        (resume_without_the_step, "returned None"),
+        (resume_what_is_not_there, "Missing key"),
+        (lambda path, model, optimizer: 5, "the checkpoint is of step"),
+        (lambda path: 5, "argument"),
+        (None, "should be a function"),
+    ],
+)
+def test_a_resume_that_loses_something_gets_a_hint(one_rank, resume, hint):
+    with pytest.raises(NotYet, match=hint):
+        larger_models.check_resume(resume, None)
+
+
+def choose(n_parameters, n_ranks, gpu_gb, unit, *, share=0.8, state=16, of_unit=8, of_ddp=0, ddp_too=True):
+    """An answer to exercise 3; its settings bring in mistakes."""
+    room = share * gpu_gb * 1e9
+    if ddp_too and state * n_parameters + of_ddp * unit <= room:
+        return "DDP"
+    return "FSDP2" if state * n_parameters / n_ranks + of_unit * unit <= room else "neither"
+
+
+def in_other_words(n_parameters, n_ranks, gpu_gb, unit):
+    return {"DDP": "ddp", "FSDP2": "fsdp", "neither": None}[choose(n_parameters, n_ranks, gpu_gb, unit)]
+
+
+@pytest.mark.parametrize("answer", [choose, in_other_words])
+def test_who_counts_all_bytes_chooses_right(answer, capsys):
+    larger_models.check_choose(answer)
+    assert capsys.readouterr().out.startswith("Correct.")
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        {"share": 1},
+        {"state": 4},
+        {"state": 8},
+        {"state": 12},
+        {"of_unit": 0},
+        {"of_unit": 4},
+        {"ddp_too": False},
+        {"of_ddp": 8},
+        {"share": 0.79999},
+    ],
+    ids=str,
+)
+def test_who_forgets_some_bytes_gets_a_hint(mistake):
+    with pytest.raises(NotYet, match="choose"):
+        larger_models.check_choose(lambda *args, **named: choose(*args, **named, **mistake))
+
+
+@pytest.mark.parametrize("answer", [None, lambda **case: None, lambda **case: 3, lambda: "DDP"])
+def test_what_is_no_choice_gets_a_hint(answer):
+    with pytest.raises(NotYet):
+        larger_models.check_choose(answer)
