@@ -67,5 +67,5 @@ def test_every_public_function_says_its_types(name):
 
 @pytest.mark.parametrize("name", FILES)
 def test_nothing_empties_the_table_of_modules(name):
-    # patch.dict does, for a moment. What another thread imports then is made anew; after a second `io`, torch.load fails.
+    # patch.dict does, for a moment. What another thread imports then is made anew, and a second `io` breaks torch.load.
     assert "patch.dict(sys.modules" not in FILES[name] and "sys.modules.clear" not in FILES[name]

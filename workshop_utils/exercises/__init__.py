@@ -3,12 +3,13 @@
 import dis
 import inspect
 import os
+import sys
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import wraps
 from numbers import Integral
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 Answer = Any  # whatever an attendee wrote
@@ -140,3 +141,20 @@ def _what_failed(error):
     if written:
         return f"{written[-1].name} raised {what}, in the line `{written[-1].line}`."
     return f"the check cannot read this answer ({what})."
+
+
+@contextmanager
+def imported(stand_ins: dict[str, ModuleType]) -> Iterator[None]:
+    """Have these modules imported in the block, by name, and after it what was there before.
+
+    `patch.dict` would empty `sys.modules` for a moment. What another thread imports then is made anew, and a second
+    `io` breaks `torch.load`.
+    """
+    before = {name: sys.modules[name] for name in stand_ins if name in sys.modules}
+    sys.modules.update(stand_ins)
+    try:
+        yield
+    finally:
+        for name in stand_ins:
+            del sys.modules[name]
+        sys.modules.update(before)

@@ -1,12 +1,10 @@
 """Checks of notebook 09 · Horovod."""
 
 import os
-import sys
 import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from types import ModuleType
@@ -16,7 +14,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from workshop_utils import horovod
-from workshop_utils.exercises import Answer, NotYet, exercise, expect, passed, which_mistake
+from workshop_utils.exercises import Answer, NotYet, exercise, expect, imported, passed, which_mistake
 from workshop_utils.models import WeightsError, load_checkpoint, save_checkpoint
 from workshop_utils.storage import shared_folder
 
@@ -255,31 +253,12 @@ def _on_cluster(client, function, *args):
 def _in_threads(function, *args, size=2):
     package, stand_in = ModuleType("horovod"), _StandIn(size)
     vars(package)["torch"] = stand_in
-    with _imported({"horovod": package, "horovod.torch": stand_in}), ThreadPoolExecutor(size) as pool:
+    with imported({"horovod": package, "horovod.torch": stand_in}), ThreadPoolExecutor(size) as pool:
         ranks = [pool.submit(stand_in.on, rank, function, *args) for rank in range(size)]
     errors = [error for rank in ranks if (error := rank.exception())]
     for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
         raise error  # rather than that of a rank that waited for the one that failed
     return [rank.result() for rank in ranks]
-
-
-@contextmanager
-def _imported(modules):
-    """Have these modules imported in the block, and what was there before after it.
-
-    `patch.dict` would empty sys.modules for a moment. What another thread imports then is made anew: with a second `io`,
-    `torch.load` fails from then on.
-    """
-    before = {name: sys.modules.get(name) for name in modules}
-    sys.modules.update(modules)
-    try:
-        yield
-    finally:
-        for name, module in before.items():
-            if module is None:
-                del sys.modules[name]
-            else:
-                sys.modules[name] = module
 
 
 class _StandIn(ModuleType):
