@@ -302,8 +302,14 @@ def test_the_end_of_a_process_is_refused_and_the_end_of_its_group_is_not(client)
         return "left"
 
     assert ddp.run(client, leave, dist.destroy_process_group) == ["left", "left"]  # as scripts for torchrun do
-    with pytest.raises(JobError, match=r"Rank \d ended with SystemExit\(3\)"):
+    with pytest.raises(JobError, match=r"Rank \d called sys.exit\(3\): let the function return, or raise"):
         ddp.run(client, leave, lambda: sys.exit(3))
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(JobError, match=r"Rank \d was interrupted"):
+        ddp.run(client, leave, interrupted)
 
 
 def test_a_rank_left_alone_in_a_collective_is_told_who_returned(client):
@@ -398,7 +404,7 @@ def test_a_rank_that_hangs_meets_the_timeout(client, elapsed):
             time.sleep(1000)
 
     elapsed()
-    with pytest.raises(TimeoutError, match=r"Rank 1 had not returned after 2 s \(rank 1: test_ddp.py:\d+ in hang\)"):
+    with pytest.raises(TimeoutError, match=r"Rank 1 had not returned after 2 s. .*test_ddp.py:\d+ in hang"):
         ddp.run(client, hang, timeout=2)
     assert 2 < elapsed() < 10
 
@@ -700,11 +706,90 @@ def test_a_hang_says_where_each_rank_stands(client):
     first, second = job.stacks().split("Rank 1")
     assert first.startswith("Rank 0") and "in mismatched" in first and "in save" in first and "dask" not in first
     assert "in wait_alone" in second and "dist.all_reduce(torch.ones(1))" in second
-    where = r"rank 0: test_ddp.py:\d+ in save; rank 1: test_ddp.py:\d+ in all_reduce"
-    with pytest.raises(TimeoutError, match=rf"Rank 0, 1 had not returned after 4 s \({where}\)") as caught:
+    waits = r"Rank 1 waits in all_reduce \d+ of \[1\], at test_ddp.py:\d+ in all_reduce"
+    others = r"Rank 0 has not called it: it is at test_ddp.py:\d+ in save"
+    with pytest.raises(TimeoutError, match=rf"Ranks 0 and 1 had not returned after 4 s. {waits}. {others}") as caught:
         job.result()
     assert "dist.all_reduce(torch.ones(1))" in caught.value.__notes__[0]
     until(lambda: job.stacks() == "")
+
+
+def test_models_that_differ_are_named_with_the_first_tensor_and_its_rank(client):
+    def compare(what):
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+        for tensor in (*model.parameters(), *model.buffers()):
+            torch.nn.init.zeros_(tensor) if tensor.is_floating_point() else tensor.zero_()
+        if dist.get_rank() == 1 and what == "weight":
+            model[1].weight.data[1] = torch.nan
+        if dist.get_rank() == 1 and what in ("buffer", "buffer left out"):
+            model[1].running_mean[0] = 1
+        if dist.get_rank() == 1 and what == "another model":
+            model.append(torch.nn.Linear(1, 1))
+        try:
+            ddp.assert_equal_on_all_ranks(model, buffers=what != "buffer left out")
+        except AssertionError as error:
+            return str(error)
+
+    names = ("", "weight", "buffer", "buffer left out", "another model")
+    said = {what: ddp.run(client, compare, what) for what in names}
+    assert said[""] == said["buffer left out"] == [None, None]
+    assert all(first == second for first, second in said.values()), "the ranks come to the same"
+    assert "1.weight: rank 1 has other values than rank 0. 1 of 7 tensors" in said["weight"][0]
+    assert ".module" in said["weight"][0] and "Only buffers" not in said["weight"][0]
+    assert "1.running_mean: rank 1 has other values" in said["buffer"][0] and "1 of 7 tensors" in said["buffer"][0]
+    assert "Only buffers differ" in said["buffer"][0] and ".module" not in said["buffer"][0]
+    assert "2.weight: rank 0 has no such tensor. 2 of 9 tensors" in said["another model"][0]
+
+
+def test_a_ddp_model_whose_batchnorm_sees_other_images_on_each_rank_is_equal_after_any_step(client):
+    def train():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten())
+        parallel = torch.nn.parallel.DistributedDataParallel(model)
+        optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
+        torch.manual_seed(dist.get_rank())
+        for _ in range(3):
+            parallel(torch.randn(8, 3, 8, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            ddp.assert_equal_on_all_ranks(parallel)
+        with pytest.raises(AssertionError, match="running_mean.*Only buffers differ.*buffers=False"):
+            ddp.assert_equal_on_all_ranks(parallel, buffers=True)
+
+    ddp.run(client, train)
+
+
+def test_models_of_equal_numbers_in_other_shapes_or_types_differ(client):
+    def compare(first, second):
+        model = torch.nn.Module()
+        model.register_buffer("kept", second if dist.get_rank() else first)
+        try:
+            ddp.assert_equal_on_all_ranks(model, buffers=True)
+        except (AssertionError, TypeError) as error:
+            return re.search("rank 1 has .*? than rank 0|meta device", str(error))[0]
+
+    zeros = torch.zeros
+    different = [(zeros(3, 2), zeros(2, 3)), (zeros(0, 2), zeros(0, 3)), (zeros(4), zeros(2, dtype=torch.float64))]
+    alike = [(zeros(()), zeros(())), (zeros(2, 3).T, zeros(3, 2)), (zeros(2, dtype=torch.cfloat).conj(),) * 2]
+    unknown = [(zeros(2), torch.empty(2, device="meta"))]
+    another_shape = "rank 1 has another shape or type than rank 0"
+    for pairs, expected in ((different, another_shape), (alike, None), (unknown, "meta device")):
+        for pair in pairs:
+            assert ddp.run(client, compare, *pair) == [expected, expected], pair
+
+
+def test_a_model_in_shards_has_nothing_to_compare(client):
+    def sharded():
+        from torch.distributed.fsdp import fully_shard
+
+        ddp.assert_equal_on_all_ranks(fully_shard(torch.nn.Linear(4, 4)))
+
+    with pytest.raises(TypeError, match="weight cannot be compared, as it is in shards"):
+        ddp.run(client, sharded)
+
+
+def test_one_process_without_a_group_is_equal_to_itself():
+    ddp.assert_equal_on_all_ranks(torch.nn.Linear(2, 2))
 
 
 def test_what_ranks_return_keeps_its_type(client):

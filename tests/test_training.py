@@ -120,6 +120,31 @@ def test_with_batchnorm_trained_two_ranks_agree_but_no_longer_equal_one_process(
     assert difference(weights, trained(**settings)[1]) > 1e-3
 
 
+def test_ranks_that_drift_apart_are_found_at_the_next_comparison(client):
+    def spoiled_at(step):
+        model, seen = resnet(), []
+
+        def spoil(*_):
+            seen.append(0)
+            if len(seen) == step and dist.get_rank() == 1:
+                model.layer1[0].bn1.bias.data[3] += 1e-6
+
+        model.register_forward_pre_hook(spoil)
+        with pytest.raises(AssertionError, match="layer1.0.bn1.bias: rank 1 .* 1 of "):
+            trained(model=model, check_every=2, lr=0.0, batch_size=16)
+        return len(seen)
+
+    assert ddp.run(client, spoiled_at, 3, n_workers=2) == [4, 4]
+
+
+def test_ranks_that_agree_pass_each_comparison_also_where_batchnorm_has_statistics_of_each_rank(client, on_two_ranks):
+    for settings in ({"check_every": 1}, {"check_every": 1, "freeze_batchnorm": False}):
+        for numbers, weights in ddp.run(client, trained, n_workers=2, **FIVE_STEPS, **settings):
+            assert numbers["steps"] == 5
+            if len(settings) == 1:
+                assert not changed(weights, on_two_ranks[0][1])
+
+
 @pytest.mark.parametrize("n_images", [80, 87])
 def test_at_each_step_all_world_sizes_see_the_same_images(client, n_images):
     def seen(n_images):
@@ -382,6 +407,7 @@ def test_a_checkpoint_remembers_how_the_model_it_began_with_was_built(tmp_path):
         ({"batch_size": 0}, "batch_size is 0"),
         ({"epochs": 1.5}, "epochs is 1.5"),
         ({"checkpoint_every": 0}, "checkpoint_every is 0"),
+        ({"check_every": -1}, "check_every is -1"),
         ({"lr": -1}, "lr is -1"),
         ({"lr": "0.1"}, "lr is '0.1'"),
         ({"lr": True}, "lr is True"),

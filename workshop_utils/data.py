@@ -54,7 +54,7 @@ class DataSource:
     """Where the lesson's images are.
 
     url: folder of folders `<wnid>-<Breed_name>`. kind: "custom" (WORKSHOP_DATA), "photos" or "sketches".
-    storage_options: what fsspec needs to open `url`. weights: those that suit the images, for `load_resnet`.
+    storage_options: what fsspec needs to open `url`.
     """
 
     url: str
@@ -63,10 +63,12 @@ class DataSource:
 
     @property
     def noun(self) -> str:
+        """What a sentence calls the images: "sketches" or "photos"."""
         return "sketches" if self.kind == "sketches" else "photos"
 
     @property
     def weights(self) -> str:
+        """The weights that suit the images: "sketches" or "auto", for `load_resnet`."""
         return "sketches" if self.kind == "sketches" and not os.environ.get("WORKSHOP_WEIGHTS") else "auto"
 
 
@@ -77,6 +79,7 @@ def find_data(
 
     per_breed: number of sketches of each breed. breeds: those that are needed, None for all; there may be photos of
     others as well. light: "day" or "dusk" for sketches; photos are what they are.
+
     All workers can reach the sketches: see `storage.share`.
     Raises NoPhotos if WORKSHOP_DATA holds none; storage.NotShared if workers do not see photos or sketches;
     storage.CacheError if there is no room for sketches.
@@ -107,6 +110,7 @@ def list_photos(
     """Return the sorted paths of all images in folders `<wnid>-<Breed_name>` directly below `url`.
 
     breeds: names, WordNet ids or `Breed`s of the folders to list; None for all.
+
     Paths carry their protocol (`s3://…`) except local ones. Raises NoPhotos if there are none.
     """
     wanted = None if breeds is None else {find_breed(breed).wnid for breed in breeds}

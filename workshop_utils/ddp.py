@@ -1,7 +1,9 @@
 """Run a PyTorch function on Dask workers as the ranks of one `torch.distributed` process group."""
 
+import hashlib
 import os
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -12,12 +14,22 @@ from unittest.mock import patch
 from distributed import Client
 
 from workshop_utils.job import Job, JobError, limits
-from workshop_utils.job.private import name_groups_from_zero
+from workshop_utils.job.errors import ranks_do, ranks_named
+from workshop_utils.job.private import RECORDER, forget_collectives, name_groups_from_zero
 from workshop_utils.job.rank import Assignment, environment, network_interface
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.distributed import TCPStore
+    from torch.nn import Module
 
+CANNOT = "cannot be compared"  # stands for the shape of a tensor that has no hash
+ONLY_BUFFERS = (
+    "Only buffers differ, such as BatchNorm's statistics, which each rank collects from its own images. DDP copies "
+    "rank 0's before the next forward pass: give buffers=False to compare weights alone."
+)
+SAME_MODEL = "Build the same model on all ranks."
+SAME_UPDATES = "Call the DDP model itself, not its .module; end no_sync; change weights on all ranks alike."
 BACKENDS = ("auto", "gloo", "nccl", "cpu:gloo,cuda:nccl")
 
 
@@ -32,6 +44,7 @@ def launch(
     max_restarts: int = 0,
     wait_for_workers: float = 0,
     wait_for_successors: float = 30,
+    stall_after: float | None = None,
     **kwargs: Any,
 ) -> Job:
     """Start `fn(*args, **kwargs)` as one rank per worker process, and return the `Job` at once.
@@ -51,6 +64,8 @@ def launch(
     starts workers for tasks, not for ranks, so give it a minimum: cluster.adapt(minimum=n_workers, maximum=…).
     wait_for_successors: seconds to wait after a death until as many workers as before are there, which takes minutes
     where Slurm or Kubernetes has to start them. After that, a pair goes on with those that remain.
+    stall_after: seconds without a row of metrics after which whoever waits for the job is warned, with the text of
+    `Job.explain()`; the job goes on. None for no warning.
 
     A rank that raises ends the job with that rank's exception. Whatever ends it, the workers are free for the next.
 
@@ -58,8 +73,8 @@ def launch(
     pickled; JobError where the cluster has too few workers, or several in one process; WorkersBusy, a JobError, where
     they are at work, for this client or another, or paused; SchedulerLost, a JobError; TimeoutError.
     `Job.result()` raises: what a rank raised; TypeError for a result that cannot be pickled; WorkerDied, SchedulerLost
-    (JobErrors); JobError for a backend that does not suit the ranks' GPUs, or for GPUs on some of the ranks;
-    TimeoutError, which says where each rank stood; CancelledError.
+    (JobErrors), the first with how the process ended; JobError for a backend that does not suit the ranks' GPUs, or for
+    GPUs on some of the ranks; TimeoutError, which says who waited for whom; CancelledError.
 
     >>> from distributed import LocalCluster
     >>> with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
@@ -75,13 +90,75 @@ def launch(
         fn,
         args,
         kwargs,
-        limits(n_workers, timeout, max_restarts, **waits),
+        limits(n_workers, timeout, max_restarts, stall_after, **waits),
     )
 
 
 def run(client: Client, fn: Callable, /, *args: Any, **kwargs: Any) -> list[Any]:
     """Return `launch(...).result()`: what each rank returned, in rank order."""
     return launch(client, fn, *args, **kwargs).result()
+
+
+def assert_equal_on_all_ranks(model: "Module", *, buffers: bool = False) -> None:
+    """Raise AssertionError on all ranks, with the first tensor that differs and on which, unless the models are equal.
+
+    Equal is to the bit, so -0.0 differs from 0.0. All ranks of a process group call it together; without a group, as
+    under Horovod, nothing is compared. buffers: True also compares buffers. Those of BatchNorm are statistics of each
+    rank's own images, which DDP makes equal only when the next forward pass begins.
+    Raises TypeError on all ranks for a model whose numbers cannot be compared, such as one in shards.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return
+    tensors = dict(model.named_parameters()) | (dict(model.named_buffers()) if buffers else {})
+    ranks: list[dict[str, tuple[str, str]]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(ranks, {name: _digest(tensor) for name, tensor in tensors.items()})
+    differing = {}
+    names = list(dict.fromkeys(name for rank in ranks for name in rank))  # a rank may lack some
+    for name in names:
+        found = [rank.get(name) for rank in ranks]
+        if wrong := [one[1] for one in found if one and one[0] == CANNOT]:
+            raise TypeError(f"{name} cannot be compared, as it {wrong[0]}.")
+        if len(set(found)) > 1:
+            differing[name] = found
+    if differing:
+        name, found = next(iter(differing.items()))
+        how, cure = _difference(found)
+        if cure == SAME_UPDATES and not differing.keys() & dict(model.named_parameters()).keys():
+            cure = ONLY_BUFFERS
+        raise AssertionError(
+            f"The ranks' models differ, first in {name}: {how}. {len(differing)} of {len(names)} tensors differ. {cure}"
+        )
+
+
+def _digest(tensor: "Tensor") -> tuple[str, str]:
+    """Return (a tensor's type and shape, a hash of its bits); CANNOT and why, where there is none."""
+    import torch
+
+    if hasattr(tensor, "to_local"):
+        return CANNOT, "is in shards, of which each rank holds its own part"
+    if tensor.device.type == "meta":
+        return CANNOT, "is on the meta device, without values"
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    digest = hashlib.blake2b(flat.view(torch.uint8).numpy().tobytes(), digest_size=16).hexdigest()
+    return f"{tensor.dtype} {tuple(tensor.shape)}", digest
+
+
+def _difference(found: list[tuple[str, str] | None]) -> tuple[str, str]:
+    """Return (how a tensor differs, what to do). found: what `_digest` returned on each rank, None where it is not."""
+    there = [one for one in found if one]
+    if len(there) < len(found):
+        without = [rank for rank, one in enumerate(found) if one is None]
+        return f"{ranks_do(without, 'has', 'have')} no such tensor", SAME_MODEL
+    shapes = [shape for shape, _ in there]
+    alike = len(set(shapes)) == 1
+    seen: list = there if alike else shapes
+    usual = Counter(seen).most_common(1)[0][0]  # rank 0's where none has a majority
+    odd = ranks_do([rank for rank, one in enumerate(seen) if one != usual], "has", "have")
+    if alike:
+        return f"{odd} other values than rank {seen.index(usual)}", SAME_UPDATES
+    return f"{odd} another shape or type than rank {seen.index(usual)}", SAME_MODEL
 
 
 def backend_for(backend: str, gpus: list[str]) -> str:
@@ -101,10 +178,10 @@ def backend_for(backend: str, gpus: list[str]) -> str:
     if backend != "auto":
         return backend
     if any(gpus) and not all(gpus):
-        without = [str(rank) for rank, gpu in enumerate(gpus) if not gpu]
+        without = [rank for rank, gpu in enumerate(gpus) if not gpu]
         raise JobError(
-            f"Rank {', '.join(without)} of {len(gpus)} has no GPU, and the others have: take workers of one kind, or "
-            "write backend='gloo'."
+            f"{ranks_named(without).capitalize()} of {len(gpus)} {'has' if len(without) == 1 else 'have'} no GPU, and "
+            "the others have: take workers of one kind, or write backend='gloo'."
         )
     return "cpu:gloo,cuda:nccl" if each_its_own else "gloo"
 
@@ -160,6 +237,7 @@ def _groups_made_by_scripts(store: "TCPStore", mine: Assignment) -> Iterator[Non
             fresh = dist.PrefixStore(
                 f"remade-{next(remade)}", store
             )  # the last group's addresses are in the store, too
+            forget_collectives()  # the new group counts from 1, too
             make(backend, **kwargs | {"store": fresh, "rank": mine.rank, "world_size": mine.world_size})
 
     name, home = "init_process_group", dist.distributed_c10d
@@ -204,7 +282,7 @@ def _settings(mine: Assignment, has_gpu: bool) -> dict[str, str]:
         # The store at MASTER_ADDR is served already, as torchrun's agent serves its own: no port is guessed.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    defaults = {}
+    defaults = dict(RECORDER)
     if not has_gpu:
         defaults["ACCELERATE_USE_CPU"] = "true"  # or a plain Accelerator() would train alone on each rank
     if interface := network_interface():

@@ -30,6 +30,7 @@ def launch(
     max_restarts: int = 0,
     wait_for_workers: float = 0,
     wait_for_successors: float = 30,
+    stall_after: float | None = None,
     **kwargs: Any,
 ) -> Job:
     """Start `fn(*args, **kwargs)` as one Horovod rank per worker process, and return the `Job` at once.
@@ -40,7 +41,7 @@ def launch(
     if not available():
         raise JobError(NOT_BUILT)
     waits = {"wait_for_workers": wait_for_workers, "wait_for_successors": wait_for_successors}
-    return Job(client, _in_horovod, fn, args, kwargs, limits(n_workers, timeout, max_restarts, **waits))
+    return Job(client, _in_horovod, fn, args, kwargs, limits(n_workers, timeout, max_restarts, stall_after, **waits))
 
 
 def run(client: Client, fn: Callable, /, *args: Any, **kwargs: Any) -> list[Any]:

@@ -30,6 +30,7 @@ def load_resnet(weights: str | os.PathLike = "auto") -> tuple[ResNet, Callable, 
     "sketches" name one of the last two; anything else is the path or address of a checkpoint file, a dict with `arch`,
     `num_classes`, `state_dict`; perhaps `categories`; `stride_in_1x1` for a ResNet v1; `size`, the pixels that the
     shorter side is resized to (256 if absent) before the middle 224, or all if there are fewer, are cut out.
+
     transform: from an RGB `PIL.Image` to a normalised (3, 224, 224) float32 tensor, smaller if `size` is.
     categories: the model's category names; a logit's position is its index. The model carries what a checkpoint of it
     has to say in `model.about`: a dict with `arch`, and `stride_in_1x1`, `size`, `categories` if they apply.

@@ -81,7 +81,8 @@ class NameLSTM(nn.Module):
 def generate(model: nn.Module, n: int, *, temperature: float = 1.0, seed: int = 0) -> list[str]:
     """Return `n` names of 1 to 24 characters that `model` makes up; the model is in eval mode afterwards.
 
-    temperature: below 1, likely characters become likelier; 0 takes the likeliest. Raises ValueError if negative.
+    temperature: below 1, likely characters become likelier; 0 takes the likeliest.
+    Raises ValueError for a negative temperature.
     """
     if not 0 <= temperature < torch.inf:
         raise ValueError(f"temperature is {temperature}: give a number of at least 0; 1 draws as the model says.")

@@ -16,11 +16,12 @@ from torchvision.models import ResNet
 
 from workshop_utils import models
 from workshop_utils.data import HELD_OUT, DataSource, ImageFolder, train_val_split
+from workshop_utils.ddp import assert_equal_on_all_ranks
 from workshop_utils.loop.batches import TrainBatches, evaluation_batches
 from workshop_utils.loop.checkpoint import RunCheckpoint
 from workshop_utils.loop.preemption import sigterm_noticed
 from workshop_utils.loop.ranks import own_device, world
-from workshop_utils.loop.settings import COMPRESSIONS, Settings, whole
+from workshop_utils.loop.settings import COMPRESSIONS, Settings, check_run, whole
 from workshop_utils.precision import ieee_float32, precision_of
 from workshop_utils.results import log_metrics
 
@@ -55,6 +56,7 @@ def train(
     *,
     checkpoint: str | os.PathLike | None = None,
     checkpoint_every: int = 50,
+    check_every: int = 0,
     num_workers: int = 0,
     **settings: Any,
 ) -> dict:
@@ -65,6 +67,7 @@ def train(
     epoch. If it exists, training resumes from it, with any world size: on CPUs to the bit as if it had never stopped
     with one or two ranks; gloo adds up more ranks in another order, so these agree to rounding (6e-8). `load_resnet`
     loads the file, if it loaded the model.
+    check_every: steps after which the ranks compare their weights, bit by bit; 0 for never.
     num_workers: children that read images for training, and as many for validation. On a GPU they come from a fork
     server, so they must be able to import the dataset's class: it cannot be from a notebook's cell.
     settings: the fields of `Settings`, such as epochs=3, lr=0.03. Float32 keeps all its digits, also on a GPU.
@@ -75,16 +78,16 @@ def train(
     for the DataLoader), comm_s (gradients still travel when nothing is left to compute), compute_s (all else). Rank 0
     logs step, epoch, val_accuracy, val_loss after each epoch.
     Raises ValueError for settings that cannot be and for a checkpoint of another run, FloatingPointError if the loss
-    becomes infinite or NaN. With a checkpoint, raises Preempted on all ranks once any of them got SIGTERM: after the
-    step in which it came, or the evaluation, if the step ends an epoch. That is saved.
+    becomes infinite or NaN, AssertionError where check_every finds weights that differ. With a checkpoint, raises
+    Preempted on all ranks once any of them got SIGTERM: after the step in which it came, or the evaluation, if the step
+    ends an epoch. That is saved.
     """
     run, every = Settings(**settings), whole("checkpoint_every", checkpoint_every, 1)
-    sizes = _check_sizes(run, model, train_set, val_set)
+    sizes = check_run(run, model, train_set, val_set, check_every)
     batches = TrainBatches(train_set, run.batch_size, run.seed, num_workers)
     val_loader = evaluation_batches(val_set, 64, num_workers, run.seed) if val_set is not None else None
     model.to(own_device()).to(memory_format=torch.channels_last)
-    optimizer = _sgd(model, run.body_lr)
-    trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+    optimizer, trained = _sgd(model, run.body_lr)
     n_steps = run.epochs * batches.per_epoch
 
     with sigterm_noticed(saves=checkpoint is not None) as received:
@@ -98,8 +101,8 @@ def train(
                 rate = learning_rate(step, n_steps, run.lr, run.batch_size, run.warmup_steps)
                 step += 1
                 row = _take_step(parallel, optimizer, rate, images, labels, run, sent)
-                _check_loss(row["loss"], step, run)
                 log_metrics(step=step, epoch=epoch, **row, lr=rate, images=len(images), load_s=load_s)
+                _check_step(model, row["loss"], step, run, check_every)
                 seconds += load_s + row["compute_s"] + row["comm_s"]
                 if step % batches.per_epoch:
                     saved.keep(step, images)
@@ -136,36 +139,21 @@ def learning_rate(step: int, n_steps: int, lr: float, batch_size: int, warmup_st
     return peak * (1 + math.cos(math.pi * (step - warmup_steps) / (n_steps - warmup_steps))) / 2
 
 
-def _check_sizes(run, model, train_set, val_set):
-    """Raise ValueError if the run does not fit the model, the images or the ranks; return the sizes of the datasets."""
-    n_images, world_size = len(train_set), world()[1]
-    parts = world_size * run.accumulate
-    if run.batch_size % parts:
-        raise ValueError(
-            f"batch_size {run.batch_size} cannot be shared by {world_size} ranks with accumulate={run.accumulate}: "
-            f"give a multiple of {parts}, such as {max(1, round(run.batch_size / parts)) * parts}."
-        )
-    if n_images < run.batch_size:
-        raise ValueError(
-            f"The training set has {n_images} images, fewer than one batch of {run.batch_size}: lower batch_size to "
-            f"at most {n_images}, or bring more images."
-        )
-    if run.freeze_epochs and not hasattr(model, "fc"):
-        raise ValueError(f"freeze_epochs is {run.freeze_epochs}, but {type(model).__name__} has no head named fc.")
-    return {"n_images": n_images, "n_val_images": len(val_set or ())}
-
-
-def _check_loss(loss, step, run):
+def _check_step(model, loss, step, run, check_every):
     if not math.isfinite(loss):
         cure = f"lower lr, {run.lr}, or raise warmup_steps, {run.warmup_steps}"
         raise FloatingPointError(f"The loss of step {step} is {loss}: {cure}.")
+    if check_every and step % check_every == 0:
+        assert_equal_on_all_ranks(model, buffers=run.freeze_batchnorm)
 
 
 def _sgd(model, body_lr):
+    """Return (optimizer, the weights that it trains, by name)."""
     head = [weight for name, weight in model.named_parameters() if name.startswith("fc.")]
     body = [weight for name, weight in model.named_parameters() if not name.startswith("fc.")]
     groups = [{"params": head, "share": 1.0}, {"params": body, "share": body_lr}]
-    return torch.optim.SGD(groups, lr=0.0, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
+    trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+    return torch.optim.SGD(groups, lr=0.0, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY), trained
 
 
 def _set_modes(model, trained, head_alone, freeze_batchnorm):

@@ -88,7 +88,7 @@ def test_a_host_that_is_cut_off_is_reported_in_seconds(on_hosts, hosts_cluster):
         has_reached(1, job)
         hosts_cluster.lose(hosts_cluster.hosts[1])
         start = time.monotonic()
-        with pytest.raises(WorkerDied, match=f"Rank 1 .*{job.workers[1]}.*machine"):
+        with pytest.raises(WorkerDied, match=f"Rank 1 .*{job.workers[1]}.*host, or the network to it, is lost"):
             job.result()
     assert time.monotonic() - start < 2 * SILENCE_S
     start = time.monotonic()

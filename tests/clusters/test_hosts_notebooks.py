@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "tests/notebooks"))
 from compare import nbval  # noqa: E402
 from lessons import RENDERED, read, without_bars  # noqa: E402
 
-pytestmark = [pytest.mark.clusters, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.clusters, pytest.mark.weekly, pytest.mark.timeout(900)]
 
 
 def test_a_notebook_prints_what_is_stored(hosts_cluster, shared_storage, monkeypatch):

@@ -17,7 +17,7 @@ class SimulatedJob:
 
     def __init__(self, name, decisions):
         self.name, self.decisions = name, decisions
-        self.choosing, self.fetching, self.free, self.timers, self.mail = None, None, None, [], []
+        self.choosing, self.fetching, self.free, self.examining, self.timers, self.mail = None, None, None, [], [], []
         self.members, self.ranks = (), {}  # workers in rank order; live ranks, by rank: the worker's process
         self.carry_out(decisions.begin())
 
@@ -36,6 +36,10 @@ class SimulatedJob:
         attempt, event = self.timers.pop(0)
         self.tell(event, attempt=attempt)
 
+    def tell_ends(self):
+        attempt, ranks = self.examining.pop(0)
+        self.tell("examined", dict.fromkeys(ranks, ("was killed", "")), attempt=attempt)
+
     def carry_out(self, actions):
         for action in actions:
             match action:
@@ -45,6 +49,8 @@ class SimulatedJob:
                     self.ranks = {rank: worker.process for rank, worker in enumerate(self.members)}
                 case decide.Later(method=method):
                     self.timers.append((self.decisions.attempt, method.__name__))
+                case decide.Examine(ranks):
+                    self.examining.append((self.decisions.attempt, ranks))
                 case decide.Fetch():
                     self.fetching = self.decisions.attempt
                 case decide.Free():
@@ -53,13 +59,13 @@ class SimulatedJob:
 
     def something_is_asked(self):
         """Return what the shell has to do, in some order."""
-        names = ("mail", "timers", "choosing", "free")
+        names = ("mail", "timers", "examining", "choosing", "free")
         return [name for name in names if getattr(self, name)] + ["fetching"] * (self.fetching is not None)
 
     def something_will_happen(self):
         """Whether more is to come, even if ranks that should end never do."""
         at_work = self.decisions.phase in (Phase.STARTING, Phase.RUNNING) and self.ranks
-        timers = [event for attempt, event in self.timers if attempt == self.decisions.attempt]
+        timers = [event for attempt, event in (*self.timers, *self.examining) if attempt == self.decisions.attempt]
         return any((self.choosing, self.free, timers, self.mail, at_work)) or self.fetching is not None
 
 
@@ -169,6 +175,8 @@ class Cluster(RuleBasedStateMachine):
             job.tell_mail(data.draw(st.integers(0, len(job.mail) - 1)))
         elif what == "timers":
             job.tell_timer()
+        elif what == "examining":
+            job.tell_ends()
         elif what == "choosing":
             self.choose(job, late)
         elif what == "fetching":
@@ -186,6 +194,8 @@ class Cluster(RuleBasedStateMachine):
                     job.tell_mail(0)
                 elif what == "timers":
                     job.tell_timer()
+                elif what == "examining":
+                    job.tell_ends()
                 elif what == "choosing":
                     self.choose(job, late=False)
                 elif what == "fetching":

@@ -7,6 +7,8 @@ from workshop_utils.job import JobError, Stopped, WorkerDied, decide
 from workshop_utils.job.decide import Decisions, Limits, Phase
 
 TWO = ("chosen", ("tcp://a", "tcp://b"))
+KILLED, LEFT = ("was killed", "Start again."), ("is gone", "Start again.")  # how, and what to do
+DIES = [("worker_gone", 1), ("judge",), ("examined", {1: KILLED})]
 
 
 def told(*events, **limits):
@@ -39,8 +41,10 @@ def test_a_ranks_error_waits_a_moment_for_a_death_that_may_be_its_cause():
     decisions, actions = told(TWO, ("failed", 0, error))
     assert actions == [decide.Later(decide.SETTLE_S, decisions.judge)] and not decisions.over
     assert decisions.worker_gone(1) == [decide.Later(decide.GATHER_S, decisions.judge)]
-    decisions.judge()
-    assert isinstance(decisions.error, WorkerDied) and "Rank 1 died" in str(decisions.error)
+    assert decisions.judge() == [decide.Examine((1,))]
+    decisions.examined({1: ("was killed by signal 9", "Wait.")})
+    assert isinstance(decisions.error, WorkerDied)
+    assert str(decisions.error) == "Rank 1 died: worker tcp://b was killed by signal 9. Wait."
 
 
 def test_a_cause_that_is_already_known_comes_before_the_end_of_the_time():
@@ -79,18 +83,27 @@ def test_a_rank_that_could_not_begin_ends_the_job_though_the_others_wait():
 
 def test_all_workers_that_died_together_are_named():
     three = ("chosen", ("tcp://a", "tcp://b", "tcp://c"))
-    decisions, _ = told(three, ("worker_gone", 2), ("worker_gone", 1), ("judge",))
-    assert "Rank 1, 2 died" in str(decisions.error)
+    decisions, _ = told(three, ("worker_gone", 2), ("worker_gone", 1), ("judge",), ("examined", {1: KILLED, 2: LEFT}))
+    told_once = "Ranks 1 and 2 died: worker tcp://b was killed; worker tcp://c is gone. Start again."
+    assert str(decisions.error) == told_once
+
+
+def test_a_worker_that_dies_while_the_others_deaths_are_examined_is_examined_too():
+    three = ("chosen", ("tcp://a", "tcp://b", "tcp://c"))
+    decisions, actions = told(three, ("worker_gone", 1), ("judge",), ("worker_gone", 2), ("examined", {1: KILLED}))
+    assert actions == [decide.Examine((2,))]
+    decisions.examined({2: LEFT})
+    assert "Ranks 1 and 2 died" in str(decisions.error)
 
 
 def test_after_a_death_all_ranks_that_live_are_killed_and_not_only_those_at_work():
-    dies = [*ended(0), ("worker_gone", 1), ("judge",)]
+    dies = [*ended(0), *DIES]
     assert told(TWO, *dies)[1] == [decide.Free((0,), keep=False)]
     assert told(TWO, *dies, max_restarts=1)[1] == [decide.Free((0,), keep=True)]
 
 
 def test_a_death_starts_the_next_attempt_on_as_many_workers_which_are_waited_for():
-    decisions, _ = told(TWO, *ended(0), ("worker_gone", 1), ("judge",), max_restarts=1, wait_for_successors=9)
+    decisions, _ = told(TWO, *ended(0), *DIES, max_restarts=1, wait_for_successors=9)
     assert decisions.freed() == [decide.Choose(2, 2, 9)]
     assert decisions.phase is Phase.CHOOSING and decisions.size == 2 and decisions.attempt == 1
     assert decisions.chosen(TWO[1]) == [decide.Start()]
@@ -100,12 +113,12 @@ def test_a_death_starts_the_next_attempt_on_as_many_workers_which_are_waited_for
 
 
 def test_a_pair_of_sizes_goes_on_with_fewer_after_a_death():
-    decisions, _ = told(TWO, *ended(0), ("worker_gone", 1), ("judge",), fewest=1, most=4, max_restarts=1)
+    decisions, _ = told(TWO, *ended(0), *DIES, fewest=1, most=4, max_restarts=1)
     assert decisions.freed() == [decide.Choose(1, 2, 30)]
 
 
 def test_where_no_successor_comes_the_death_is_the_error():
-    dies = [*ended(0), ("worker_gone", 1), ("judge",), ("freed",)]
+    dies = [*ended(0), *DIES, ("freed",)]
     decisions, actions = told(TWO, *dies, ("refused", JobError("has 1")), max_restarts=1, wait_for_successors=2)
     assert isinstance(decisions.error, WorkerDied) and "wait_for_successors=2" in decisions.error.__notes__[0]
     assert actions == [decide.Free((), keep=False)]
@@ -119,7 +132,7 @@ def test_a_job_that_is_stopped_while_it_chooses_gives_up_what_it_gets():
 
 
 def test_a_job_that_is_stopped_between_two_attempts_is_not_started_again():
-    dies = [*ended(0), ("worker_gone", 1), ("judge",)]
+    dies = [*ended(0), *DIES]
     decisions, _ = told(TWO, *dies, ("stop", CancelledError("stop")), max_restarts=1)
     assert decisions.freed() == [decide.Free((), keep=False)]  # it had kept its workers
     assert decisions.freed() == [] and isinstance(decisions.error, CancelledError)
@@ -132,7 +145,7 @@ def test_a_stop_kills_whom_it_has_to_and_keeps_the_error_of_a_job_that_ends_alre
 
 
 def test_a_worker_that_dies_while_it_sends_is_a_death_and_not_an_error_of_the_network():
-    sends = [*ended(0, 1), ("failed", None, OSError("lost")), ("worker_gone", 1), ("judge",)]
+    sends = [*ended(0, 1), ("failed", None, OSError("lost")), *DIES]
     assert isinstance(told(TWO, *sends)[0].error, WorkerDied)
     assert isinstance(told(TWO, *sends[:3], ("judge",))[0].error, OSError)
 

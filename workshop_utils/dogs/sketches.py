@@ -56,10 +56,11 @@ def write_sketches(
     first_seed: int = 0,
     light: str = "day",
 ) -> int:
-    """Write sketches as `<folder>/<wnid>-<Breed_name>/<wnid>_<seed>.jpg` and return how many were written.
+    """Write sketches below `folder`, as `<wnid>-<Breed_name>/` `<wnid>_<seed>.jpg`; return how many were written.
 
     per_breed: seeds `first_seed` to `first_seed + per_breed - 1` of each breed; files that exist are left alone.
     breeds: None for all 120. breeds, size and light are as in `draw_dog`.
+
     A file appears whole or not at all, so a run that was killed can be started again.
     """
     for part in Path(folder).glob("*/*.part"):

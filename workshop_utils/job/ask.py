@@ -1,15 +1,20 @@
 """Questions of the client to the scheduler and to workers, which have a time limit."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from distributed import Client
+from distributed import CancelledError, Client
 
 from workshop_utils.job.errors import JobError, SchedulerLost
+from workshop_utils.job.explain import silent
+from workshop_utils.job.look import Look, look_here
+from workshop_utils.job.on_scheduler import processes
+from workshop_utils.job.owners import Worker
 
 ANSWER_S = 15  # time limit for a worker's answer
+LOOK_S = 5  # time limit for its answer to how its rank looks; then its nanny is asked
 BUSY_S = 60  # time limit for the scheduler's answer: it may be busy
 LOST = (
     "The connection to the scheduler is lost, and with it the job: its process has ended, or the network to it. Start "
@@ -34,7 +39,9 @@ async def ask_scheduler(client: Client, function: Callable, *args: Any) -> Any:
         ) from error
 
 
-async def ask_workers(client: Client, workers: Sequence[str], function: Callable, *args: Any) -> dict[str, Any]:
+async def ask_workers(
+    client: Client, workers: Iterable[str], function: Callable, *args: Any, answer_s: float = ANSWER_S
+) -> dict[str, Any]:
     """Return what function(*args) returns on each of these workers that answers in time, by address.
 
     A worker that cannot import the function answers with the ImportError.
@@ -43,10 +50,30 @@ async def ask_workers(client: Client, workers: Sequence[str], function: Callable
     async def ask(address: str) -> dict[str, Any]:
         with suppress(Exception):  # it is ending, or its host is cut off: the others' answers shall not wait
             try:
-                return await asyncio.wait_for(client.run(function, *args, workers=[address]), ANSWER_S)
+                return await asyncio.wait_for(client.run(function, *args, workers=[address]), answer_s)
             except (ImportError, AttributeError) as error:
                 return {address: error}
         return {}
 
     answers = await asyncio.gather(*(ask(address) for address in workers))
     return {address: answer for one in answers for address, answer in one.items()}
+
+
+def lost_tasks(job: str) -> CancelledError:
+    """Return the error of a job whose tasks were cancelled, and not by the job."""
+    return CancelledError(f"{job} lost its tasks to client.cancel(), client.restart() or client.close().")
+
+
+async def ask_looks(client: Client, job: str, attempt: int, ranks: Mapping[int, Worker]) -> list[Look]:
+    """Return how those of these ranks look that are at work. A worker's nanny answers for it where it does not."""
+    addresses = [worker.address for worker in ranks.values()]
+    found = await ask_workers(client, addresses, look_here, job, attempt, answer_s=LOOK_S)
+    looks = [found[address] for address in addresses if found.get(address)]
+    if mute := {rank: worker for rank, worker in ranks.items() if worker.address not in found}:
+        seen: list = [None] * len(mute)
+        with suppress(TimeoutError, JobError):  # a busy scheduler must not keep an explanation
+            seen = await asyncio.wait_for(ask_scheduler(client, processes, list(mute.values())), ANSWER_S)
+        looks += [
+            silent(rank, process, worker.has_nanny) for (rank, worker), process in zip(mute.items(), seen, strict=True)
+        ]
+    return sorted(looks)

@@ -16,14 +16,15 @@ from distributed import CancelledError, Client, Future
 from distributed.comm import get_address_host
 from distributed.core import clean_exception
 
-from workshop_utils.job.ask import LOST, ask_scheduler, ask_workers
+from workshop_utils.job.ask import LOST, ask_looks, ask_scheduler, lost_tasks
 from workshop_utils.job.choose import choose
-from workshop_utils.job.decide import Action, Choose, Decisions, Fetch, Free, Later, Limits, Phase, Start
+from workshop_utils.job.decide import Action, Choose, Decisions, Examine, Fetch, Free, Later, Limits, Phase, Start
 from workshop_utils.job.errors import JobError, SchedulerLost, listed
-from workshop_utils.job.on_scheduler import known, replace
-from workshop_utils.job.owners import KINDS, Claimed, Request, Worker, unfit
-from workshop_utils.job.rank import REACH_S, Assignment, arrange_meeting, cannot_connect, run_rank, serve_store
-from workshop_utils.job.stacks import stack_here, timed_out
+from workshop_utils.job.explain import cannot_begin, stalled, timed_out
+from workshop_utils.job.look import Look
+from workshop_utils.job.on_scheduler import ends, known, replace, watch_ends
+from workshop_utils.job.owners import KINDS, Claimed, Request, Worker
+from workshop_utils.job.rank import REACH_S, Assignment, arrange_meeting, run_rank, serve_store
 
 START_S = 300  # time limit for all ranks to begin: rank 0's worker imports PyTorch first
 SLOWEST_BYTES_PER_S = 10**7  # of a network that is taken to work: a function with large arguments takes its time
@@ -81,11 +82,11 @@ class Shell:
         with suppress(RuntimeError):  # the client is closed and its loop has ended, and so has the job
             self._loop.call_soon_threadsafe(self._tell, self._state.stop, error)
 
-    async def stacks(self) -> list[tuple[int, str, str]]:
-        """Return (rank, place, stack) of each rank at work whose worker answers: see `stacks.stack_here`."""
-        addresses = [worker.address for worker in self._members]
-        found = await ask_workers(self._client, addresses, stack_here, self._task.job, self._state.attempt)
-        return [(rank, *found[address]) for rank, address in enumerate(addresses) if found.get(address)]
+    async def looks(self) -> tuple[list[Look], list[int]]:
+        """Return (how each rank at work looks, ranks that have returned or raised an error)."""
+        ended = [rank for rank, future in enumerate(self.ranks) if future.done()]
+        late = {rank: worker for rank, worker in enumerate(self._members) if rank not in ended}
+        return await ask_looks(self._client, self._task.job, self._state.attempt, late), ended
 
     # --- the job's life
 
@@ -97,12 +98,12 @@ class Shell:
             self._carry_out(self._state.begin())
             await self._reach(lambda: self._state.over)
         except asyncio.CancelledError:  # the client was closed, which ends its loop
-            self._state.scheduler_gone(self._cancelled())
+            self._state.scheduler_gone(lost_tasks(self._task.job))
         finally:
             for task in self._background:
                 task.cancel()
             with suppress(Exception):  # the scheduler may be lost
-                self._client.subscribe_topic(self._task.job, _ignore)  # a client never lets go of its last handler
+                self._client.subscribe_topic(self._task.job, lambda _: None)  # a client keeps its last handler for good
                 self._client.unsubscribe_topic(self._task.job)
             self._wake()
 
@@ -130,6 +131,8 @@ class Shell:
                     self._start(attempt)
                 case Later(seconds, event):
                     self._loop.call_later(seconds, partial(self._tell, event, attempt=attempt))
+                case Examine(ranks):
+                    self._spawn(self._examine(ranks, attempt), ends_with_attempt=True)
                 case Fetch():
                     self._spawn(self._fetch(attempt), ends_with_attempt=True)
                 case Free(kill, keep):
@@ -175,7 +178,8 @@ class Shell:
     async def _choose(self, action: Choose) -> None:
         has_gpu = self._members[0].has_gpu if self._members else None  # after a death, the kind stays
         request = Request(self._task.job, self._client.id, most=action.most, has_gpu=has_gpu, enough=action.fewest)
-        answer = await choose(self._client, request, action, lambda: self._state.ending, self._note_denial)
+        ending, deny = lambda: self._state.ending, partial(setattr, self, "_denied")
+        answer = await choose(self._client, request, action, ending, deny)
         if not isinstance(answer, Claimed):
             self._tell(self._state.refused, answer)
             return
@@ -187,9 +191,6 @@ class Shell:
         self._members = answer.workers
         self._tell(self._state.chosen, [worker.address for worker in answer.workers])
 
-    def _note_denial(self, why: JobError) -> None:
-        self._denied = why
-
     def _start(self, attempt: int) -> None:
         task, first = self._task, self._members[0].address
         submit = partial(self._client.submit, pure=False)
@@ -198,12 +199,14 @@ class Shell:
         self._meeting = [store, meeting]
         self.ranks = []
         for rank, worker in enumerate(self._members):
-            size = len(self._members)
-            mine = Assignment(task.job, rank, size, attempt, task.limits.max_restarts, worker.process)
+            mine = Assignment(task.job, rank, self._state.size, attempt, task.limits.max_restarts, worker.process)
             where, key = [worker.address], (task.job, attempt, rank)
             self.ranks.append(submit(run_rank, task.bootstrap, meeting, mine, workers=where, key=key))
             self._spawn(self._watch(attempt, rank, self.ranks[rank]), ends_with_attempt=True)
         self._spawn(self._mind_the_start(attempt), ends_with_attempt=True)
+        self._spawn(ask_scheduler(self._client, watch_ends, self._members), ends_with_attempt=True)
+        if task.limits.stall_after is not None:
+            self._spawn(self._mind_silence(task.limits.stall_after), ends_with_attempt=True)
 
     async def _watch(self, attempt: int, rank: int, future: Future) -> None:
         # Not distributed.wait, which waits in the loop of the client that was made last.
@@ -224,13 +227,8 @@ class Shell:
         """Return the event that it is when the tasks were cancelled, and not by the job."""
         if self._client.status == "connecting":  # it tries for a while to connect to the same address
             return self._state.scheduler_gone, SchedulerLost(LOST)
-        if self._client.status in ("closing", "closed"):
-            return self._state.scheduler_gone, self._cancelled()
-        return self._state.stop, self._cancelled()
-
-    def _cancelled(self) -> CancelledError:
-        by = "client.cancel(), client.restart() or client.close()"
-        return CancelledError(f"{self._task.job} lost its tasks to {by}.")
+        closed = self._client.status in ("closing", "closed")
+        return self._state.scheduler_gone if closed else self._state.stop, lost_tasks(self._task.job)
 
     async def _mind_the_start(self, attempt: int) -> None:
         """End the job if a rank cannot begin. Deaths are told by the scheduler, but for one before it was asked to."""
@@ -245,29 +243,34 @@ class Shell:
                 worker = there.get(member.process)
                 if worker is None:
                     self._tell(self._state.worker_gone, rank, attempt=attempt)
-                elif rank in self._state.begun:
-                    continue
-                elif worker.status != "running":
-                    error = JobError(f"Rank {rank} cannot begin: worker {worker.address} {unfit(worker)}.")
-                    self._tell(self._state.stop, error, attempt=attempt)
-                elif now() > begun_by:
-                    tasks = f"worker {worker.address} is given {list(worker.tasks)}"
-                    error = JobError(f"Rank {rank} has not begun within {START_S} s: {tasks}.")
-                    self._tell(self._state.stop, error, attempt=attempt)
-                elif now() > fetched_by:
-                    error = cannot_connect(rank, worker.address, self._state.workers[0], "it has no answer")
-                    self._tell(self._state.stop, error, attempt=attempt)
+                elif rank not in self._state.begun:
+                    late_s = START_S if now() > begun_by else None
+                    if error := cannot_begin(rank, worker, self._state.workers[0], late_s, now() > fetched_by):
+                        self._tell(self._state.stop, error, attempt=attempt)
 
     async def _lose(self, attempt: int, address: str) -> None:
         if address not in self._state.workers:
             return
         rank = self._state.workers.index(address)
-        if self.ranks and self.ranks[rank].status == "finished":
-            # An adaptive cluster retires a worker whose rank has returned, and moves the result: that is no death.
-            held = await self._client.who_has([self.ranks[rank]])
-            if held.get(self.ranks[rank].key):
-                return
+        returned = self.ranks and self.ranks[rank].status == "finished"
+        if returned and any((await self._client.who_has([self.ranks[rank]])).values()):
+            return  # an adaptive cluster retires a worker whose rank has returned, and moves the result: no death
         self._tell(self._state.worker_gone, rank, attempt=attempt)
+
+    async def _mind_silence(self, seconds: float) -> None:
+        """Warn, each time that no rank has logged anything for so long, of who waits for whom."""
+        seen, since = 0, time.monotonic()
+        while True:
+            await asyncio.sleep(min(seconds, 1))
+            if len(self.rows) > seen or self._state.phase is not Phase.RUNNING:
+                seen, since = len(self.rows), time.monotonic()
+            elif time.monotonic() - since >= seconds:
+                self.warnings.append(stalled(time.monotonic() - since, *await self.looks()))
+                since = float("inf")  # once, until something is logged
+
+    async def _examine(self, ranks: tuple[int, ...], attempt: int) -> None:
+        found = await ask_scheduler(self._client, ends, [self._members[rank] for rank in ranks])
+        self._tell(self._state.examined, dict(zip(ranks, found, strict=True)), attempt=attempt)
 
     async def _fetch(self, attempt: int) -> None:
         try:
@@ -283,8 +286,7 @@ class Shell:
             why = self._denied or "the scheduler has not answered"
             self._tell(self._state.time_is_up, TimeoutError(f"The job had no workers after {seconds} s: {why}"))
             return
-        late = [rank for rank, future in enumerate(self.ranks) if not future.done()]
-        self._tell(self._state.time_is_up, timed_out(seconds, late, await self.stacks()))
+        self._tell(self._state.time_is_up, timed_out(seconds, self._state.size, *await self.looks()))
 
     # --- freeing
 
@@ -309,7 +311,3 @@ class Shell:
         with suppress(Exception):  # the scheduler is lost, and with it all that the job owned
             await self._client.cancel(self.ranks)
             await self._client.run_on_scheduler(replace, self._task.job, list(self._members), [], False)
-
-
-def _ignore(_: Any) -> None:
-    """Handle the events of a topic when its job is over."""

@@ -4,11 +4,11 @@ Nothing here does I/O, waits, or reads a clock, so every order of events is a te
 the calls of what Dask tells, and carries the actions out.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from workshop_utils.job.errors import Stopped, WorkerDied, listed
+from workshop_utils.job.errors import Stopped, WorkerDied, ranks_named
 
 SETTLE_S = 1.0  # from a rank's error to the verdict: a worker's death, which may be the cause, can come to light later
 GATHER_S = 0.1  # from a worker's death to the verdict: the message names all workers that died together
@@ -38,6 +38,7 @@ class Limits(NamedTuple):
     max_restarts: int = 0
     wait_for_workers: float = 0
     wait_for_successors: float = 30
+    stall_after: float | None = None
 
 
 class Choose(NamedTuple):
@@ -59,6 +60,12 @@ class Later(NamedTuple):
     method: Callable
 
 
+class Examine(NamedTuple):
+    """Find out of what these ranks' workers died, and call `examined`."""
+
+    ranks: tuple[int, ...]
+
+
 class Fetch(NamedTuple):
     """Bring the results of all ranks to the client; call `fetched`, or `failed` without a rank."""
 
@@ -70,7 +77,7 @@ class Free(NamedTuple):
     keep: bool
 
 
-Action = Choose | Start | Later | Fetch | Free
+Action = Choose | Start | Later | Examine | Fetch | Free
 
 
 class Decisions:
@@ -184,16 +191,23 @@ class Decisions:
         dead = sorted(self.gone - {self._failed_rank})
         if not dead:
             return self._end_ranks(self._first_error)
-        death = WorkerDied(
-            f"Rank {listed(dead)} died: worker {listed(self.workers[rank] for rank in dead)} was killed, ran out of "
-            "memory, or was lost with its machine. To go on after that, give launch max_restarts, and let the "
-            "function resume from a checkpoint."
-        )
+        if unknown := [rank for rank in dead if rank not in self._ends]:
+            return [Examine(tuple(unknown))]
+        ends = "; ".join(f"worker {self.workers[rank]} {self._ends[rank][0]}" for rank in dead)
+        cures = filter(None, dict.fromkeys(self._ends[rank][1] for rank in dead))  # each once
+        death = WorkerDied(" ".join([f"{ranks_named(dead).capitalize()} died: {ends}.", *cures]))
+        for note in getattr(self._first_error, "__notes__", ()):  # of a rank that failed because of the death
+            death.add_note(note)
         if len(self.failures) == self._limits.max_restarts:
             return self._end_ranks(death)
         self.failures.append(death)
         self._again = True
         return self._end_ranks(None)
+
+    def examined(self, ends: Mapping[int, tuple[str, str]]) -> list[Action]:
+        """It is known how these ranks' workers ended: (a sentence's end, such as "was killed", what to do)."""
+        self._ends |= ends
+        return self.judge()
 
     def fetched(self) -> list[Action]:
         """The results of all ranks are here."""
@@ -242,6 +256,7 @@ class Decisions:
         self.begun: set[int] = set()
         self.gone: set[int] = set()
         self._ended: set[int] = set()
+        self._ends: dict[int, tuple[str, str]] = {}  # of dead workers
         self._failed_rank = self._first_error = None
         self._again = self._kept = False
 

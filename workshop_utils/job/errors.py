@@ -1,6 +1,6 @@
 """How a job can fail, other than by its own function's exception."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class JobError(RuntimeError):
@@ -30,3 +30,22 @@ def listed(values: Iterable[object]) -> str:
     '0, 2'
     """
     return ", ".join(map(str, values))
+
+
+def ranks_named(ranks: Sequence[int]) -> str:
+    """Return ranks as a sentence names them.
+
+    >>> ranks_named([1]), ranks_named([0, 1, 3])
+    ('rank 1', 'ranks 0, 1 and 3')
+    """
+    *others, last = ranks
+    return f"ranks {listed(others)} and {last}" if others else f"rank {last}"
+
+
+def ranks_do(ranks: Sequence[int], one: str, many: str) -> str:
+    """Return the ranks and a verb in the form that suits.
+
+    >>> ranks_do([0, 2], "waits", "wait")
+    'ranks 0 and 2 wait'
+    """
+    return f"{ranks_named(ranks)} {one if len(ranks) == 1 else many}"

@@ -5,9 +5,7 @@ scheduler's event loop, which nothing interrupts: that is the lock under which a
 """
 
 import asyncio
-import os
 import re
-import signal
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -15,10 +13,13 @@ from typing import Any
 from dask.utils import format_bytes
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
-from distributed.protocol.pickle import dumps
+from distributed.protocol import deserialize
+from distributed.protocol.serialize import Serialized
 from distributed.scheduler import WorkerState
 
 from workshop_utils.job.errors import JobError
+from workshop_utils.job.explain import how_it_ended
+from workshop_utils.job.nanny import End, Process, killing, looking, remembering, watching
 from workshop_utils.job.owners import Claimed, Denied, Owners, Request, Worker
 from workshop_utils.job.private import forget_topic, truncate_topic
 
@@ -86,16 +87,43 @@ async def replace(
     dead: those that died without being killed. keep: whether the job keeps its slots and its messages, for its next
     attempt.
     """
-    asked = {asyncio.ensure_future(_ask_nanny(dask_scheduler, w, kill=w in killed)): w for w in (*killed, *dead)}
+    orders = [(worker, killing(worker.address)) for worker in killed]
+    orders += [(worker, killing(None)) for worker in dead]
+    asked = {asyncio.ensure_future(_ask_nanny(dask_scheduler, *order)): order[0] for order in orders}
     answered, silent = await asyncio.wait(asked, timeout=NANNY_S) if asked else (set(), set())
     owners = _owners(dask_scheduler)
-    owners.replace([asked[answer] for answer in answered if answer.result()], time.monotonic())
+    owners.replace([asked[answer] for answer in answered if answer.result()[0]], time.monotonic())
     if not keep:
         for answer in silent:  # it may still kill its worker, which is nobody else's until then
             answer.add_done_callback(lambda answer: owners.free_slot(asked[answer].slot, job))
         owners.free(job, but={asked[answer].slot for answer in silent})
         # Later, as the last messages of ended ranks may still be on their way.
         asyncio.get_running_loop().call_later(FORGET_S, forget_topic, dask_scheduler, job)
+
+
+async def watch_ends(workers: Sequence[Worker], dask_scheduler: Any = None) -> None:
+    """Let nannies remember how their workers end."""
+    await _ask_nannies(dask_scheduler, [(worker, watching()) for worker in workers])
+
+
+async def processes(workers: Sequence[Worker], dask_scheduler: Any = None) -> list[Process | None]:
+    """Return how the nannies of these workers see their processes; None for one that does not answer."""
+    answers = await _ask_nannies(dask_scheduler, [(worker, looking(worker.address)) for worker in workers])
+    return [Process(*found) if there and found else None for there, found in answers]
+
+
+async def ends(workers: Sequence[Worker], dask_scheduler: Any = None) -> list[tuple[str, str]]:
+    """Return how these workers' processes ended, and what to do: see `explain.how_it_ended`."""
+    orders = [(worker, remembering(worker.address)) for worker in workers]
+    answers = await _ask_nannies(dask_scheduler, orders)
+    events = [event for _, event in dask_scheduler.get_events("worker-restart-memory")]
+    by_dask = {(event["worker"], event["pid"]): event["rss"] for event in events}
+    said = []
+    for worker, (there, known) in zip(workers, answers, strict=True):
+        end = End(*known) if known else None
+        rss = by_dask.get((worker.address, end.pid)) if end else None
+        said.append(how_it_ended(end, worker.has_nanny, there, rss))
+    return said
 
 
 def drop_events(topic: str, dask_scheduler: Any = None) -> None:
@@ -134,21 +162,30 @@ def task_name(key: Any) -> str:
     return str(key[0] if isinstance(key, tuple) else key)
 
 
-async def _ask_nanny(scheduler: Scheduler, worker: Worker, kill: bool) -> bool:
-    """Return whether the worker's nanny is there to start a successor, after it has killed the worker if it should."""
+async def _ask_nannies(scheduler: Scheduler, orders: Sequence[tuple[Worker, bytes]]) -> list[tuple[bool, Any]]:
+    """Return what `_ask_nanny` returns for each order; one that does not answer in time is not there."""
 
-    address = worker.address
+    async def ask(worker: Worker, function: bytes) -> tuple[bool, Any]:
+        try:
+            return await asyncio.wait_for(_ask_nanny(scheduler, worker, function), NANNY_S)
+        except TimeoutError:
+            return False, None
 
-    # Client.restart_workers first waits for threads to end, and a rank's may never end. The function is pickled by
-    # value and holds nothing of ours, as a nanny may lack this package.
-    def end(dask_worker: Any) -> None:
-        if kill and dask_worker.pid and dask_worker.worker_address == address:
-            os.kill(dask_worker.pid, signal.SIGKILL)
+    return await asyncio.gather(*(ask(*order) for order in orders))
 
+
+async def _ask_nanny(scheduler: Scheduler, worker: Worker, function: bytes) -> tuple[bool, Any]:
+    """Return (whether the worker's nanny is there, what a function of `nanny` returned on it).
+
+    Client.restart_workers first waits for threads to end, and a rank's may never end.
+    """
     if not worker.has_nanny:
-        return False
+        return False, None
     try:
-        await scheduler.rpc(worker.slot).run(function=dumps(end))
+        answer = await scheduler.rpc(worker.slot).run(function=function)
     except Exception:  # each way of being away has its own
-        return False
-    return True
+        return False, None
+    result = answer.get("result")  # none where the function failed
+    if isinstance(result, Serialized):  # a scheduler passes on unread what it is sent
+        result = deserialize(result.header, result.frames)
+    return True, result

@@ -20,7 +20,9 @@ from distributed.comm import get_address_host
 from distributed.core import error_message
 
 from workshop_utils.job.decide import SETTLE_S
-from workshop_utils.job.errors import JobError, Stopped, listed
+from workshop_utils.job.errors import JobError, Stopped, ranks_named
+from workshop_utils.job.look import described, write_stacks
+from workshop_utils.job.private import forget_collectives, recorded_collectives
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
@@ -148,6 +150,9 @@ def run_rank(bootstrap: Callable, meeting: Meeting, mine: Assignment) -> bytes:
             f"Rank {mine.rank} was started a second time by Dask, on a successor of its worker: a job's ranks start "
             "together or not at all."
         )
+    with suppress(OSError):  # the disk is full, or somebody removed the folder: only explanations need the file
+        write_stacks(worker.local_directory)
+    forget_collectives()
     worker.log_event(mine.job, ("began", mine.attempt, mine.rank))
     store = _reach(meeting, mine)
     told: list[Exception] = []
@@ -231,8 +236,7 @@ def _tell(store: "TCPStore", mine: Assignment, error: BaseException) -> Exceptio
     if first != mine.rank:
         return Stopped(f"Rank {mine.rank} ended because rank {first} failed first.")
     if not isinstance(error, Exception):  # a worker would take SystemExit for its own end
-        ended = JobError(f"Rank {mine.rank} ended with {error!r}, which is no Exception.")
-        error = ended.with_traceback(error.__traceback__)
+        error = JobError(_of_an_end(mine.rank, error)).with_traceback(error.__traceback__)
     error = error.with_traceback(_innermost(error.__traceback__))
     try:
         raise error  # error_message takes the traceback of what is being handled
@@ -241,6 +245,15 @@ def _tell(store: "TCPStore", mine: Assignment, error: BaseException) -> Exceptio
     exception, remote = (getattr(message[name], "data", None) for name in ("exception", "traceback"))
     get_worker().log_event(mine.job, ("failed", mine.attempt, mine.rank, exception, remote, _about(store, mine)))
     return error
+
+
+def _of_an_end(rank: int, error: BaseException) -> str:
+    """Return what to say of what is no Exception."""
+    if isinstance(error, SystemExit):
+        return f"Rank {rank} called sys.exit({error.code!r}): let the function return, or raise an error, instead."
+    if isinstance(error, KeyboardInterrupt):
+        return f"Rank {rank} was interrupted (KeyboardInterrupt), by a signal or by its own code."
+    return f"Rank {rank} ended with {error!r}."
 
 
 def _innermost(stack: Any) -> Any:
@@ -253,6 +266,8 @@ def _innermost(stack: Any) -> Any:
 def _about(store: "TCPStore", mine: Assignment) -> str:
     note = f"Raised by rank {mine.rank} of {mine.world_size}, on worker {get_worker().address}."
     with suppress(Exception):  # rank 0's process may be gone, and the store with it
+        if collectives := recorded_collectives()[1]:
+            note += f" Its last collective was {described(collectives[-1])}."
         if returned := [other for other in range(mine.world_size) if store.check([f"returned-{other}"])]:
-            note += f" Rank {listed(returned)} had returned by then, and was in no collective any more."
+            note += f" {ranks_named(returned).capitalize()} had returned by then, and called no more collectives."
     return note

@@ -17,6 +17,7 @@ from tqdm import tqdm
 from workshop_utils.job.carry_out import Shell, Task
 from workshop_utils.job.decide import Decisions, Limits
 from workshop_utils.job.errors import SchedulerLost, WorkerDied
+from workshop_utils.job.explain import explain, stacks
 
 LOOK_S = 1.0  # between two looks whether the client was closed, and two updates of the line that shows the wait
 SHOWN_AFTER_S = 2.0
@@ -129,9 +130,20 @@ class Job:
         return pd.DataFrame(list(self._shell.rows))
 
     def stacks(self) -> str:
-        """Return where each rank at work stands, as text: its Python stack, from the function's first line on."""
-        standing = self._client.sync(self._shell.stacks)
-        return "\n".join(f"Rank {rank}, at {place}:\n{stack}" for rank, place, stack in standing)
+        """Return where each rank at work stands, as text: its Python stack, from the function's first line on.
+
+        Ranks with the same stack stand together, and the odd one first.
+        """
+        return stacks(self._client.sync(self._shell.looks)[0])
+
+    def explain(self) -> str:
+        """Return who waits for whom, and the stacks: for a job that seems to hang.
+
+        It says which ranks wait in which collective, and which have not called it; which ranks call different ones; and
+        which process is stopped or does not let Python run. PyTorch's flight recorder knows the collectives of gloo and
+        NCCL, but no monitored_barrier, and nothing of Horovod. A worker that does not answer costs five seconds.
+        """
+        return explain(*self._client.sync(self._shell.looks))
 
     def cancel(self) -> None:
         """End the job, if it runs, and free its workers.
@@ -151,12 +163,14 @@ class Job:
 
     def _until(self, condition: Callable[[], object], what: str = "") -> None:
         with _line(what) as line:
-            while not self._shell.wait(condition, LOOK_S):
+            reached = False
+            while not reached:
+                reached = self._shell.wait(condition, LOOK_S)
+                while self._shell.warnings:
+                    warnings.warn(self._shell.warnings.pop(0), stacklevel=5)
                 if self._shell.rows:
                     line.set_postfix_str(_counted(len(self._shell.rows), "row") + " of metrics", refresh=False)
                 line.update(0)
-        while self._shell.warnings:
-            warnings.warn(self._shell.warnings.pop(0), stacklevel=5)
 
     def _remote_traceback(self) -> Any:
         """Return the traceback that the error came with: each raise adds to the error's own."""
@@ -177,7 +191,13 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def limits(n_workers: int | tuple[int, int] | None, timeout: float | None, max_restarts: int, **waits: Any) -> Limits:
+def limits(
+    n_workers: int | tuple[int, int] | None,
+    timeout: float | None,
+    max_restarts: int,
+    stall_after: float | None = None,
+    **waits: Any,
+) -> Limits:
     """Return the limits of a job; raise ValueError for one that cannot be. All is as in `ddp.launch`."""
     pair = n_workers if isinstance(n_workers, tuple) else (n_workers, n_workers)
     whole = len(pair) == 2 and all(isinstance(number, Integral) and number is not True for number in pair)
@@ -186,14 +206,15 @@ def limits(n_workers: int | tuple[int, int] | None, timeout: float | None, max_r
             f"n_workers is {n_workers!r}: give a whole number of at least 1, a pair (fewest, most) of them, or None "
             "for all workers."
         )
-    if timeout is not None and not (_is_seconds(timeout) and timeout > 0):
-        raise ValueError(f"timeout is {timeout!r}: give seconds, or None for no limit.")
+    for name, value in (("timeout", timeout), ("stall_after", stall_after)):
+        if value is not None and not (_is_seconds(value) and value > 0):
+            raise ValueError(f"{name} is {value!r}: give seconds, or None for no limit.")
     if not isinstance(max_restarts, int) or max_restarts < 0:
         raise ValueError(f"max_restarts is {max_restarts!r}: give a whole number of at least 0.")
     for name, seconds in waits.items():
         if not (_is_seconds(seconds) and seconds >= 0):
             raise ValueError(f"{name} is {seconds!r}: give seconds, 0 not to wait.")
-    return Limits(*pair, timeout=timeout, max_restarts=max_restarts, **waits)
+    return Limits(*pair, timeout=timeout, max_restarts=max_restarts, stall_after=stall_after, **waits)
 
 
 def _is_seconds(value: Any) -> bool:

@@ -36,8 +36,9 @@ class Preempted(RuntimeError):
 def sigterm_noticed(saves: bool = True) -> Iterator[list[int]]:
     """Yield a list that grows with each SIGTERM in the block, instead of the end of the process.
 
-    saves: if False, the block has nowhere to save to, and SIGTERM ends the process as ever. After the block the
-    handler is as before. A signal that no exception has answered is sent again, so none is lost.
+    saves: if False, the block has nowhere to save to, and SIGTERM ends the process as ever.
+
+    After the block the handler is as before. A signal that no exception has answered is sent again, so none is lost.
     Python runs handlers in the main thread alone. A function on a Dask worker runs in another thread, but the worker's
     event loop is in the main one. Where neither is there, SIGTERM ends the process as before.
     """

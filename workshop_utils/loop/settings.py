@@ -6,8 +6,11 @@ from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
+import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as hooks
+from torch.utils.data import Dataset
 
+from workshop_utils.loop.ranks import world
 from workshop_utils.precision import precision_of
 
 COMPRESSIONS = {None: hooks.allreduce_hook, "fp16": hooks.fp16_compress_hook, "bf16": hooks.bf16_compress_hook}
@@ -20,19 +23,19 @@ class Settings:
     Raises ValueError for values that cannot be.
     """
 
-    epochs: int = 1
-    batch_size: int = 32  # images per optimizer step, over all ranks
-    accumulate: int = 1  # forward passes per step; each takes batch_size / (world size * accumulate) images
-    lr: float = 0.01  # learning rate for 32 images a step; see `learning_rate`
-    body_lr: float = 1.0  # share of it for the layers below the head `fc`; try 0.1 if they know much already
-    freeze_epochs: int = 0  # the first epochs, so many, train the head `fc` alone
-    warmup_steps: int = 0  # steps in which the learning rate rises to its peak
-    # True keeps BatchNorm's running statistics and normalises with them. With False each rank normalises with its own
-    # part of the batch, and several ranks no longer equal one process.
+    epochs: int = 1  #: passes over the training set
+    batch_size: int = 32  #: images per optimizer step, over all ranks
+    accumulate: int = 1  #: forward passes per step; each takes batch_size / (world size * accumulate) images
+    lr: float = 0.01  #: learning rate for 32 images a step; see `learning_rate`
+    body_lr: float = 1.0  #: share of it for the layers below the head `fc`; try 0.1 if they know much already
+    freeze_epochs: int = 0  #: the first epochs, so many, train the head `fc` alone
+    warmup_steps: int = 0  #: steps in which the learning rate rises to its peak
+    #: True keeps BatchNorm's running statistics and normalises with them. With False each rank normalises with its own
+    #: part of the batch, and several ranks no longer equal one process.
     freeze_batchnorm: bool = True
-    precision: str = "fp32"  # "fp32", "bf16" or "auto": bf16 where the machine has it; the weights stay float32
-    compression: str | None = None  # "fp16" or "bf16": the type in which gradients travel
-    seed: int = 0  # of the order of images and all else that is drawn
+    precision: str = "fp32"  #: "fp32", "bf16" or "auto": bf16 where the machine has it; the weights stay float32
+    compression: str | None = None  #: "fp16" or "bf16": the type in which gradients travel
+    seed: int = 0  #: of the order of images and all else that is drawn
 
     def __post_init__(self) -> None:
         precision_of(self.precision)
@@ -49,6 +52,28 @@ class Settings:
         object.__setattr__(self, "precision", str(self.precision))
         for name in ("lr", "body_lr"):
             object.__setattr__(self, name, real(name, getattr(self, name)))
+
+
+def check_run(
+    run: Settings, model: torch.nn.Module, train_set: Dataset, val_set: Dataset | None, check_every: int
+) -> dict[str, int]:
+    """Return the sizes of the datasets; raise ValueError if the run does not fit them, the model or the ranks."""
+    whole("check_every", check_every, 0)
+    n_images, world_size = len(train_set), world()[1]  # type: ignore[arg-type]
+    parts = world_size * run.accumulate
+    if run.batch_size % parts:
+        raise ValueError(
+            f"batch_size {run.batch_size} cannot be shared by {world_size} ranks with accumulate={run.accumulate}: "
+            f"give a multiple of {parts}, such as {max(1, round(run.batch_size / parts)) * parts}."
+        )
+    if n_images < run.batch_size:
+        raise ValueError(
+            f"The training set has {n_images} images, fewer than one batch of {run.batch_size}: lower batch_size to "
+            f"at most {n_images}, or bring more images."
+        )
+    if run.freeze_epochs and not hasattr(model, "fc"):
+        raise ValueError(f"freeze_epochs is {run.freeze_epochs}, but {type(model).__name__} has no head named fc.")
+    return {"n_images": n_images, "n_val_images": len(val_set or ())}  # type: ignore[arg-type]
 
 
 def whole(name: str, value: Any, lowest: int) -> int:

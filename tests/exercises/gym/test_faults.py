@@ -1,0 +1,134 @@
+"""Each fault is found by the looks that the notebook teaches, and leaves nothing behind on the workers."""
+
+import os
+import time
+from itertools import count
+
+import psutil
+import pytest
+from solver import answer, solve
+
+from workshop_utils import ddp
+from workshop_utils.cluster import start_cluster
+from workshop_utils.exercises import gym
+from workshop_utils.exercises.gym import scores
+from workshop_utils.exercises.gym.faults import FOUND, Drawn, draw, possible_with
+from workshop_utils.exercises.gym.run import PIECES, original_of
+
+ALL = list(FOUND)
+QUICK, LONG = (0, 1, 13), (6, 11, 12)  # the others once a week
+ROOM = "2 GiB"
+
+
+@pytest.fixture(scope="module")
+def room():
+    client = start_cluster(2, memory_limit=ROOM)
+    yield client
+    client.shutdown()
+
+
+def seed_of(number):
+    """Return the first seed that draws this fault."""
+    return next(seed for seed in count() if draw(seed, ALL).number == number)
+
+
+def what_is_left():
+    """Return what a fault may have left in this worker process."""
+    import torch
+
+    replaced = [piece for piece in PIECES if original_of(piece).__closure__]
+    return {"replaced": replaced, "threads": torch.get_num_threads()}
+
+
+def pids(case):
+    """Return the processes of a case: those of workers and of their DataLoaders."""
+    ranks = [psutil.Process(int(pid)) for pid in case.workers()["pid"].dropna()]
+    return ranks + [child for rank in ranks for child in rank.children()]
+
+
+def when(number):
+    """Return the marks that say when a fault is tested."""
+    return () if number in QUICK else pytest.mark.long if number in LONG else pytest.mark.weekly
+
+
+@pytest.mark.parametrize("number", [pytest.param(number, marks=when(number)) for number in (0, *ALL)])
+def test_a_script_that_knows_only_the_looks_finds_the_fault_and_nothing_is_left_of_it(room, number, capsys):
+    case = gym.start(room, seed_of(number))
+    found = solve(case)
+    there = pids(case)
+    cure = FOUND[number].cure if number else scores.LEFT_ALONE
+    assert case.diagnose(**found, cure=cure) == scores.FULL, (found, capsys.readouterr().out)
+    case.stop()
+
+    left = ddp.run(room, what_is_left, n_workers=2, wait_for_workers=90)
+    assert left == [{"replaced": [], "threads": 1}] * 2
+    assert not any(room.processing().values())
+    assert_ended(room, there)
+
+
+def assert_ended(room, processes):
+    """Wait until none of these processes is left, but those that are workers now: a reader looks every 5 s."""
+    workers, give_up = room.run(os.getpid).values(), time.monotonic() + 15
+    processes = [process for process in processes if process.pid not in workers]
+    while alive := [process for process in processes if process.is_running()]:
+        assert time.monotonic() < give_up, alive
+        time.sleep(0.2)
+
+
+@pytest.mark.weekly
+def test_twenty_cases_that_are_left_at_any_time_leave_the_workers_free(room):
+    for seed in range(100, 120):
+        with gym.start(room, seed) as case:
+            case.result(wait_s=seed % 5)
+            there = pids(case)
+    assert ddp.run(room, pow, 2, 3, n_workers=2, wait_for_workers=90) == [8, 8]
+    assert_ended(room, there)
+
+
+def test_one_case_in_six_is_healthy_and_each_fault_is_drawn_about_as_often():
+    drawn = [draw(seed, ALL).number for seed in range(3000)]
+    assert drawn.count(0) / len(drawn) == pytest.approx(1 / 6, abs=0.02)
+    for number in ALL:
+        assert drawn.count(number) / len(drawn) == pytest.approx(5 / 6 / 16, abs=0.015)
+
+
+def test_a_seed_always_draws_the_same_rank_and_step():
+    assert [draw(seed, ALL) for seed in range(200)] == [draw(seed, ALL) for seed in range(200)]
+    for drawn in (draw(seed, ALL) for seed in range(500)):
+        if drawn.number:
+            assert drawn.rank in FOUND[drawn.number].ranks and drawn.step in FOUND[drawn.number].steps
+
+
+def test_without_a_small_memory_limit_nothing_leaks_and_other_seeds_draw_what_they_did():
+    leak = next(number for number, one in FOUND.items() if one.kind == "memory leak")
+    for limit in (None, 2**40):
+        possible = possible_with(limit)
+        for seed in range(500):
+            before, now = draw(seed, ALL), draw(seed, possible)
+            assert now.number != leak and (now == before or before.number == leak)
+    assert possible_with(2 * 2**30) == ALL
+
+
+def test_whoever_always_says_the_same_gets_few_points():
+    cases = [draw(seed, ALL) for seed in range(600)]
+    for number, one in FOUND.items():
+        for rank in (None, 0):
+            said = scores.Answer(one.kind, rank, 16, one.cure)
+            assert sum(sum(scores.points(drawn, said).values()) for drawn in cases) / len(cases) < 3, number
+    healthy = scores.Answer(scores.HEALTHY)
+    assert sum(sum(scores.points(drawn, healthy).values()) for drawn in cases) < 0
+
+
+def test_the_script_does_not_call_a_healthy_run_faulty(room):
+    clean = gym.start(room, seed_of(0)).clean
+    from solver import of_numbers
+
+    assert of_numbers(clean, clean) == answer("none", None, None)
+
+
+def test_there_are_sixteen_faults_of_four_kinds_and_each_says_its_look_and_its_cure():
+    assert len(FOUND) == 16 and {one.branch for one in FOUND.values()} == {"hangs", "slow", "wrong", "dead"}
+    assert len({one.kind for one in FOUND.values()}) == 16
+    for one in FOUND.values():
+        assert callable(getattr(gym.Case, one.look)) and one.cure in gym.CURES and one.kind in gym.FAULTS
+    assert scores.solution(Drawn(0)).startswith("Nothing was wrong")

@@ -1,0 +1,347 @@
+"""Notebook 12: wrong answers get a hint, never a traceback, and right ones pass in any sensible form."""
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import nbformat
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from workshop_utils.exercises import NotYet, unanswered
+from workshop_utils.exercises import when_it_goes_wrong as checks
+from workshop_utils.exercises.gym.case import Case
+from workshop_utils.exercises.gym.drawn import Drawn
+from workshop_utils.job import WorkerDied
+from workshop_utils.job.explain import timed_out
+from workshop_utils.job.look import Call, Look
+
+NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "12-when-it-goes-wrong.ipynb"
+RIGHT_CULPRIT = (checks.SPOILED_RANK, checks.SPOILED_STEP)
+UNEVEN = {"fault": "uneven batches", "rank": 1, "step": 24, "cure": "as many batches on all ranks"}
+
+
+def functions_of_the_notebook(*names):
+    found = {"dist": dist}
+    for cell in nbformat.read(NOTEBOOK, 4).cells:
+        for name in names:
+            if cell.cell_type == "code" and cell.source.startswith(f"def {name}("):
+                exec(cell.source.split("\n\n\n")[0], found)
+    return found
+
+
+def test_the_stub_repeats_the_function_with_the_mistake():
+    found = functions_of_the_notebook("given_stop", "stop")
+    assert unanswered(found["stop"], given=found["given_stop"])
+
+
+# --- exercise 1: stop together
+
+
+class Ranks:
+    """Two threads that stand for two ranks, with the calls of torch.distributed that an answer needs."""
+
+    def __init__(self, monkeypatch):
+        self.own, self.both_here, self.called = threading.local(), threading.Barrier(2, timeout=1), {}
+        for name in ("get_rank", "get_world_size", "all_reduce", "barrier"):
+            monkeypatch.setattr(dist, name, getattr(self, name))
+
+    def get_rank(self):
+        return self.own.rank
+
+    def get_world_size(self):
+        return 2
+
+    def barrier(self):
+        self.meet("barrier", torch.tensor(0))
+
+    def all_reduce(self, tensor, op=dist.ReduceOp.SUM):
+        both = self.meet("all_reduce", tensor.clone())
+        tensor.copy_({dist.ReduceOp.SUM: both.sum(0), dist.ReduceOp.MIN: both.amin(0)}[op])
+
+    def meet(self, name, tensor):
+        self.called[self.own.rank] = (name, tensor)
+        self.both_here.wait()
+        (mine, first), (other, second) = self.called[0], self.called[1]
+        self.both_here.wait()
+        if mine != other:
+            self.both_here.abort()  # gloo's ranks would wait
+            raise threading.BrokenBarrierError
+        return torch.stack([first, second])
+
+    def run(self, client, function, *args, **settings):
+        outcome = {}
+
+        def rank(number):
+            self.own.rank = number
+            try:
+                outcome[number] = function(*args)
+            except Exception as error:
+                outcome[number] = error
+
+        threads = [threading.Thread(target=rank, args=(number,)) for number in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        errors = [one for one in outcome.values() if isinstance(one, Exception)]
+        if any(isinstance(error, threading.BrokenBarrierError) for error in errors):
+            raise TimeoutError("Rank 0 had not returned after 15 s. Rank 0 waits. If all is well, give it longer.")
+        if errors:
+            raise errors[0]
+        return [outcome[0], outcome[1]]
+
+
+@pytest.fixture
+def two_ranks(monkeypatch):
+    monkeypatch.setattr(checks, "ddp", Ranks(monkeypatch))
+
+
+def by_the_mean(loss):
+    mean = loss.clone()
+    dist.all_reduce(mean)
+    return mean.item() / dist.get_world_size() < 1.6
+
+
+def in_place_and_as_a_tensor(loss):
+    dist.all_reduce(loss)
+    return loss / 2 < 1.6
+
+
+def as_a_number_of_numpy(loss):
+    total = loss.double()
+    dist.all_reduce(total)
+    return np.bool_(total.item() < 3.2)
+
+
+@pytest.mark.parametrize("stop", [by_the_mean, in_place_and_as_a_tensor, as_a_number_of_numpy])
+def test_ranks_that_stop_by_their_mean_stop_together(two_ranks, stop, capsys):
+    checks.check_stop(stop, None)
+    assert capsys.readouterr().out.startswith("Correct.")
+
+
+def each_for_itself(loss):
+    return loss.item() < 1.6
+
+
+def below_a_higher_mean(loss):
+    mean = loss.clone()
+    dist.all_reduce(mean)
+    return mean.item() / dist.get_world_size() < 1.9
+
+
+def below_a_lower_mean(loss):
+    mean = loss.clone()
+    dist.all_reduce(mean)
+    return mean.item() / dist.get_world_size() < 1.5
+
+
+def by_the_sum(loss):
+    total = loss.clone()
+    dist.all_reduce(total)
+    return total.item() < 1.6
+
+
+def by_the_lowest(loss):
+    lowest = loss.clone()
+    dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
+    return lowest.item() < 1.6
+
+
+def asking_only_where_it_is_low(loss):
+    if loss.item() >= 1.6:
+        return False
+    return by_the_mean(loss)
+
+
+def never(loss):
+    return False
+
+
+def without_return(loss):
+    by_the_mean(loss)
+
+
+@pytest.mark.parametrize(
+    "stop, hint",
+    [
+        (each_for_itself, "rank 0 says stop and rank 1 says go on"),
+        (by_the_sum, "both ranks say go on: both are low"),
+        (by_the_lowest, "both ranks say stop: the mean is 2.0"),
+        (below_a_higher_mean, "both ranks say stop: the mean is 1.65"),
+        (below_a_lower_mean, "both ranks say go on: the mean is 1.55"),
+        (asking_only_where_it_is_low, "the ranks wait for each other. .* Call the same collectives on every rank"),
+        (never, "both ranks say go on: both are low"),
+        (without_return, "stop returns None"),
+        (None, "should be a function"),
+        (lambda: True, "check cannot read|stop raised|takes 0 positional"),
+    ],
+)
+def test_a_wrong_way_to_stop_gets_a_hint(two_ranks, stop, hint):
+    with pytest.raises(NotYet, match=hint):
+        checks.check_stop(stop, None)
+
+
+@pytest.mark.parametrize("waits, left", [(0, 1), (1, 0)])
+def test_a_collective_of_one_rank_alone_is_named_and_not_what_the_check_calls_next(monkeypatch, waits, left):
+    looks = [
+        Look(waits, "cell:4 in all_reduce", calls=(Call("0", 5, "all_reduce of []", False),), groups=("0",)),
+        Look(
+            left, f"{Path(checks.__file__).name}:71 in barrier", calls=(Call("0", 5, "barrier", False),), groups=("0",)
+        ),
+    ]
+
+    def run(client, function, *args, **settings):
+        if function is not dist.barrier:
+            raise timed_out(15, 2, sorted(looks), ended=[])
+
+    monkeypatch.setattr(checks, "ddp", SimpleNamespace(run=run))
+    with pytest.raises(
+        NotYet, match=f"rank {waits} calls all_reduce, and rank {left}'s stop returned without"
+    ) as raised:
+        checks.check_stop(by_the_mean, None)
+    assert "barrier" not in str(raised.value) and ".py" not in str(raised.value)
+
+
+def test_ranks_that_abort_are_told_of_collectives_that_differ(monkeypatch):
+    def run(client, function, *args, **settings):
+        if function is not dist.barrier:
+            raise WorkerDied("Rank 1 died: it was killed by signal 6 (SIGABRT).")
+
+    monkeypatch.setattr(checks, "ddp", SimpleNamespace(run=run))
+    with pytest.raises(NotYet, match="gloo ended one of them. Call the same"):
+        checks.check_stop(by_the_mean, None)
+
+
+# --- exercise 2: the gradient
+
+
+def test_the_gradient_is_too_large_on_one_rank_in_one_step(monkeypatch):
+    norms = {}
+    for rank in (0, 1):
+        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
+        torch.manual_seed(0)
+        model, images, labels = nn.Linear(4, 3), torch.randn(8, 4), torch.zeros(8, dtype=torch.long)
+        for step in range(1, 31):
+            model.zero_grad()
+            loss = checks.odd_loss_of(model, images, labels)
+            loss.backward()
+            norms[rank, step] = model.weight.grad.norm().item()
+    usual = norms[0, 1]
+    assert norms.pop(RIGHT_CULPRIT) == pytest.approx(checks.TOO_LARGE * usual)
+    assert list(norms.values()) == pytest.approx([usual] * len(norms))
+
+
+@pytest.mark.parametrize("kind", [tuple, list, np.array, pd.Series, lambda pair: tuple(np.int64(n) for n in pair)])
+def test_the_culprit_is_found_in_any_form_of_a_pair(kind, capsys):
+    checks.check_culprit(kind(RIGHT_CULPRIT))
+    assert capsys.readouterr().out.startswith("Correct. Rank 1, step 23.")
+
+
+@pytest.mark.parametrize(
+    "culprit, hint",
+    [
+        (None, "write a pair"),
+        (23, "write a pair"),
+        ((1, "23"), "write a pair"),
+        ((1, 23.5), "write a pair"),
+        ({1, 23}, "write a pair"),
+        ((True, 23), "write a pair"),
+        ((1, 200), "no step 200"),
+        ((1, -5), "no step -5"),
+        ("ab", "write a pair"),
+        ((1, float("nan")), "write a pair|cannot read"),
+        ((23, 1), "The rank comes first"),
+        ((1, 24), "already spoiled, .* Which step was the first"),
+        ((1, 12), "like those around it"),
+        ((0, 23), "rank 0's gradient is as long as ever"),
+    ],
+)
+def test_a_wrong_culprit_gets_a_hint(culprit, hint):
+    with pytest.raises(NotYet, match=hint):
+        checks.check_culprit(culprit)
+
+
+# --- exercise 3: the gym
+
+
+def case_of(number, rank, step):
+    with patch.object(Case, "_launch"):
+        return Case(None, 6, None, Drawn(number, rank, step))
+
+
+def test_a_right_diagnosis_is_scored(capsys):
+    checks.check_case(UNEVEN, case_of(3, 1, 24))
+    shown = capsys.readouterr().out
+    assert shown.startswith("Correct.") and "10 of 10 points" in shown and "first answer" not in shown
+
+
+def test_the_first_answer_counts_also_where_the_check_refused_it(capsys):
+    case = case_of(3, 1, 24)
+    with pytest.raises(NotYet, match="write one of"):  # this costs nothing
+        checks.check_case(UNEVEN | {"fault": "gremlins"}, case)
+    for answer in ({"fault": "uneven batches", "rank": 0}, {"fault": "none"}):
+        with pytest.raises(NotYet):
+            checks.check_case(answer, case)
+    checks.check_case(UNEVEN, case)
+    assert "Correct." in (shown := capsys.readouterr().out)
+    assert "Your first answer counts: 5 of 10." in shown
+
+
+def test_a_healthy_job_needs_no_rank_step_or_cure(capsys):
+    for cure in ({}, {"cure": "nothing"}):
+        checks.check_case({"fault": "none"} | cure, case_of(0, None, None))
+        assert capsys.readouterr().out.startswith("Correct.")
+
+
+@pytest.mark.parametrize("more", [{"rank": 1}, {"step": 3}, {"cure": "another machine"}])
+def test_a_healthy_job_has_no_rank_no_step_and_nothing_to_cure(more):
+    with pytest.raises(NotYet, match="leave them out"):
+        checks.check_case({"fault": "none"} | more, case_of(0, None, None))
+
+
+@pytest.mark.parametrize(
+    "change, hint",
+    [
+        ({"fault": "none"}, "did the job end"),
+        ({"fault": "slow rank"}, "'slow rank' would look otherwise"),
+        ({"fault": "collective on one rank", "rank": 0, "step": 23}, "neither the fault nor the rank is right"),
+        ({"fault": "collectives swapped", "rank": None}, "neither the fault nor the rank is right"),
+        ({"rank": 0}, "not which one waits"),
+        ({"rank": None}, "None means all"),
+        ({"step": 12}, "first step that is missing"),
+        ({"step": 23}, "first step that is missing"),
+        ({"step": None}, "first step that is missing"),
+        ({"cure": "another machine"}, "'another machine' help"),
+        ({"cure": None}, r"right\. Which cure\?$"),
+        ({"fault": "gremlins"}, "write one of 'none'"),
+        ({"cure": "hope"}, "write one of 'nothing'"),
+        ({"rank": 7}, "it is from 0 to 1"),
+        ({"where": 1}, "write a dict"),
+    ],
+)
+def test_a_wrong_diagnosis_gets_a_hint_that_does_not_tell_the_answer(change, hint, capsys):
+    with pytest.raises(NotYet, match=hint) as raised:
+        checks.check_case(UNEVEN | change, case_of(3, 1, 24))
+    if "fault" in change and "write one of" not in hint:
+        assert "uneven" not in str(raised.value)
+    assert "case.clean" not in str(raised.value) or change == {"fault": "none"}
+    assert not capsys.readouterr().out
+
+
+def test_without_an_answer_nothing_is_run_again():
+    cells = [cell.source for cell in nbformat.read(NOTEBOOK, 4).cells if cell.cell_type == "code"]
+    (rerun,) = [source for source in cells if "case.rerun(" in source]
+    exec(rerun, found := {"answer": None})
+    assert found["repaired"] is None
+
+
+@pytest.mark.parametrize("answer", [None, "uneven batches", {}, {"rank": 1}])
+def test_a_diagnosis_is_a_dict_with_a_fault(answer):
+    with pytest.raises(NotYet, match="write a dict with 'fault', 'rank', 'step', 'cure'"):
+        checks.check_case(answer, case_of(3, 1, 24))

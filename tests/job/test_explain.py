@@ -1,0 +1,216 @@
+"""What the launcher says of ranks that wait, do not answer, or have died: text, made without a cluster."""
+
+import signal
+from traceback import FrameSummary
+
+import pytest
+
+from workshop_utils.job.explain import explain, how_it_ended, silent, stacks, timed_out, verdict
+from workshop_utils.job.look import MOST_OWN, Call, Look, below_the_launcher, frames_written, place_of, stack_of_code
+from workshop_utils.job.nanny import End, Process
+
+RANK_PY = frames_written.__globals__["_calling"]()  # the launcher's file, which calls the user's function
+WRITTEN = f"""Thread 0x01 (most recent call first):
+  File "/lib/threading.py", line 9 in wait
+
+Current thread 0x02 (most recent call first):
+  File "/home/me/train.py", line 40 in save
+  File "/home/me/train.py", line 12 in train
+  File "{RANK_PY}", line 190 in run
+  File "/lib/threading.py", line 9 in run
+"""
+
+
+def at(rank, place="train.py:40 in all_reduce", calls=(), groups=("0",), stack="stack"):
+    """Return a look. calls: (number, what, done), of group 0; or Calls."""
+    calls = tuple(call if isinstance(call, Call) else Call("0", *call) for call in calls)
+    return Look(rank, place, f"{stack} at {place}\n", calls, groups)
+
+
+def test_the_rank_that_has_not_called_a_collective_is_named_with_its_place():
+    waits = at(1, calls=[(40, "broadcast of [2]", True), (41, "all_reduce of [10]", False)])
+    saves = at(0, "train.py:52 in save", calls=[(40, "broadcast of [2]", True)])
+    assert verdict([saves, waits]) == (
+        "Rank 1 waits in all_reduce 41 of [10], at train.py:40 in all_reduce. Rank 0 has not called it: it is at "
+        "train.py:52 in save."
+    )
+
+
+def test_ranks_in_different_collectives_are_named_with_what_each_calls():
+    first = at(0, "train.py:9 in barrier", calls=[(7, "barrier", False)])
+    others = [at(rank, calls=[(7, "all_reduce of [3]", False)]) for rank in (1, 2)]
+    said = verdict([first, *others])
+    assert "collective 7 is not the same" in said
+    assert "rank 0 calls barrier, at train.py:9" in said and "ranks 1 and 2 call all_reduce of [3]" in said
+
+
+def test_a_rank_that_is_ahead_has_called_what_the_recorder_has_forgotten():
+    """The recorder keeps the latest calls alone."""
+    ahead = at(0, calls=[(2500, "all_reduce of [1]", True)])
+    behind = at(1, calls=[(3, "all_reduce of [1]", False)])
+    assert "not called" not in verdict([ahead, behind])
+
+
+def test_the_oldest_unfinished_collective_counts_and_not_the_latest():
+    """DDP begins several before it waits for the first."""
+    slow = at(0, calls=[(5, "all_reduce of [9]", False)])
+    begun = at(1, calls=[(5, "all_reduce of [9]", False), (6, "all_reduce of [8]", False)])
+    assert verdict([slow, begun]).startswith("Ranks 0 and 1 wait in all_reduce 5 of [9]")
+
+
+def test_a_rank_outside_of_a_group_is_not_said_to_miss_its_collective():
+    inside = [
+        at(0, calls=[Call("1", 1, "all_reduce of [2]", False)], groups=("0", "1")),
+        at(1, "train.py:9 in load", groups=("0", "1")),
+    ]
+    said = verdict([*inside, at(2, "train.py:60 in log")])
+    assert "Rank 0 waits in all_reduce 1 of [2] in group 1" in said and "Rank 1 has not called it" in said
+    assert "Rank 2" not in said
+
+
+def test_where_nobody_waits_each_rank_is_named_with_its_place():
+    said = verdict([at(0, "train.py:3 in read"), at(1, "train.py:4 in step")])
+    assert "rank 0 is at train.py:3 in read; rank 1 is at train.py:4 in step" in said
+
+
+@pytest.mark.parametrize(
+    ("source", "other"),
+    [("scatter of [3, 3]", "scatter"), ("all_to_all of [3]", "all_to_all of [4]"), ("gather of [2]", "gather of [9]")],
+)
+def test_calls_in_which_shapes_may_differ_are_the_same_call(source, other):
+    first, second = at(0, calls=[(2, source, False)]), at(1, calls=[(2, other, True)])
+    said = verdict([first, second, at(2, "train.py:9 in load")])
+    assert said.startswith(f"Rank 0 waits in {source.split()[0]} 2") and "Rank 2 has not called it" in said
+    assert "Rank 1" not in said
+
+
+def test_other_types_of_equal_shapes_are_not_the_same_call():
+    first, second = (
+        at(rank, calls=[(2, f"all_reduce of [3]{kind}", False)]) for rank, kind in ((0, ""), (1, " (Long)"))
+    )
+    assert "is not the same" in verdict([first, second])
+
+
+def test_a_call_that_a_rank_has_left_is_told_with_where_it_is_now():
+    first = at(0, "train.py:60 in log", calls=[(2, "broadcast of [1]", True)])
+    said = verdict([first, at(1, calls=[(2, "barrier", False)])])
+    assert "rank 0 called broadcast of [1], and is now at train.py:60" in said and "rank 1 calls barrier, at" in said
+
+
+def test_all_ranks_in_one_collective_are_said_to_be_in_it_unless_one_is_silent():
+    here = [at(rank, calls=[(2, "barrier", False)]) for rank in (0, 1)]
+    assert "All ranks have called it" in verdict(here)
+    assert "All ranks" not in verdict([*here, silent(2, None)])
+
+
+def test_ranks_that_have_ended_are_named_and_not_counted_among_all():
+    waits = at(1, calls=[(2, "barrier", False)])
+    said = verdict([waits], ended=[0])
+    assert "Rank 0 has returned, or raised an error" in said and "All ranks" not in said
+    assert "Ranks 0 and 2 have returned" in verdict([at(1)], ended=[0, 2])
+    assert verdict([], ended=[0, 1]) == "No rank is at work."
+
+
+def test_a_long_stack_is_cut():
+    own = [FrameSummary("/home/me/train.py", line, "f", lookup_line=False) for line in range(900)]
+    text = stack_of_code(own)
+    assert text.count("train.py") == MOST_OWN and "line 899" in text and f"... {900 - MOST_OWN} frames\n" in text
+    assert "... 1 frame\n" in stack_of_code(own[: MOST_OWN + 1]) and "..." not in stack_of_code(own[:MOST_OWN])
+
+
+def test_a_rank_that_has_not_begun_its_function_has_no_line():
+    joining = [FrameSummary(RANK_PY, 150, "run_rank"), FrameSummary("/home/me/workshop_utils/ddp.py", 176, "body")]
+    assert below_the_launcher(joining) == [] and "no line of the function" in place_of([])
+
+
+def test_a_line_of_a_notebook_is_one_of_a_cell():
+    frame = FrameSummary("/tmp/ipykernel_4711/410487560.py", 4, "save", lookup_line=False)
+    assert place_of([frame]) == "cell:4 in save"
+
+
+def test_the_odd_stack_comes_first_and_equal_ones_stand_together():
+    looks = [*(at(rank) for rank in (0, 1, 3)), at(2, "train.py:52 in save")]
+    text = stacks(looks)
+    assert text.startswith("Rank 2, at train.py:52 in save:\n") and "Ranks 0, 1 and 3, at train.py:40" in text
+    assert explain(looks).endswith(text)
+
+
+@pytest.mark.parametrize(
+    ("status", "cpu", "words"),
+    [
+        ("stopped", 0.0, "is stopped"),
+        ("sleeping", 0.0, "waits, at train.py"),
+        ("running", 0.9, "uses 0.9 of a core, at"),
+    ],
+)
+def test_a_process_that_does_not_answer_is_described_by_its_nanny(status, cpu, words):
+    look = silent(1, Process(4711, status, cpu, WRITTEN))
+    assert words in look.trouble and "process 4711" in look.trouble
+    assert look.place == "train.py:40 in save" and 'train.py", line 12, in train' in look.stack
+    assert "rank.py" not in look.stack
+    assert "Rank 1 " + look.trouble in verdict([look])
+
+
+def test_a_host_that_does_not_answer_and_a_process_that_has_ended_are_told_apart():
+    assert "neither does its nanny" in silent(0, None).trouble
+    assert "has no nanny" in silent(0, None, has_nanny=False).trouble
+    assert "no process" in silent(0, Process(None)).trouble
+
+
+def test_what_faulthandler_wrote_of_other_threads_alone_has_no_frames():
+    assert frames_written(WRITTEN.split("\n\n")[0]) == [] and frames_written("") == []
+
+
+def test_a_job_that_took_too_long_names_who_is_late():
+    error = timed_out(9, 2, [at(1)], ended=[0])
+    assert str(error).startswith("Rank 1 had not returned after 9 s.") and "Rank 1, at" in error.__notes__[0]
+    assert str(timed_out(9, 2, [], ended=[0])).startswith("Rank 1 had not returned after 9 s.")
+    assert str(timed_out(9, 3, [], ended=[2])).startswith("Ranks 0 and 1 had not returned after 9 s.")
+    assert str(timed_out(9, 2, [], ended=[0, 1])).startswith("The ranks' results had not arrived after 9 s.")
+
+
+def what_to_do(code, by_the_kernel=0, rss=None, written=""):
+    known = End(4711, code, by_the_kernel, 2**30, written)
+    return how_it_ended(known, has_nanny=True, answered=True, rss=rss)
+
+
+def end(*args, **kwargs):
+    return what_to_do(*args, **kwargs)[0]
+
+
+def test_how_a_process_ended_is_said_with_its_figures():
+    assert "exit code 7" in end(7)
+    assert "signal 9 (SIGKILL)" in end(-signal.SIGKILL) and "oom_kill" not in end(-signal.SIGKILL)
+    assert "oom_kill" in end(-signal.SIGKILL, by_the_kernel=1)
+    assert "oom_kill" not in end(-signal.SIGTERM, by_the_kernel=1)
+    assert "SIGSEGV" in end(-signal.SIGSEGV, written=WRITTEN) and "train.py:40 in save" in end(-11, written=WRITTEN)
+    assert "at train.py" in end(-11, written=WRITTEN) and "another thread" not in end(-11, written=WRITTEN)
+    elsewhere = WRITTEN.replace("Current thread", "Thread")
+    assert "in another thread, with the function at train.py:40" in end(-11, written=elsewhere)
+    assert "crashed" in end(-signal.SIGSEGV) and "crashed" not in end(-signal.SIGTERM)
+    assert "different collectives" in end(-signal.SIGABRT)
+    assert "unknown" in end(-63)
+    limit = end(-signal.SIGTERM, rss=920 * 2**20)
+    assert "had 920.00 MiB" in limit and "limit of 1.00 GiB" in limit and "Dask" in limit
+
+
+def test_a_lost_host_is_told_from_a_worker_without_a_nanny():
+    lost, alone, retired = (
+        how_it_ended(None, has_nanny, answered, rss=None)
+        for has_nanny, answered in ((True, False), (False, False), (True, True))
+    )
+    assert "its host" in lost[0] and "no nanny" in alone[0] and "does not know" in retired[0]
+    assert all("max_restarts" in cure for _, cure in (lost, alone, retired))
+
+
+def test_a_new_start_is_advised_only_where_it_does_not_hide_the_cause():
+    for code in (-signal.SIGKILL, -signal.SIGTERM):
+        assert "max_restarts" in what_to_do(code)[1]
+    hidden = {
+        "memory_limit": what_to_do(-signal.SIGTERM, rss=920 * 2**20),
+        "more memory": what_to_do(-signal.SIGKILL, by_the_kernel=1),
+        "same collectives": what_to_do(-signal.SIGABRT),
+        "raise an error": what_to_do(7),
+        "": what_to_do(-signal.SIGSEGV),
+    }
+    assert all(words in cure and "max_restarts" not in cure for words, (_, cure) in hidden.items())

@@ -1,0 +1,297 @@
+"""A case of the gym: its job, the looks at it, a diagnosis, a rerun with a cure."""
+
+import time
+import uuid
+from collections import Counter
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+import pandas as pd
+from distributed import Client
+
+from workshop_utils import ddp
+from workshop_utils.cluster import known_workers
+from workshop_utils.data import HELD_OUT
+from workshop_utils.dogs.sketches import DRAWING_VERSION, write_sketches
+from workshop_utils.exercises import Answer as Given
+from workshop_utils.exercises import expect
+from workshop_utils.exercises.gym.drawn import PER_EPOCH, RESUMED_AT, Drawn
+from workshop_utils.exercises.gym.faults import FOUND, SOON, draw, possible_with
+from workshop_utils.exercises.gym.processes import log_lines, worker_rows
+from workshop_utils.exercises.gym.run import BATCH_SIZE, PIECES, Plan, train_sketches
+from workshop_utils.exercises.gym.scores import CURES, FULL, Answer, checked, points, solution
+from workshop_utils.job import Job
+from workshop_utils.storage import cache_folder, open_address, share, shared_folder
+
+N_RANKS = 2
+N_EACH = PER_EPOCH * BATCH_SIZE // len(HELD_OUT)  # sketches of each breed
+BEGIN_S = 60  # time limit for both ranks to log a step: new workers import PyTorch first
+RERUN_S = 45  # time limit of a rerun, which takes seconds on free cores
+CLOSE = 1e-3  # relative difference of losses from those of the clean run
+SLOWEST = 2.5  # times the steps before any fault, that later ones may take
+WELL = "The job has ended well"
+HIDDEN = ["attempt", "worker"]
+
+
+@dataclass(frozen=True)
+class Clean:
+    """The run without a fault, of which all cases begin at step 9.
+
+    folder: where its checkpoint is, and those of the cases. memory_limit: of the workers, in bytes, None where one has
+    no limit.
+    """
+
+    folder: str
+    photos: str
+    memory_limit: int | None
+    metrics: pd.DataFrame
+
+    def plan(self, drawn: Drawn, **pieces: Any) -> Plan:
+        """Return the plan of a run that goes on from a copy of the checkpoint. pieces: as in `Plan.mended`."""
+        target = f"{self.folder}/{uuid.uuid4().hex}.pt"
+        fs, path = open_address(target)
+        fs.copy(open_address(f"{self.folder}/start.pt")[1], path)
+        return Plan(self.photos, target, drawn, self.memory_limit, mended=pieces)
+
+
+_clean: dict[str, Clean] = {}  # by client
+_current: list["Case"] = []  # the case that runs
+
+
+def start(client: Client, seed: int) -> "Case":
+    """Start a training job that may have a fault, on two of the client's workers, and return its `Case`.
+
+    It returns when both ranks have logged a step, as they do in every case, or after a minute.
+    The same seed starts the same case on every cluster whose workers have a memory limit of 4 GiB or less, such as
+    `start_cluster(2, memory_limit="2 GiB")`; elsewhere no case leaks memory. The job trains a small model on sketches
+    of 32 pixels, from step 9 to step 36, in a few seconds. The first call makes the clean run, which takes longer.
+    Starting a case ends the one before.
+    Raises NotYet for a seed that is no whole number; what `ddp.launch` raises.
+    """
+    whole = isinstance(seed, Integral) and not isinstance(seed, bool) and seed >= 0  # NumPy's are, too
+    expect(whole, f"seed is {seed!r}: give a whole number from 0 on, such as the one that the room was told.")
+    _stop_all()
+    if client.id not in _clean:
+        _clean[client.id] = make_clean(client)
+    clean = _clean[client.id]
+    case = Case(client, int(seed), clean, draw(int(seed), possible_with(clean.memory_limit)))
+    _current.append(case)
+    case._wait_until_it_runs()
+    return case
+
+
+def _stop_all() -> None:
+    while _current:
+        _current.pop().stop()
+
+
+class Case:
+    """A job with a hidden fault, or none: looks at it, a diagnosis, and a rerun with a cure.
+
+    As a context manager it frees the workers at the end.
+    """
+
+    def __init__(self, client: Client, seed: int, clean: Clean, drawn: Drawn) -> None:
+        self.seed = seed
+        self._client, self._clean, self._drawn = client, clean, drawn
+        self._looks: Counter[str] = Counter()
+        self._first: int | None = None  # points of the first answer
+        self._began = time.time()
+        self._job = self._launch(drawn)
+
+    def __enter__(self) -> "Case":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"<Case of seed {self.seed}, {'ended' if self._job.done() else 'running'}, {self.n_looks} looks>"
+
+    @property
+    def n_looks(self) -> int:
+        """How many looks were taken so far."""
+        return self._looks.total()
+
+    @property
+    def clean(self) -> pd.DataFrame:
+        """What `metrics()` shows of the clean run, from step 9 on. This is no look."""
+        return self._clean.metrics.copy()
+
+    # --- looks, which are counted
+
+    def explain(self) -> str:
+        """Return what `Job.explain()` says: who waits in which collective, and who does not run."""
+        self._looks["explain"] += 1
+        return self._job.explain()
+
+    def stacks(self) -> str:
+        """Return what `Job.stacks()` says: the Python stack of each rank that is at work."""
+        self._looks["stacks"] += 1
+        return self._job.stacks()
+
+    def metrics(self) -> pd.DataFrame:
+        """Return what the ranks logged so far, one row per step and rank.
+
+        step from 1, epoch from 0, loss of this rank's images before the step; compute_s, comm_s and load_s in seconds;
+        gradient: the length of this rank's gradient before the ranks take the mean, NaN if none was sent; weights and
+        pixels: eight hex digits of the weights after the step, and of the images; momentum: the length of the
+        optimizer's moments; images: how many; memory_mb (MiB) of the rank's process; torch_threads: how many PyTorch
+        computes with; time: Unix seconds.
+        """
+        self._looks["metrics"] += 1
+        rows = _tidy(self._job)
+        return self.clean.iloc[:0] if rows.empty else rows
+
+    def workers(self) -> pd.DataFrame:
+        """Return one row per worker process, as its nanny sees it, so also of one that does not answer.
+
+        worker, pid, state (of the operating system: "stopped", "sleeping"), cpu_percent of a core over half a second,
+        memory_mb, limit_mb (MiB), n_threads, torch_threads (NaN if the worker does not answer), children.
+        """
+        self._looks["workers"] += 1
+        return worker_rows(self._client)
+
+    def logs(self) -> str:
+        """Return the logs of workers and nannies since the case began, and why Dask restarted workers."""
+        self._looks["logs"] += 1
+        return log_lines(self._client, since=self._began)
+
+    def result(self, wait_s: float = 20) -> str:
+        """Return what the job returned, or the error that ended it, as text; wait so many seconds for its end."""
+        self._looks["result"] += 1
+        return _outcome(self._job, wait_s)
+
+    # --- what follows from them
+
+    def diagnose(self, fault: Given, rank: Given = None, step: Given = None, cure: Given = None) -> int:
+        """Print and return the points for an answer: 10 are all, a false alarm or an overlooked fault costs 4.
+
+        fault: one of `FAULTS`. rank: None for a fault on all ranks. step: the first that it spoils. cure: of `CURES`.
+        What was wrong is printed, too, so the first answer is the one that counts.
+        Raises NotYet, which costs nothing, for answers that cannot be.
+        """
+        answer = checked(fault, rank, step, cure, N_RANKS)
+        got = self._scored(answer)
+        assert self._first is not None
+        total = sum(got.values())
+        print(f"{total} of {FULL} points: " + ", ".join(f"{part} {n}" for part, n in got.items()) + ".")
+        looks = ", ".join(f"{name} {n}" for name, n in self._looks.items()) or "none"
+        print(f"{solution(self._drawn)}\nYour looks: {looks}.")
+        if total != self._first:
+            print(f"Your first answer counts: {self._first} of {FULL}.")
+        return self._first
+
+    def rerun(self, cure: Given = None, **mended: Any) -> bool:
+        """Run the case again with a cure, print whether the run is as good as the clean one, and return that.
+
+        cure: one of `CURES`, which undoes what it is for and nothing else. mended: instead, your own replacement of a
+        piece of the training, such as keep=function, where function(here, original) returns what stands for
+        `RunCheckpoint.keep`: see `gym.run.PIECES`.
+        Raises NotYet for an unknown cure or piece, or more than one piece. A rerun counts as a look.
+        """
+        for piece in mended:
+            expect(piece in PIECES, f"{piece} is no piece of the training: write one of {', '.join(PIECES)}.")
+        expect(len(mended) <= 1, "mend one piece: a rerun shall prove which one was broken.")
+        expect(cure is None or cure in CURES, f"cure is {cure!r}: write one of {', '.join(map(repr, CURES))}.")
+        _stop_all()
+        self.stop()
+        self._looks["rerun"] += 1
+        undone = self._drawn.number and FOUND[self._drawn.number].cure == cure
+        with self._launch(Drawn(0) if undone else self._drawn, mended=mended, timeout=RERUN_S) as job:
+            said = _outcome(job, RERUN_S + 30)
+        held = _invariants(_tidy(job), self._clean, said)
+        if said.startswith(WELL):
+            held["a step's time"] = _as_fast_as_before(_tidy(job))
+        for invariant, (holds, figures) in held.items():
+            print(f"{'holds ' if holds else 'FAILED'}  {invariant}: {figures}")
+        if not self._drawn.number:
+            print("Nothing was wrong before, either.")
+        return all(holds for holds, _ in held.values())
+
+    def stop(self) -> None:
+        """End the job, and free its workers."""
+        self._job.cancel()
+
+    def _wait_until_it_runs(self) -> None:
+        give_up = time.monotonic() + BEGIN_S
+        while len(self._job.metrics()) < N_RANKS and not self._job.done() and time.monotonic() < give_up:
+            time.sleep(0.05)
+
+    def _scored(self, answer: Answer) -> dict[str, int]:
+        """Return the points of an answer; those of the first one are kept."""
+        got = points(self._drawn, answer)
+        if self._first is None:
+            self._first = sum(got.values())
+        return got
+
+    def _launch(self, drawn: Drawn, mended: dict | None = None, timeout: float | None = None) -> Job:
+        plan = self._clean.plan(drawn, **(mended or {}))
+        return ddp.launch(
+            self._client, train_sketches, plan, n_workers=N_RANKS, backend="gloo", wait_for_workers=60, timeout=timeout
+        )
+
+
+def make_clean(client: Client) -> Clean:
+    """Make the run without a fault, with a checkpoint of step 8, on two of the client's workers."""
+    folder = cache_folder() / f"sketches-v{DRAWING_VERSION}-32px-{N_EACH}"
+    write_sketches(folder, N_EACH, HELD_OUT, size=32)
+    place, photos = shared_folder(), share(folder)
+    plan = Plan(photos, f"{place}/clean.pt", Drawn(0), start=f"{place}/start.pt")
+    job = ddp.launch(client, train_sketches, plan, n_workers=N_RANKS, backend="gloo", wait_for_workers=60)
+    with job:
+        job.result()
+    metrics = _tidy(job)
+    metrics = metrics[metrics["step"] > RESUMED_AT].reset_index(drop=True)
+    limits = [worker["memory_limit"] for worker in known_workers(client).values()]
+    return Clean(place, photos, max(limits) if all(limits) else None, metrics)
+
+
+def _tidy(job):
+    rows = job.metrics()
+    if rows.empty:
+        return rows
+    return rows.drop(columns=HIDDEN).sort_values(["step", "rank"], ignore_index=True)
+
+
+def _as_fast_as_before(metrics):
+    """Compare a run with itself, as other programs may have kept the machine busy during another run."""
+    seconds = metrics.assign(s=metrics[["load_s", "compute_s", "comm_s"]].sum(axis=1)).groupby("step")["s"].max()
+    before, after = seconds[seconds.index < SOON.start].median(), seconds[seconds.index >= SOON.stop].median()
+    return bool(after <= SLOWEST * before), f"{before:.3f} s at first, {after:.3f} s later; {SLOWEST} times is allowed"
+
+
+def _outcome(job, wait_s):
+    give_up = time.monotonic() + wait_s
+    while not job.done():
+        if time.monotonic() > give_up:
+            return f"The job has not ended within {wait_s} s; it has logged {len(job.metrics())} rows."
+        time.sleep(0.05)
+    try:
+        return f"{WELL}: " + "; ".join(f"rank {n}: {got}" for n, got in enumerate(job.result()))
+    except Exception as error:
+        notes = "\n".join(getattr(error, "__notes__", ()))
+        return f"{type(error).__name__}: {error}\n{notes}".strip()
+
+
+def _invariants(metrics, clean, said):
+    """Return {what a good run has: (whether this one has it, the figures)}."""
+    ended = said.startswith(WELL)
+    held = {"it ends": (ended, said.split("\n")[0][:200])}
+    if metrics.empty:
+        return held
+    whole = metrics.groupby("step").filter(lambda rows: len(rows) == N_RANKS)
+    apart = whole.groupby("step")["weights"].nunique()
+    apart = apart[apart > 1]
+    held["equal weights on all ranks"] = (
+        apart.empty,
+        f"in {whole['step'].nunique()} steps" if apart.empty else f"they differ from step {apart.index[0]} on",
+    )
+    both = metrics.merge(clean.metrics, on=["step", "rank"], suffixes=("", "_clean"))
+    far = ((both["loss"] - both["loss_clean"]).abs() / both["loss_clean"]).fillna(float("inf"))
+    held["the clean run's losses"] = (
+        bool((far <= CLOSE).all()) and len(both) == len(clean.metrics),
+        f"{len(both)} of {len(clean.metrics)}, at most {far.max():.2g} of a loss away; {CLOSE} is allowed",
+    )
+    return held

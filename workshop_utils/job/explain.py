@@ -1,0 +1,176 @@
+"""Say what a job waits for, and of what a rank died, from what workers and nannies tell: text alone, without Dask."""
+
+import signal
+from collections import defaultdict
+from collections.abc import Sequence
+
+from dask.utils import format_bytes
+
+from workshop_utils.job.errors import JobError, ranks_do, ranks_named
+from workshop_utils.job.look import Call, Look, frames_written, is_current, place_of, stack_of_code
+from workshop_utils.job.nanny import End, Process
+from workshop_utils.job.owners import Worker, unfit
+from workshop_utils.job.rank import cannot_connect
+
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+GO_ON = "To go on after a death, give launch max_restarts, and let the function resume from a checkpoint."
+BUSY = 0.5  # of a core: what a process has to use to be called busy
+
+
+def explain(looks: Sequence[Look], ended: Sequence[int] = ()) -> str:
+    """Return who waits for whom, in a sentence or more, and then the stacks, the odd one first.
+
+    looks: of the ranks at work. ended: ranks that have returned or raised an error.
+    """
+    return "\n\n".join(part for part in (verdict(looks, ended), stacks(looks)) if part)
+
+
+def verdict(looks: Sequence[Look], ended: Sequence[int] = ()) -> str:
+    """Return which ranks do not run, which wait in a collective, and which of the others have not called it."""
+    if not looks:
+        return "No rank is at work."
+    said = [f"Rank {look.rank} {look.trouble}." for look in looks if look.trouble]
+    groups = dict.fromkeys(group for look in looks for group in look.groups)
+    waits = [wait for group in groups if (wait := _wait_in(group, looks, not ended))]
+    said += waits
+    if not said:
+        where = "; ".join(f"rank {look.rank} is at {look.place}" for look in looks)
+        said = [f"No rank waits in a collective that PyTorch records: {where}."]
+    if ended:
+        said.append(f"{ranks_do(ended, 'has', 'have').capitalize()} returned, or raised an error.")
+    return " ".join(said)
+
+
+def stacks(looks: Sequence[Look]) -> str:
+    """Return the stacks; ranks with the same one stand together, and those that have the fewest like them first."""
+    alike = defaultdict(list)
+    for look in looks:
+        if look.stack:  # a stopped process writes none
+            alike[look.place, look.stack].append(look.rank)
+    in_order = sorted(alike.items(), key=lambda item: len(item[1]))
+    return "\n".join(f"{ranks_named(ranks).capitalize()}, at {place}:\n{stack}" for (place, stack), ranks in in_order)
+
+
+def silent(rank: int, process: Process | None, has_nanny: bool = True) -> Look:
+    """Return the look at a rank whose worker does not answer. process: what its nanny says, None if that is silent."""
+    if not has_nanny:
+        why = "it may be stopped, native code may hold Python's lock (the GIL), or its host is lost"
+        return Look(rank, trouble=f"does not answer, and has no nanny to ask: {why}")
+    if process is None:
+        why = "its host, or the network to it, may be lost"
+        return Look(rank, trouble=f"does not answer, and neither does its nanny: {why}")
+    if process.pid is None:
+        return Look(rank, trouble="has no process any more")
+    frames = frames_written(process.written)
+    place, stack = (place_of(frames), stack_of_code(frames)) if frames else ("", "")
+    about = f"process {process.pid}"
+    if process.status == "stopped":
+        why = f"is stopped: {about} got SIGSTOP or Ctrl-Z, or its batch system suspended it. kill -CONT lets it go on"
+    else:
+        does = f"uses {process.cpu:.1f} of a core" if process.cpu >= BUSY else "waits"
+        where = f"{about} {does}, at {place}" if place else f"{about} {does}"
+        why = f"does not answer: {where}. Native code there may hold Python's lock (the GIL), or its machine is busy"
+    return Look(rank, place, stack, trouble=why)
+
+
+def stalled(seconds: float, looks: Sequence[Look], ended: Sequence[int]) -> str:
+    """Return the warning of a job that seems to hang."""
+    return f"No rank has logged anything for {seconds:.0f} s. {explain(looks, ended)}"
+
+
+def timed_out(seconds: float, size: int, looks: Sequence[Look], ended: Sequence[int]) -> TimeoutError:
+    """Return the error of a job of `size` ranks that took too long."""
+    late = [rank for rank in range(size) if rank not in ended]
+    who = f"{ranks_named(late).capitalize()} had not returned" if late else "The ranks' results had not arrived"
+    error = TimeoutError(
+        f"{who} after {seconds} s. {verdict(looks, ended)} If all is well, give the job a longer timeout."
+    )
+    if looks:
+        error.add_note(stacks(looks))
+    return error
+
+
+def cannot_begin(rank: int, worker: Worker, first: str, late_s: float | None, cut_off: bool) -> JobError | None:
+    """Return why a rank cannot begin, if it cannot.
+
+    first: rank 0's address. late_s: seconds after which it was late, None if it is not. cut_off: whether it would have
+    reached rank 0 by now.
+    """
+    if worker.status != "running":
+        return JobError(f"Rank {rank} cannot begin: worker {worker.address} {unfit(worker)}.")
+    if late_s:
+        tasks = f"worker {worker.address} is given {list(worker.tasks)}"
+        return JobError(f"Rank {rank} has not begun within {late_s} s: {tasks}.")
+    return cannot_connect(rank, worker.address, first, "it has no answer") if cut_off else None
+
+
+def how_it_ended(known: End | None, has_nanny: bool, answered: bool, rss: int | None) -> tuple[str, str]:
+    """Return (how a worker's process ended, what to do), the first as the end of a sentence about the worker.
+
+    known: what its nanny remembers. answered: whether its nanny is there. rss: bytes that the process had when
+    Dask ended it for its memory limit; None where Dask did not.
+    """
+    if not has_nanny:
+        return "is gone; it had no nanny that could say why", GO_ON
+    if not answered:
+        return "is gone, and so is its nanny: that was ended, or its host, or the network to it, is lost", GO_ON
+    if known is None:
+        return "is gone; its nanny does not know why, as when Dask retires a worker", GO_ON
+    if rss is not None:
+        limit = format_bytes(known.limit or 0)
+        how = f"had {format_bytes(rss)}, too near to its memory limit of {limit}, so Dask ended it"
+        return how, "Keep fewer tensors, or give workers a larger memory_limit."
+    if known.code >= 0:
+        how = f"ended with exit code {known.code}: the function, or a library, ended the process"
+        return how, "Let the function return, or raise an error, instead."
+    number = -known.code
+    name = signal.Signals(number).name if number in set(signal.Signals) else "unknown"
+    frames = frames_written(known.written)
+    where = "at" if is_current(known.written) else "in another thread, with the function at"
+    killed = f"was killed by signal {number} ({name})" + (f", {where} {place_of(frames)}" if frames else "")
+    if number == signal.SIGKILL and known.by_the_kernel:
+        how = f"{killed}, from the kernel, for want of memory: its control group (cgroup) counts an oom_kill"
+        return how, "Keep fewer tensors, or give that group, such as a container or a batch job, more memory."
+    if number == signal.SIGKILL:
+        return f"{killed}, from a person, a batch system, its nanny, or a kernel without memory left", GO_ON
+    if number == signal.SIGABRT:
+        how = f"{killed}: native code gave up, as gloo does where ranks call different collectives"
+        return how, "Call the same collectives, with the same shapes, on all ranks."
+    return (f"{killed}: native code crashed", "") if number in CRASHES else (killed, GO_ON)
+
+
+def _wait_in(group: str, looks: Sequence[Look], all_at_work: bool) -> str:
+    """Return who waits in a group's oldest unfinished collective, and what the others do; "" if nobody waits."""
+    members = {look.rank: look for look in looks if group in look.groups}
+    called = {rank: {call.number: call for call in look.calls if call.group == group} for rank, look in members.items()}
+    open_calls = [number for calls in called.values() for number, call in calls.items() if not call.done]
+    if not open_calls:
+        return ""
+    number, in_group = min(open_calls), "" if group == "0" else f" in group {group}"
+    calls = {rank: mine[number] for rank, mine in called.items() if number in mine}
+    alike = defaultdict(list)
+    for rank, call in calls.items():
+        alike[_comparable(call)].append(rank)
+    if len(alike) > 1:
+        ways = [_calls(ranks, calls[ranks[0]], members[ranks[0]]) for ranks in alike.values()]
+        return f"The ranks' collective {number}{in_group} is not the same: {', '.join(ways)}."
+    waiting = [rank for rank, call in calls.items() if not call.done]
+    name, _, shape = calls[waiting[0]].what.partition(" ")
+    what = f"{name} {number} {shape}".rstrip() + in_group
+    said = [f"{ranks_do(waiting, 'waits', 'wait').capitalize()} in {what}, at {members[waiting[0]].place}."]
+    missing = [rank for rank, mine in called.items() if not any(n >= number for n in mine)]
+    said += [f"Rank {rank} has not called it: it is at {members[rank].place}." for rank in missing]
+    if not missing and all_at_work and len(looks) == len(members):
+        said.append("All ranks have called it, so it is under way.")
+    return " ".join(said)
+
+
+def _comparable(call: Call) -> str:
+    """Return what has to be the same on all ranks: the shapes, too, but for calls in which they may differ."""
+    return call.what.partition(" ")[0] if call.what.startswith(("scatter", "gather", "all_to_all")) else call.what
+
+
+def _calls(ranks: Sequence[int], call: Call, look: Look) -> str:
+    if call.done:
+        return f"{ranks_named(ranks)} called {call.what}, and {'is' if len(ranks) == 1 else 'are'} now at {look.place}"
+    return f"{ranks_do(ranks, 'calls', 'call')} {call.what}, at {look.place}"
