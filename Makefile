@@ -14,8 +14,8 @@ unexport PYTHONPATH PYTHONHOME
 # `make lab CPU=1` and `make setup CPU=1` install PyTorch's wheels for CPUs; the environment keeps to them.
 FOR_CPU = $(filter 1,$(CPU))$(wildcard $(VENV)/.cpu)
 
-# `make test` compares each notebook: on one core those that `make test-long` compares on several workers (on several hosts,
-# on a bare Debian, here with every cell twice), on all cores the others. 03 starts no cluster.
+# `make test` compares each notebook: on one core those that `make test-weekly` compares on several workers (on several
+# hosts, on a bare Debian, here with every cell twice), on all cores the others. 03 starts no cluster.
 ON_HOSTS := 04
 ON_DEBIAN := 01
 TWICE := 08
@@ -26,7 +26,7 @@ ALL = $(foreach path,$(notdir $(wildcard notebook_output/[0-9]*.ipynb)),$(firstw
 OFFLINE := WORKSHOP_DATA= WORKSHOP_WEIGHTS= WORKSHOP_NAMES= WORKSHOP_SHARED= WORKSHOP_ROOM= DASK_SCHEDULER_ADDRESS= WORKSHOP_CACHE="$(CURDIR)/$(VENV)/cache"
 COMPARE := $(OFFLINE) $(BIN)/python tests/notebooks/compare.py
 
-.PHONY: always lab run book links test unit test-notebooks test-clusters test-long newest oldest gpu setup setup-test horovod pins clean
+.PHONY: always lab run book links test unit test-notebooks test-clusters test-long test-weekly newest oldest gpu film setup setup-test horovod pins clean
 
 lab: setup
 	$(BIN)/workshop lab
@@ -64,10 +64,14 @@ test-notebooks: setup-test  # all of them, or ONLY="01 06"
 
 test-clusters: setup-test  # several hosts, SSH and Slurm on this machine; what cannot be had here is skipped with its reason
 	bash tests/clusters/install.sh $(BIN)
-	$(BIN)/pytest -m clusters tests/clusters
+	$(BIN)/pytest -m "clusters and not weekly" tests/clusters
 
-test-long: test-clusters oldest  # what takes long or needs root
-	$(BIN)/pytest -m long
+test-long: test-clusters  # what takes long or needs root
+	$(BIN)/pytest -m "long and not weekly"
+
+test-weekly: setup-test oldest  # what takes longest: on a bare Debian, on several hosts, every fault, every cell twice
+	bash tests/clusters/install.sh $(BIN)
+	$(BIN)/pytest -m weekly
 	$(COMPARE) --every-cell-twice $(TWICE)
 
 newest: setup-test  # the lessons with the newest versions that the ranges allow; the report is build/newest/report.md
@@ -75,6 +79,9 @@ newest: setup-test  # the lessons with the newest versions that the ranges allow
 
 oldest: setup-test  # some tests with the lowest versions that the ranges of the base allow, installed without an extra
 	$(OFFLINE) $(BIN)/python tools/try_oldest.py
+
+film: setup-test  # img/kill.webm, its still and img/lab.png, from a real run; needs chromium and ffmpeg
+	$(BIN)/python tools/film.py
 
 gpu:  # proves the GPU paths, on a machine with a GPU; all steps, or STEPS="environment tests"
 	@$(PYTHON) tools/prove_gpu.py $(STEPS)

@@ -19,7 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 VENV_PYTHON = ROOT / ".venv/bin/python"
-NOTEBOOKS = ("01", "02", "03", "04", "06", "08", "09", "07", "11")  # 05 is about storage, and needs a server beside it
+# Notebook 05 is about storage, and needs a server beside it.
+NOTEBOOKS = ("01", "02", "03", "04", "06", "08", "09", "07", "11", "12")
 BENCHMARKS = ("decode", "inference", "ddp", "runs")
 LIMIT_S = 590  # of a step: such a machine may be lent for ten minutes at a time
 # Notebooks and runs are made with the sketches and their weights, whatever is set on this machine.

@@ -1,41 +1,25 @@
-"""The slides, as `make book` builds them; their numbers are read from benchmarks/results."""
+"""The slides, as `make book` builds them; measured.py reads their numbers, ../conf.py the repository's address."""
 
-import json
+import runpy
 import shutil
+import sys
 from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-RESULTS = Path(__file__).parents[2] / "benchmarks/results"
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "_ext")]
+
+from measured import numbers  # noqa: E402, as it is beside this file
 
 
-def result(name):
-    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-
-
-def numbers():
-    """Return what the slides say was measured, each as it is printed there."""
-    inference, seconds, rows = result("cpu2-inference"), result("cpu2-ddp")["seconds"], result("cpu2-launchers")["rows"]
-    rates, killed = inference["images_per_s"], {"torchrun": rows["torchrun"], "dask": rows["this on Dask"]}
-    naive = next(rate for name, rate in rates.items() if name.startswith("upstream"))
-    loop = max(rate for name, rate in rates.items() if name.startswith("DataLoader, bf16"))
-    shown = {
-        "photos": f"{inference['photos']:,}",
-        "naive": f"{naive:.0f}",
-        "loop": f"{loop:.0f}",
-        "classify": f"{rates['classify']:.0f}",
-        "bound": f"{rates['bound']:.0f}",
-        "times": f"{rates['classify'] / naive:.1f}",
-        "machine": f"{inference['machine']['cores']} cores of an {inference['machine']['processor']}, no GPU",
+def begin(address):
+    """Return what to type first, and where to find the workshop, as the last slide says it."""
+    clone = f"git clone {address} workshop\ncd workshop" if address else "cd workshop  # your copy of the repository"
+    return {
+        "begin": f"```sh\n{clone}\nmake lab  # sets everything up, and opens notebook 01\n```",
+        "address": f"[{address.partition('://')[2]}]({address})" if address else "ask the speaker for the address",
     }
-    for tool in ("torchrun", "dask"):
-        shown[f"{tool}_start"] = f"{seconds[tool]['function runs']:.2f} s"
-        shown[f"{tool}_step"] = f"{seconds[tool]['step']:.2f} s"
-        shown[f"{tool}_knows"] = f"{killed[tool]['knows_s']:.1f} s"
-        shown[f"{tool}_again"] = f"{killed[tool]['again_s']:.0f} s"
-    for name in ("naive", "loop", "classify", "bound"):
-        shown[f"bar_{name}"] = f'<span class="bar" style="width: {float(shown[name]) / rates["bound"]:.0%}"></span>'
-    return shown
 
 
 def print_pdf(app, error):
@@ -61,7 +45,7 @@ project = "Dask-accelerated deep learning"
 html_title = project
 extensions = ["myst_parser", "sphinx_revealjs"]
 myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "substitution"]
-myst_substitutions = numbers()
+myst_substitutions = numbers() | begin(runpy.run_path(str(HERE.parent / "conf.py"))["book_repository"])
 highlight_language = "python"
 revealjs_style_theme = "white"
 revealjs_static_path = ["_static"]
@@ -73,10 +57,10 @@ revealjs_script_plugins = [
 revealjs_script_conf = {
     "width": 1280,
     "height": 720,
-    "margin": 0.04,
+    "margin": 0,
     "center": False,
     "hash": True,
-    "slideNumber": True,
+    "slideNumber": "c",
     "transition": "none",
     "pdfSeparateFragments": False,
     "showNotes": False,

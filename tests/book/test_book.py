@@ -126,7 +126,7 @@ def test_the_glossary_has_one_to_three_sentences_a_word():
 
 def test_without_a_repository_no_page_guesses_one(pages):
     for path, page in pages.items():
-        assert not re.search(r"codespaces\.new|mybinder|blob/main|Source of this page", page.text), path
+        assert not re.search(r"codespaces\.new|blob/main|Source of this page", page.text), path
 
 
 def test_with_a_repository_a_notebook_opens_elsewhere_and_names_its_source(tmp_path):
@@ -135,11 +135,7 @@ def test_with_a_repository_a_notebook_opens_elsewhere_and_names_its_source(tmp_p
     folder = build(tmp_path / "small", *options, repository="https://github.com/someone/workshop")
     page = Page((folder / "notebook_output/05-training-data.html").read_text())
     targets = [link["href"] for link in page.all("a", "badge-link")]
-    path = "notebooks%2F05-training-data.ipynb"
-    assert targets == [
-        "https://codespaces.new/someone/workshop?quickstart=1",
-        f"https://mybinder.org/v2/gh/someone/workshop/main?urlpath=lab%2Ftree%2F{path}",
-    ]
+    assert targets == ["https://codespaces.new/someone/workshop?quickstart=1"]
     files = [link["href"] for link in page.all("a") if "/blob/" in link.get("href", "")]
     at = "https://github.com/someone/workshop/blob/main"
     assert f"{at}/notebook_output/06-distributed-training.ipynb" in files, "the small book does not have it"

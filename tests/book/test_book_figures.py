@@ -7,6 +7,7 @@ import pytest
 from built import ROOT
 
 TEXT = (ROOT / "docs/figures.md").read_text()
+README = (ROOT / "README.md").read_text()
 
 
 def result(name):
@@ -38,6 +39,16 @@ def test_starting_a_ddp_job():
         for what in ("step", "function runs", "first step done")
     ]
     assert [row[1:] for row in table("Starting a DDP job")] == expected
+
+
+def test_what_you_are_told_when_training_fails():
+    found, printed = result("faults"), table("What you are told when training fails")
+    assert len(printed) == len(found["table"]) == 16
+    for (kind, here, there, _), row in zip(printed, found["table"], strict=True):
+        assert kind == row["kind"]
+        for cell, told in ((here, row["ddp.launch"]), (there, row["torchrun"])):
+            silent = told["said"].startswith("nothing")
+            assert cell == "nothing" if silent else cell.startswith(f"{told['after_s']:.0f} s: "), kind
 
 
 def test_reading_from_object_storage():
@@ -88,3 +99,22 @@ def test_the_machine_and_the_days_are_as_said(name):
     versions = f"Python {machine['python']}, PyTorch {machine['torch']} and Dask {machine['dask']}"
     assert machine["cores"] == 2 and machine["date"] in ("2026-11-20", "2026-11-21") and machine["avx512_bf16"]
     assert versions in TEXT and machine["processor"] in TEXT and "20 and 21 November 2026" in TEXT
+
+
+def test_the_readme_sets_warm_beside_cold_and_good_beside_bad():
+    rates, storage = result("inference")["images_per_s"], result("storage")["images_per_s"]
+    step, rows = result("ddp")["seconds"], result("launchers")["rows"]
+    dask, torchrun = rows["this on Dask"], rows["torchrun"]
+    naive, loop = rates["upstream: delayed per image, model per batch, fp32"], best(rates, "DataLoader, bf16")
+    ours, theirs = ([each[way] for each in storage.values()] for way in ("ImageFolder", "S3ImageFolder"))
+    for line in (
+        f"| {rates['classify']:.1f} photos/s | {naive:.1f} with a task a photo, {loop:.1f} with the best",
+        f"; {rates['bound']:.1f} if the cores did nothing but",
+        f"| {min(ours):.0f} to {max(ours):.0f} photos/s | {min(theirs):.0f} to {max(theirs):.0f} with a request",
+        f"with the start of a cluster | {dask['cold_s']:.1f} s | torchrun {torchrun['cold_s']:.1f} s |",
+        f"| the same on a cluster that runs | {dask['warm_s']:.1f} s | torchrun {torchrun['cold_s']:.1f} s",
+        f"a rank | {step['dask']['step']:.2f} s | torchrun {step['torchrun']['step']:.2f} s |",
+        f"smaller training | {dask['step_s']:.2f} s | torchrun {torchrun['step_s']:.2f} s |",
+        f"until its job goes on | {dask['again_s']:.1f} s | torchrun {torchrun['again_s']:.1f} s |",
+    ):
+        assert line in README, line

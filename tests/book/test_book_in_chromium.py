@@ -1,9 +1,13 @@
-"""The book in a real browser: quiet, readable on a phone and a desk, searchable, and fit for screen readers."""
+"""The book in a real browser: quiet, readable on a phone, a tablet and a desk, searchable, fit for screen readers."""
+
+import re
 
 import pytest
+from playwright.sync_api import expect
 
-WIDTHS = (390, 1400)  # a phone, a desk
-BUILT_ALIKE = ("docs", "search", "notebook_output/01", "notebook_output/02")  # the other notebooks are as these two
+WIDTHS = (390, 800, 1400)  # a phone, a tablet, a desk
+# The other notebooks are as these two, and the other pages of the reference as that one.
+BUILT_ALIKE = r"docs/(?!reference/)|docs/reference/ddp|search|notebook_output/0[12]"
 CUT_OFF = """() => {
     const wide = [];
     const width = document.scrollingElement.scrollWidth;
@@ -45,6 +49,55 @@ def test_the_first_page_leads_into_the_book(page, site):
     page.wait_for_url("**/docs/index.html")
 
 
+def test_the_menu_lists_the_notebooks_and_leads_to_one(page, site):
+    page.goto(f"{site}/notebook_output/02-dask-basics.html")
+    entry = page.locator(".bd-links a:visible", has_text="06 · Distributed training")
+    toggle = page.locator(".primary-toggle:visible")
+    if page.viewport_size["width"] > 992:  # the menu is open, and its button folds it
+        toggle.click()
+        expect(entry).to_have_count(0)
+        left = page.locator(".bd-article-container").bounding_box()["x"]
+        assert left >= 0, "the page has moved out of the window"
+    expect(entry).to_have_count(0)
+    toggle.click()
+    entry.click()
+    page.wait_for_url("**/06-distributed-training.html")
+
+
+def test_the_contents_of_a_page_open_and_follow_the_reader(page, site):
+    page.goto(f"{site}/notebook_output/02-dask-basics.html")
+    contents = page.locator("#pst-page-toc-nav a:visible")
+    if page.viewport_size["width"] < 1200:
+        page.locator(".secondary-toggle:visible").click()
+    contents.last.click()
+    page.keyboard.press("Escape")
+    last = page.locator("#pst-page-toc-nav a").last
+    expect(last).to_have_class(re.compile("active"))
+    page.evaluate("scrollTo(0, 0)")
+    expect(page.locator("#pst-page-toc-nav a.active")).to_have_count(0)  # above the first section
+
+
+def test_wrapped_code_keeps_its_indentation_and_diagrams_their_letters(page, site):
+    page.goto(f"{site}/notebook_output/06-distributed-training.html")
+    code = page.locator(".cell_input pre", has_text="def train_alone").first
+    assert code.evaluate("node => getComputedStyle(node).whiteSpace") == "pre"
+    drawing = page.locator("article a img[src$='.svg']").first
+    assert drawing.evaluate("node => node.getBoundingClientRect().width / node.naturalWidth") > 0.7
+    drawing.click()
+    page.wait_for_url("**/_images/*.svg")
+
+
+def test_imports_and_charts_are_folded_and_lessons_open(page, site):
+    page.goto(f"{site}/notebook_output/06-distributed-training.html")
+    for prompt, line in (("Show imports and set-up", "import torch"), ("Show the code of the chart", "p9.ggplot")):
+        fold = page.locator("details", has_text=prompt).first
+        code = fold.locator("pre", has_text=line).first
+        expect(code).not_to_be_visible()
+        fold.locator("summary").click()
+        expect(code).to_be_visible()
+    expect(page.locator(".cell_input pre", has_text="def train_alone").first).to_be_visible()
+
+
 def test_the_search_page_finds_rank(page, site):
     page.goto(f"{site}/search.html")
     field = page.locator("input[name=q]:visible").first
@@ -75,7 +128,7 @@ def test_axe_finds_nothing_wrong(browser, site, pages, scheme):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
     context = browser.new_context(color_scheme=scheme, reduced_motion="reduce")
     page, found = context.new_page(), {}
-    for path in filter(lambda path: path.startswith(BUILT_ALIKE), pages):
+    for path in filter(re.compile(BUILT_ALIKE).match, pages):
         page.goto(f"{site}/{path}")
         page.locator(f"html[data-theme={scheme}]").wait_for()
         # Code takes axe seconds, and looks alike on all pages: that of one is enough.
@@ -84,6 +137,17 @@ def test_axe_finds_nothing_wrong(browser, site, pages, scheme):
         found[path] = [(each["id"], each["nodes"][0]["html"]) for each in violations]
     context.close()
     assert not {path: violations for path, violations in found.items() if violations}
+
+
+def test_in_the_dark_plots_have_no_frame_and_an_empty_choice_looks_empty(browser, site):
+    context = browser.new_context(color_scheme="dark", reduced_motion="reduce")
+    page = context.new_page()
+    page.goto(f"{site}/notebook_output/07-learning-results.html")
+    assert page.locator(".cell_output img").first.evaluate("node => getComputedStyle(node).padding") == "0px"
+    page.goto(f"{site}/notebook_output/quiz.html")
+    choice = page.locator(".cell_output input[type=radio]").first
+    assert choice.evaluate("node => getComputedStyle(node).colorScheme") == "light"
+    context.close()
 
 
 def test_in_the_dark_an_output_made_for_white_paper_keeps_it(browser, site):

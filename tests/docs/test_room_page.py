@@ -1,5 +1,7 @@
 """The numbers in the instructor's page on rooms are those that the benchmark recorded."""
 
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -43,3 +45,11 @@ def test_seats_fit_while_no_cell_takes_more_than_twice_as_long_as_alone(room):
 
 def test_without_figures_the_page_says_how_to_measure(room):
     assert "Not measured yet" in room.block(None) and "workshop bench room" in room.block(None)
+
+
+def test_a_linked_environment_leaves_a_seats_checkout_clean(tmp_path):
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    shutil.copy(ROOT / ".gitignore", tmp_path)
+    (tmp_path / ".venv").symlink_to("/opt/workshop/.venv")
+    status = subprocess.run(["git", "status", "--short"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert status.stdout == "?? .gitignore\n"

@@ -32,7 +32,7 @@ print(client.submit(sum, [40, 2]).result(), "from the workers")
 """
 
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.weekly,
     pytest.mark.timeout(400),
     pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root on Linux can make a Debian"),
     pytest.mark.skipif(

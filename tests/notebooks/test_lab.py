@@ -137,6 +137,24 @@ def test_the_notebook_is_between_its_contents_and_the_dashboards(page):
     assert 180 < width["#jp-left-stack"] < 280 and width[".jp-NotebookPanel"] > 780, width
 
 
+def test_nothing_is_to_be_saved_yet_and_the_dashboards_say_what_they_wait_for(page, folder):
+    page.wait_for_timeout(1000)  # the kernel has said its version
+    expect(page.locator(".lm-TabBar-tab.jp-mod-dirty")).to_have_count(0)
+    waiting = "nodes => nodes.map(node => getComputedStyle(node, '::after').content)"
+    said = page.locator(".dask-DaskDashboard-inactive").evaluate_all(waiting)
+    assert len(said) == len(DASHBOARDS) and all("cluster starts" in one for one in said)
+
+
+def test_a_cell_says_above_it_what_it_is(page, folder):
+    first = next(
+        cell for cell in code_cells(read(folder / "workshop" / lab.FIRST)) if "guess" in cell.metadata.get("tags", ())
+    )
+    guess = cell_with(page, first.source.splitlines()[0])
+    expect(guess).to_have_attribute("data-workshop", "guess")
+    assert guess.evaluate("cell => getComputedStyle(cell, '::before').content") == '"Your guess"'
+    expect(cell_with(page, "n_workers = None")).not_to_have_attribute("data-workshop", re.compile("."))
+
+
 def test_an_attendee_goes_through_notebook_01_with_a_mistake(page, folder):
     path = folder / "workshop" / lab.FIRST
     sources = [cell.source for cell in read(path).cells]
@@ -147,8 +165,14 @@ def test_an_attendee_goes_through_notebook_01_with_a_mistake(page, folder):
     run(page, answer, "total_bones = client.run(os.getenv, 'BONES')")
     said = run(page, check)
     assert said.startswith("Not yet: that is one answer per worker") and "Traceback" not in said
+    expect(check).to_have_attribute("data-verdict", "Not yet")
     run(page, answer, "total_bones = sum(map(int, client.run(os.getenv, 'BONES').values()))")
     assert run(page, check).startswith("Correct.")
+    assert check.locator(".jp-OutputArea-output pre").evaluate("pre => getComputedStyle(pre).wordBreak") == "normal"
+    red, green, blue = check.locator(".jp-OutputArea-output pre").evaluate(
+        "pre => getComputedStyle(pre).color.match(/\\d+/g)"
+    )
+    assert int(green) > max(int(red), int(blue))
     run_from(page, check, len(sources) - stub - 3)
     last = cell_with(page, "check_darkest").locator(".jp-InputPrompt")
     expect(last).to_have_text(re.compile(r"\[\d+\]"))

@@ -1,8 +1,8 @@
 """Open JupyterLab with a notebook and its contents on the left, and Dask's dashboards on the right.
 
 `workspace.json` has the layout; `overrides.json` has what a user would set under Settings: the address of the
-dashboards, and no question about news. Dashboards and TensorBoard come through JupyterLab's own server, so behind a hub
-or ssh nothing else has to be forwarded.
+dashboards, and no question about news. `extensions` makes cells look like what their tags say they are. Dashboards and
+TensorBoard come through JupyterLab's own server, so behind a hub or ssh nothing else has to be forwarded.
 """
 
 import json
@@ -49,6 +49,7 @@ def open_lab(project: Path, *, port: int | None = None, browser: bool = True, ex
             "--LabApp.default_url=/lab/workspaces/workshop",
             f"--LabApp.workspaces_dir={home}",
             f"--LabApp.app_settings_dir={home}",
+            f"--LabApp.extra_labextensions_path={HERE / 'extensions'}",
             *([f"--ServerApp.port={port}"] if port else []),
             *([] if browser else ["--ServerApp.open_browser=False", "--LabApp.open_browser=False"]),
         ]

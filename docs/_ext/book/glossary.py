@@ -1,14 +1,19 @@
-"""On each notebook's page, the first use of a term of docs/glossary.md is a link to it, with its meaning as tooltip."""
+"""Notebooks and docs/glossary.md lead to each other: a term's first use to its entry, an entry to where it is taught.
+
+Both places are in the book's index, and so the search finds them first.
+"""
 
 import re
 from functools import cache
 from pathlib import Path
 
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.application import Sphinx
 
 PAGE = "docs/glossary"
 TERM = re.compile(r"^### (?P<term>.+)\n\n(?P<meaning>.+)", re.MULTILINE)
+HOME = re.compile(r"^### (?P<term>.+)\n\n.+\n\nTaught in .*\(\.\./(?P<path>.+)\.ipynb#(?P<slug>.+)\)\.", re.MULTILINE)
 # How a term is found where it is not the term itself, with or without an "s".
 FORMS = {
     "sketches": "sketch(?:es)?",
@@ -28,6 +33,13 @@ def read_terms(root: Path) -> dict[str, str]:
     """Return the terms of the glossary and the first paragraph of each, as plain text."""
     text = (root / f"{PAGE}.md").read_text(encoding="utf-8")
     return {found["term"]: _plain(found["meaning"]) for found in TERM.finditer(text)}
+
+
+@cache
+def read_homes(root: Path) -> dict[str, tuple[str, str]]:
+    """Return where terms are taught: the notebook's page, and the anchor of the section."""
+    text = (root / f"{PAGE}.md").read_text(encoding="utf-8")
+    return {found["term"]: (found["path"], found["slug"]) for found in HOME.finditer(text)}
 
 
 def slug(term: str) -> str:
@@ -50,9 +62,10 @@ def link_terms(app: Sphinx, doctree: nodes.document, docname: str) -> None:
             rf"(?<![\w/-])(?:{FORMS.get(term, re.escape(term) + 's?')})(?![\w/-])",
             0 if term.isupper() else re.IGNORECASE,
         )
+        home = _home(app, doctree, docname, term)
         for text in doctree.findall(nodes.Text):
             found = pattern.search(text)
-            if found and _may_be_linked(text, found.group(), term):
+            if found and _may_be_linked(text, found.group(), term, home):
                 link = nodes.reference(
                     "",
                     found.group(),
@@ -66,25 +79,45 @@ def link_terms(app: Sphinx, doctree: nodes.document, docname: str) -> None:
                 break
 
 
-def note_glossary(app: Sphinx, doctree: nodes.document) -> None:
-    """Have a notebook's page built again when the glossary has changed."""
-    if app.env.docname.startswith("notebook_output/"):
-        app.env.note_dependency(f"{PAGE}.md")
+def index_terms(app: Sphinx, doctree: nodes.document) -> None:
+    """Put each entry of the glossary into the index, and each section that teaches a term."""
+    docname = app.env.docname
+    if docname.startswith("notebook_output/"):
+        app.env.note_dependency(f"{PAGE}.md")  # so that the page is built again when the glossary has changed
+    for term in read_terms(Path(app.srcdir)):
+        section = _section(doctree, slug(term)) if docname == PAGE else _home(app, doctree, docname, term)
+        if section:
+            entry = ("single", term, section["ids"][0], "main", None)
+            section.insert(1, addnodes.index(entries=[entry]))  # behind the heading
 
 
 def setup(app: Sphinx) -> None:
     """Have Sphinx call these."""
     read_terms.cache_clear()
-    app.connect("doctree-read", note_glossary)
+    read_homes.cache_clear()
+    app.connect("doctree-read", index_terms)
     app.connect("doctree-resolved", link_terms)
 
 
-def _may_be_linked(text: nodes.Text, words: str, term: str) -> bool:
+def _section(doctree: nodes.document, anchor: str) -> nodes.section | None:
+    return next((node for node in doctree.findall(nodes.section) if node.get("slug") == anchor), None)
+
+
+def _home(app: Sphinx, doctree: nodes.document, docname: str, term: str) -> nodes.section | None:
+    """Return the section of this page that teaches a term."""
+    page, anchor = read_homes(Path(app.srcdir)).get(term, ("", ""))
+    return _section(doctree, anchor) if page == docname else None
+
+
+def _may_be_linked(text: nodes.Text, words: str, term: str, home: nodes.section | None) -> bool:
     introduced = isinstance(text.parent, nodes.strong) and text == words
-    node = text.parent
-    while node is not None and not isinstance(node, NOT_IN):
+    around, node = [], text.parent
+    while node is not None:
+        around.append(node)
         node = node.parent
-    return node is None and (introduced or term not in ONLY_IN_BOLD)
+    taught = any(node is home for node in around)
+    barred = any(isinstance(node, NOT_IN) for node in around)
+    return not barred and (introduced or taught or term not in ONLY_IN_BOLD)
 
 
 def _plain(markdown: str) -> str:

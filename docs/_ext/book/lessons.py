@@ -1,4 +1,4 @@
-"""What the notebooks say of themselves, for pages about them: title, minutes in class, what one can do afterwards.
+"""What the notebooks say of themselves, for pages about them: title, minutes in class, what one can do, key points.
 
     ```{lessons} 01 03 04
     ```
@@ -17,6 +17,7 @@ from sphinx.util.docutils import SphinxDirective, SphinxRole
 TITLE = re.compile(r"^# (.+)", re.MULTILINE)
 MINUTES = re.compile(r"\*\*Time:\*\* (\d+) minutes in class")
 ABLE = re.compile(r"\*\*After this notebook you can\*\*\n\n((?:- .+\n)+)")
+KEY_POINTS = re.compile(r"^## Key points\n\n(?:\*.+\*\n\n)?((?:- .+\n)+)", re.MULTILINE)
 
 
 class Lesson(NamedTuple):
@@ -26,23 +27,27 @@ class Lesson(NamedTuple):
     title: str
     minutes: int
     able: list[str]
+    key_points: list[str]
 
 
 def read_lesson(root: str | Path, number: str) -> Lesson:
-    """Return what notebook `number`, such as "04", says in its first cell.
+    """Return what notebook `number`, such as "04", says in its first cell, and under "Key points".
 
-    Raises ValueError if there is no such notebook, or if its first cell says nothing of the kind.
+    Raises ValueError if there is no such notebook, or if it says nothing of the kind.
     """
     found = sorted(Path(root, "notebook_output").glob(f"{number}-*.ipynb"))
     if not found:
         raise ValueError(f"There is no notebook {number!r} in notebook_output/.")
-    text = "".join(json.loads(found[0].read_text(encoding="utf-8"))["cells"][0]["source"]) + "\n"
-    parts = [pattern.search(text) for pattern in (TITLE, MINUTES, ABLE)]
+    cells = json.loads(found[0].read_text(encoding="utf-8"))["cells"]
+    first, *rest = ["".join(cell["source"]) + "\n" for cell in cells if cell["cell_type"] == "markdown"]
+    parts = [*(pattern.search(first) for pattern in (TITLE, MINUTES, ABLE)), KEY_POINTS.search("\n".join(rest))]
     if not all(parts):
-        raise ValueError(f"{found[0].name} does not begin with a title, 'you can' and '**Time:** … minutes in class'.")
-    title, minutes, able = (part.group(1) for part in parts if part)
+        raise ValueError(
+            f"{found[0].name} lacks a title, 'you can', '**Time:** … minutes in class' or '## Key points'."
+        )
+    title, minutes, able, points = (part.group(1) for part in parts if part)
     path = found[0].relative_to(root).as_posix()
-    return Lesson(path, title, int(minutes), [line[2:] for line in able.splitlines()])
+    return Lesson(path, title, int(minutes), *([line[2:] for line in lines.splitlines()] for lines in (able, points)))
 
 
 def in_words(minutes: int) -> str:

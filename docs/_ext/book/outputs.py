@@ -1,14 +1,18 @@
-"""Stored outputs as a page needs them: without what only works where it was made, and as a screen reader wants them."""
+"""Stored notebooks as a page needs them: imports and charts folded, and no output that works only where it was made."""
 
+import ast
 import json
+from typing import Any
 
 from sphinx.application import Sphinx
 
 LIVE = "tensorboard-frame"  # an iframe onto a server that ran beside the notebook
+LONG = 8  # lines: what is shorter stays open
+IMPORTS, CHART = "Show imports and set-up", "Show the code of the chart"
 
 
-def adapt_outputs(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Drop from a notebook's JSON, in place, each output that shows another server's page; head no empty column."""
+def adapt_notebook(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Change a notebook's JSON, in place: fold what is no lesson, drop other servers' pages, head no empty column."""
     if not docname.startswith("notebook_output/"):
         return
     notebook = json.loads(source[0])
@@ -16,9 +20,34 @@ def adapt_outputs(app: Sphinx, docname: str, source: list[str]) -> None:
         if "outputs" in cell:
             outputs = [json.dumps(output).replace("<th></th>", "<td></td>") for output in cell["outputs"]]
             cell["outputs"] = [json.loads(output) for output in outputs if LIVE not in output]
+            fold(cell)
     source[0] = json.dumps(notebook)
+
+
+def fold(cell: dict[str, Any]) -> None:
+    """Have myst-nb fold a long cell that is mostly imports, or mostly a chart of plotnine, but for one to fill in."""
+    tags, prompt = cell["metadata"].setdefault("tags", []), folded("".join(cell["source"]))
+    if prompt and not {"hide-input", "exercise", "guess"} & set(tags):
+        tags.append("hide-input")
+        cell["metadata"]["mystnb"] = {"code_prompt_show": prompt, "code_prompt_hide": prompt.replace("Show", "Hide")}
+
+
+def folded(source: str) -> str:
+    """Return what the fold of a code cell says, or "" for a cell that stays open.
+
+    >>> folded("import os\\n" * 8), folded("import os\\n" * 7), folded("import os\\n" + "n = 1\\n" * 9)
+    ('Show imports and set-up', '', '')
+    """
+    lines = source.splitlines()
+    if len(lines) < LONG or source.startswith("%"):
+        return ""
+    statements = ast.parse(source).body
+    imports = [each for each in statements if isinstance(each, ast.Import | ast.ImportFrom)]
+    if 2 * sum(each.end_lineno - each.lineno + 1 for each in imports) >= len(lines):
+        return IMPORTS
+    return CHART if 3 * sum("p9." in line for line in lines) >= len(lines) else ""
 
 
 def setup(app: Sphinx) -> None:
     """Have Sphinx call this for each source that it reads."""
-    app.connect("source-read", adapt_outputs)
+    app.connect("source-read", adapt_notebook)

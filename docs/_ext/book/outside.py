@@ -9,10 +9,8 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
-BADGES = (  # what a page says, and where it leads to; {path} is that of the notebook without outputs
-    ("Open in Codespaces", "https://codespaces.new/{owner_and_name}?quickstart=1"),
-    ("Open in Binder", "https://mybinder.org/v2/gh/{owner_and_name}/{branch}?urlpath=lab%2Ftree%2F{path}"),
-)
+TO_FILL_IN = "https://github.com/OWNER/NAME"  # for a reader of the files; the book fills it in where it can
+CODESPACES = "https://codespaces.new/{owner_and_name}?quickstart=1"
 
 
 def repository_url(app: Sphinx, path: str) -> str:
@@ -41,33 +39,42 @@ def resolve_links(app: Sphinx, doctree: nodes.document) -> None:
             node.replace_self(nodes.reference("", "", *_bare(text), refuri=url) if url else text)
 
 
-def add_badges(app: Sphinx, doctree: nodes.document) -> None:
-    """Put a line under a notebook's title with links that open it elsewhere, where the repository is on GitHub."""
-    path, repository = source_notebook(app, app.env.docname), app.config.book_repository
-    if not path or not repository.startswith("https://github.com/"):
+def add_badge(app: Sphinx, doctree: nodes.document) -> None:
+    """Put a link to Codespaces under the title of the first page and of notebooks, if the repository is on GitHub."""
+    repository, page = app.config.book_repository, app.env.docname
+    if not repository.startswith("https://github.com/") or not (
+        page == app.config.root_doc or source_notebook(app, page)
+    ):
         return
-    names = {
-        "owner_and_name": repository.removeprefix("https://github.com/"),
-        "branch": app.config.book_branch,
-        "path": quote(path, safe=""),
-    }
-    links = [nodes.reference("", text, refuri=url.format(**names), classes=["badge-link"]) for text, url in BADGES]
-    line = nodes.paragraph("", "", links[0], nodes.Text(" "), links[1], classes=["launch"])
+    url = CODESPACES.format(owner_and_name=repository.removeprefix("https://github.com/"))
+    html = f'<p class="launch"><a class="badge-link" href="{url}">Open in Codespaces</a></p>'
+    line = nodes.raw("", html, format="html")  # which is left out of the page's description
     title = next(doctree.findall(nodes.title))
     title.parent.insert(title.parent.index(title) + 1, line)
 
 
-def add_source_link(app: Sphinx, pagename: str, template: str, context: dict, doctree: nodes.document | None) -> None:
-    """Give a page's template the address of the file to edit, for a notebook the one without outputs."""
+def fill_in_repository(app: Sphinx, doctree: nodes.document) -> None:
+    """Write the repository's address into commands, where it is known."""
+    for block in doctree.findall(nodes.literal_block):
+        if app.config.book_repository and TO_FILL_IN in block.astext():
+            text = block.astext().replace(TO_FILL_IN, app.config.book_repository)
+            block.rawsource, block.children = text, []
+            block += nodes.Text(text)
+
+
+def add_links_below(app: Sphinx, pagename: str, template: str, context: dict, doctree: nodes.document | None) -> None:
+    """Give a template the addresses of the file to edit, for a notebook the one without outputs, and for feedback."""
     path = source_notebook(app, pagename) or (pagename in app.env.found_docs and f"{pagename}.md")
     context["source_url"] = repository_url(app, path) if path else ""
+    context["feedback_url"] = f"{app.config.book_repository}/issues/new?title={quote(f'On the page {path}')}"
 
 
 def setup(app: Sphinx) -> None:
     """Have Sphinx call these."""
     app.connect("doctree-read", resolve_links, priority=100)  # before Sphinx collects files to download
-    app.connect("doctree-read", add_badges)
-    app.connect("html-page-context", add_source_link)
+    app.connect("doctree-read", add_badge)
+    app.connect("doctree-read", fill_in_repository)
+    app.connect("html-page-context", add_links_below)
 
 
 def _target(app: Sphinx, docname: str, node: nodes.Element) -> str:

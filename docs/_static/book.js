@@ -1,0 +1,26 @@
+// What the theme lacks: the contents of a page follow the reader, also when they jump; feedback names its section.
+
+const contents = () => [...document.querySelectorAll("#pst-page-toc-nav a[href^='#']")];
+const headingOf = (link) => document.getElementById(decodeURIComponent(link.hash.slice(1)));
+
+// The entry of the section whose heading was scrolled past last.
+const current = () => contents().findLast((link) => headingOf(link)?.getBoundingClientRect().top < innerHeight / 3);
+
+function mark() {
+  const here = current();
+  for (const link of contents()) {
+    link.classList.toggle("active", link === here);
+    if (link === here) link.setAttribute("aria-current", "true");
+    else link.removeAttribute("aria-current");
+  }
+}
+
+// The theme marks a heading that comes into view, after the event: this has the last word.
+addEventListener("scroll", () => setTimeout(mark, 50), { passive: true });
+
+document.querySelector("a.feedback")?.addEventListener("click", ({ currentTarget: link }) => {
+  const url = new URL(link.href);
+  const section = current()?.textContent.trim();
+  if (section) url.searchParams.set("body", `Section: ${section}\n\n`);
+  link.href = url;
+});

@@ -1,0 +1,191 @@
+"""What the slides say was measured, read from benchmarks/results and from the stored outputs of notebooks."""
+
+import json
+import re
+from pathlib import Path
+
+from book.stored import read_stored
+
+ROOT = Path(__file__).parents[2]
+
+
+def result(name):
+    return json.loads((ROOT / f"benchmarks/results/cpu2-{name}.json").read_text(encoding="utf-8"))
+
+
+def printed(notebook, pattern):
+    """Return what the groups of `pattern` match in the outputs of a notebook such as "07", for each match a tuple.
+
+    Raises ValueError where nothing matches, as the notebook has changed.
+    """
+    path = next((ROOT / "notebook_output").glob(f"{notebook}-*.ipynb"))
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    text = "\n".join("".join(output.get("text", "")) for output in outputs)
+    if not (found := [match.groups() for match in re.finditer(pattern, text, re.MULTILINE)]):
+        raise ValueError(f"{path.name} prints nothing like {pattern!r}: change docs/slides/measured.py.")
+    return found
+
+
+def bar(share, colour=""):
+    return f'<span class="bar {colour}" style="width: {share:.0%}"></span>'
+
+
+def table(*rows):
+    """Return rows of cells as a Markdown table; all columns but the first are aligned to the right."""
+    rule = ["---", *["---:"] * (len(rows[0]) - 1)]
+    return "\n".join(f"| {' | '.join(str(cell) for cell in row)} |" for row in [rows[0], rule, *rows[1:]])
+
+
+def waits():
+    """Return how long the two kinds of work take that the second slide names."""
+    of_photo = next(line for line in result("inference")["printed"] if line.startswith("core-ms"))
+    photo_ms = sum(float(ms) for ms in re.findall(r"[\d.]+", of_photo.split(" in ")[0]))
+    job = result("ddp")
+    step_s = job["seconds"]["dask"]["step"]
+    return {
+        "photo_ms": f"{photo_ms:.0f} ms",
+        "photos_h": f"{photo_ms * 1e6 / 3.6e6:.0f} hours",
+        "step_photos": job["ranks"] * job["batch_size"],
+        "step_s": f"{step_s:.1f} s",
+        "steps_h": f"{step_s * 1e4 / 3600:.0f} hours",
+    }
+
+
+def partitions():
+    """Return the megabytes of notebook 02's array, of its workers' limits, and of its peak."""
+    [(array, limits)] = printed("02", r"^the array ([\d,]+) MB, .* limits ([\d,]+) MB")
+    peak = read_stored(ROOT, "02", "my_guess_peak_mb").measured
+    return {"array_mb": array, "limits_mb": limits, "peak_mb": peak}
+
+
+def ladder():
+    """Return a table of notebook 04's rungs, with milliseconds for each photo."""
+    rungs = printed("04", r"^([a-g])  (.+?): .* a worker needs (\d+) ms, and waits for (\d+) ms")
+    slowest = float(rungs[0][2])
+    rows = []
+    for letter, name, ms, waiting in rungs:
+        rest, name = int(ms) - int(waiting), name.replace("float32 again", "bf16; here fp32 again")
+        bars = f"{bar(rest / slowest)}{bar(int(waiting) / slowest, 'waiting')}"
+        rows.append((f"**{letter}** {name}", f"{ms} ms", bars))
+    [(delay_ms,)] = printed("04", r"^delay added to the storage: (\d+) ms")
+    return {
+        "delay_ms": f"{delay_ms} ms",
+        "ladder": table(("", "a photo takes", ""), *rows),
+        "bar_work": '<span class="bar key"></span>',
+        "bar_waiting": '<span class="bar key waiting"></span>',
+    }
+
+
+def classified():
+    """Return the rates of `classify` and of its rivals, in photos a second."""
+    inference = result("inference")
+    rates = inference["images_per_s"]
+    shown = {
+        "a task per photo, fp32": max(v for k, v in rates.items() if k.startswith("up")),
+        "best `DataLoader` loop, fp32": max(v for k, v in rates.items() if k.startswith("DataLoader, fp32")),
+        "best `DataLoader` loop, bf16": max(v for k, v in rates.items() if k.startswith("DataLoader, bf16")),
+        "**`classify`, two workers, bf16**": rates["classify"],
+        "bound of these cores, bf16": rates["bound"],
+    }
+    rows = [(name, f"{rate:.0f}", bar(rate / rates["bound"])) for name, rate in shown.items()]
+    machine = inference["machine"]
+    return {
+        "classified": table(("", "photos a second", ""), *rows),
+        "times": f"{inference['ratios']['classify / upstream']:.1f}",
+        "times_loop": f"{inference['ratios']['classify / best bf16 DataLoader']:.1f}",
+        "photos": inference["photos"],
+        "rounds": inference["rounds"],
+        "machine": f"{machine['cores']} cores of an {machine['processor']}, no GPU",
+    }
+
+
+def launchers():
+    """Return a table of all launchers, in seconds, and how a step compares with torchrun's in both benchmarks."""
+    rows = result("launchers")["rows"]
+    shown = []
+    for tool, row in rows.items():
+        name = "**`ddp.launch` on Dask**" if tool == "this on Dask" else tool
+        warm = f"{row['warm_s']:.1f}" if "warm_s" in row else "–"
+        times = [f"{row['cold_s']:.1f}", warm, f"{row['step_s']:.2f}", f"{row['knows_s']:.1f}", f"{row['again_s']:.0f}"]
+        shown.append((name, row["lines"], *times))
+    head = ("", "lines of yours", "cold", "warm", "a step", "rank killed: you know", "it goes on")
+    return {
+        "launchers": table(head, *shown),
+        "small_step": compared(rows["this on Dask"]["step_s"] / rows["torchrun"]["step_s"]),
+        "large_step": compared(result("ddp")["ratios"]["step"]),
+    }
+
+
+def compared(ratio):
+    return f"{abs(ratio - 1):.0%}".replace("%", " % ") + ("more" if ratio > 1 else "less")
+
+
+def shards():
+    """Return what notebook 11 measured under DDP and under FSDP2: megabytes, and who lived under the limit."""
+    held = {way: mb for way, mb in printed("11", r"^(DDP|FSDP2, by layer) +holds .* (\d+) MB as counted")}
+    sent = {way: rest for way, *rest in printed("11", r"^(DDP|FSDP2, by layer) .*planned, (\d+) MB as mea.*peak (\d+)")}
+    fate = dict(printed("11", r"^(DDP|by layer): (died|trained)"))
+    names = {"DDP": "DDP", "by layer": "FSDP2, by layer"}
+    rows = [
+        (f"**{way}**", f"{held[way]} MB", f"{sent[way][1]} MB", f"{sent[way][0]} MB", f"**{fate[key]}**")
+        for key, way in names.items()
+    ]
+    head = ("each rank", "keeps", "peaks at", "sends in a step", "with a fifth less than DDP's peak")
+    [(n_parameters,)] = printed("11", r"^([\d,]+) parameters, a file of")
+    return {"shards": table(head, *rows), "parameters": f"{int(n_parameters.replace(',', '')) / 1e6:.0f} million"}
+
+
+def faults():
+    """Return a table of the faults of each kind that a user is told about, and what notebook 12's `explain` says."""
+    found = result("faults")
+    cases = found["table"]
+    kinds = ("hangs", "dead", "slow", "wrong")
+    rows = []
+    for tool in ("ddp.launch", "torchrun"):
+        told = {
+            kind: [not case[tool]["said"].startswith("nothing") for case in cases if case["branch"] == kind]
+            for kind in kinds
+        }
+        rows.append((f"`{tool}`", *(f"{sum(each)} of {len(each)}" for each in told.values())))
+    [(explained, *_)] = printed("12", r"^(The ranks' collective \d+ .* barrier, at cell.*)$")
+    return {
+        "faults": table(
+            ("faults that a message names", *(f"it {kind}" if kind == "hangs" else f"it is {kind}" for kind in kinds)),
+            *rows,
+        ),
+        "n_faults": len(cases),
+        "limit_s": found["limit_s"],
+        "explained": f"```text\n{wrapped(explained)}\n```",
+        "silence_s": read_stored(ROOT, "12", "my_guess_s").measured,
+    }
+
+
+def wrapped(text):
+    return re.sub(r": rank|, rank", lambda comma: f"{comma[0][0]}\n  rank", text)
+
+
+def gains():
+    """Return a table: two workers of a core each against one process with both cores, in times as fast."""
+    [(all_cores,)] = printed("08", r"^in turn, all cores +([\d.]+) s")
+    [(at_once,)] = printed("08", r"^at once +([\d.]+) s")
+    [(waits,)] = printed("07", r"^storage that waits +([\d.]+) times as fast")
+    [(tiny,)] = printed("07", r"^images in memory +([\d.]+) times as fast")
+    [(threads,), *_] = printed("07", r"^.*1 worker x 2 threads +([\d.]+) \(")
+    [(ranks,), *_] = printed("07", r"^.*2 workers x 1 thread +([\d.]+) \([\d.]+ to")
+    shown = {
+        "many models, one a worker": float(all_cores) / float(at_once),
+        "training, slow storage": float(waits),
+        "classifying photos": result("inference")["ratios"]["classify / best bf16 DataLoader"],
+        "training a ResNet-18": float(ranks) / float(threads),
+        "training a tiny model": float(tiny),
+    }
+    most = max(shown.values())
+    rows = [(name, f"{times:.2f} ×", bar(times / most, "" if times > 1 else "slower")) for name, times in shown.items()]
+    return {"gains": table(("", "times as fast", ""), *rows)}
+
+
+def numbers():
+    """Return everything that the slides print as measured, under the names that index.md uses."""
+    parts = (waits, partitions, ladder, classified, launchers, shards, faults, gains)
+    return {name: value for part in parts for name, value in part().items()}

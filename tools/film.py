@@ -1,0 +1,263 @@
+"""Film what JupyterLab shows while a worker is killed and the training goes on, from a real run in Chromium.
+
+`make film` writes `img/kill.webm` and its still `img/kill.png`, and `img/lab.png`, JupyterLab on notebook 01. The run
+has its own JupyterLab, home and folder. A caption says what happens, how long it took, and how much faster it is shown.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import nbformat
+from nbformat.v4 import new_code_cell, new_notebook
+from PIL import Image, ImageDraw, ImageFont
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from workshop_utils.tool.lab import FIRST, workspace
+
+PROJECT = Path(__file__).parents[1]
+CHROMIUM = Path("/usr/bin/chromium")
+FILM = "notebooks/kill-a-worker.ipynb"
+WIDTH, HEIGHT, CAPTION = 1280, 720, 50  # pixels of the film, and of these, the height of its caption
+ZOOM = 1.25  # pixels of the film for each pixel that JupyterLab is laid out for
+LENGTH_S, LAST_S, FPS = 18, 2, 8  # the training is shown in this time, if it took longer; then its end stands still
+WAIT_MS = 180_000  # time limit of anything that the page waits for
+KILL_AT = 5  # the step after which a worker is killed
+DONE, KILLED = "Trained.", "Worker killed"
+PREPARE = """\
+import os, signal, tempfile
+from workshop_utils import ddp
+from workshop_utils.cluster import start_cluster
+from workshop_utils.data import HELD_OUT, find_data
+from workshop_utils.training import prepare, train
+
+client = start_cluster(2)
+source = find_data(64, HELD_OUT, light="dusk")
+checkpoint = tempfile.mkdtemp() + "/resnet.pt"
+
+images = prepare(source)[1]
+
+def brightness(index):  # what the task stream shows before the film begins
+    return images[index][0].mean().item()
+
+client.gather(client.map(brightness, range(96)))
+
+def training():  # a checkpoint every 3 steps; begins with the last one there is
+    model, images, _ = prepare(source)
+    return train(model, images, batch_size=64, epochs=1, freeze_epochs=1, checkpoint=checkpoint, checkpoint_every=3)
+
+def show(row):
+    print("attempt {attempt}   step {step}   loss {loss:.2f}".format(**row))
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def kill(worker):
+    client.run(die, workers=[worker], on_error="ignore")"""
+KILL = """\
+with ddp.launch(client, training, max_restarts=1) as job:
+    for row in job.rows():
+        if "loss" in row and row["rank"] == 0:
+            show(row)
+            if row["step"] == KILL_AT and row["attempt"] == 0:
+                kill(job.workers[1])
+
+print("Trained. Workers killed on the way:", len(job.failures))""".replace("KILL_AT", str(KILL_AT))
+
+
+def main() -> None:
+    """Write the film, its still, and the picture of JupyterLab."""
+    need("ffmpeg", "apt install ffmpeg")
+    need(str(CHROMIUM), "apt install chromium")
+    with sync_playwright() as playwright, TemporaryDirectory(prefix="workshop-film-") as folder:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        with running_lab(Path(folder, "film")) as url:
+            film(browser, url, Path(folder), PROJECT / "img" / "kill.webm")
+        with running_lab(Path(folder, "lab")) as url:
+            picture_of_lab(browser, url, PROJECT / "img" / "lab.png")
+        browser.close()
+
+
+def need(command: str, cure: str) -> None:
+    """End the program with the line to type where `command` is not installed."""
+    if not shutil.which(command):
+        sys.exit(f"{command} is not installed, and the film needs it: {cure}")
+
+
+@contextmanager
+def running_lab(home: Path) -> Iterator[str]:
+    """Run `workshop lab` on a copy of the notebooks in the new folder `home`; yield its address with the token."""
+    project = home / "workshop"
+    shutil.copytree(PROJECT / "notebooks", project / "notebooks", ignore=shutil.ignore_patterns(".*"))
+    shutil.copytree(PROJECT / "img", project / "img")
+    cells = [new_code_cell(PREPARE), new_code_cell(KILL)]
+    nbformat.write(new_notebook(cells=cells, metadata=nbformat.read(project / FIRST, 4).metadata), project / FILM)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("WORKSHOP_", "DASK_"))}
+    env |= {"HOME": str(home), "WORKSHOP_CACHE": str(home / "cache"), "TQDM_DISABLE": "1"}
+    command = [Path(sys.executable).parent / "workshop", "lab", "--no-browser"]
+    with (
+        (home / "lab.log").open("w") as log,
+        subprocess.Popen(command, cwd=project, env=env, stderr=log, text=True) as running,
+    ):
+        try:
+            while not (found := re.search(r"http://127\.0\.0\.1:\S+token=\w+", (home / "lab.log").read_text())):
+                if running.poll() is not None:
+                    sys.exit((home / "lab.log").read_text())
+                time.sleep(0.5)
+            time.sleep(2)  # the address is printed before anyone listens
+            yield found.group()
+        finally:
+            running.terminate()
+
+
+def picture_of_lab(browser: Browser, url: str, target: Path) -> None:
+    """Write a picture of JupyterLab while notebook 01 runs its 96 tasks, 1440 x 810 pixels."""
+    page = browser.new_page(viewport={"width": 1440, "height": 810})
+    open_notebook(page, url)
+    sources = [cell.source for cell in nbformat.read(PROJECT / FIRST, 4).cells]
+    watched = next(index for index, source in enumerate(sources) if "nap_s=0.1" in source)
+    run_first(page)  # cell 1; cell 0 is text
+    for _ in range(watched - 1):
+        page.keyboard.press("Shift+Enter")
+        page.wait_for_timeout(100)
+    page.locator(".jp-CodeCell", has_text="nap_s=0.1").first.scroll_into_view_if_needed()
+    before = page.locator(".jp-CodeCell", has_text="without work make").first
+    expect(before.locator(".jp-InputPrompt")).to_have_text(re.compile(r"\[\d+\]"))
+    page.wait_for_timeout(2500)  # of the 4.8 s that 96 naps of 0.1 s take on two workers
+    page.screenshot(path=target)
+    page.close()
+
+
+def film(browser: Browser, url: str, folder: Path, target: Path) -> None:
+    """Write the film to `target` (.webm) and a still beside it (.png), both WIDTH x HEIGHT; frames go to `folder`."""
+    size = {"width": round(WIDTH / ZOOM), "height": round((HEIGHT - CAPTION) / ZOOM)}
+    page = browser.new_page(viewport=size, device_scale_factor=ZOOM)
+    address, _, token = url.partition("?token=")
+    headers = {"Authorization": f"token {token}"}
+    layout = address.replace("/lab/workspaces/workshop", "/lab/api/workspaces/film")
+    page.request.put(layout, data=layout_of_the_film(), headers=headers)
+    open_notebook(page, url.replace("/workspaces/workshop", "/workspaces/film"))
+    run_first(page)
+    expect(page.locator(".jp-InputPrompt").first).to_have_text("[1]:")
+    page.locator("iframe").first.wait_for()
+    page.wait_for_timeout(6000)  # until the panes draw
+    page.evaluate("document.querySelectorAll('.jp-CodeCell')[1].scrollIntoView()")
+    page.keyboard.press("Control+Enter")
+    frames = watch(page, folder)
+    page.close()
+    cut(frames, folder, target)
+
+
+def layout_of_the_film() -> dict:
+    """Return the workshop's layout, with the film's notebook, without its contents, with the CPUs below the tasks."""
+    content = workspace(0)
+    data = content["data"]
+    content["metadata"]["id"] = "film"
+    layout = data["layout-restorer:data"]
+    layout["left"] = layout["right"]
+    layout["main"]["current"] = f"notebook:{FILM}"
+    notebook, panes = layout["main"]["dock"]["children"]
+    notebook["widgets"] = [f"notebook:{FILM}"]
+    data[f"notebook:{FILM}"] = {"data": {"path": FILM, "factory": "Notebook"}}
+    del data[f"notebook:{FIRST}"]
+    panes["children"], panes["sizes"] = panes["children"][:2], [0.5, 0.5]
+    panes["children"][1]["widgets"] = ["dask-dashboard-launcher:/individual-cpu"]
+    item = {"route": "/individual-cpu", "label": "CPU", "key": "CPU"}
+    data["dask-dashboard-launcher:/individual-cpu"] = {"data": {"item": item}}
+    return content
+
+
+def open_notebook(page: Page, url: str) -> None:
+    """Open JupyterLab, and wait until its notebook has a kernel."""
+    page.set_default_timeout(WAIT_MS)
+    expect.set_options(timeout=WAIT_MS)
+    page.goto(url)
+    page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for()
+    page.wait_for_timeout(2000)
+
+
+def run_first(page: Page) -> None:
+    """Run the first code cell and select the next, as often as it takes: a pane that just opened may take the focus."""
+    cell = page.locator(".jp-CodeCell").first
+    while cell.locator(".jp-InputPrompt").inner_text() == "[ ]:":
+        cell.locator(".cm-content").click()
+        page.keyboard.press("Shift+Enter")
+        page.wait_for_timeout(1000)
+
+
+def watch(page: Page, folder: Path) -> list[tuple[float, str]]:
+    """Photograph the page until two seconds after the training, as folder/00000.png and so on.
+
+    Returns for each picture the seconds since the first, and what the cell had printed.
+    """
+    frames: list[tuple[float, str]] = []
+    begun, left = time.monotonic(), 8
+    while left:
+        said = page.locator(".jp-CodeCell").last.locator(".jp-Cell-outputArea").text_content() or ""
+        frames.append((time.monotonic() - begun, said))
+        page.screenshot(path=folder / f"{len(frames) - 1:05}.png", caret="initial")
+        left -= DONE in said
+        page.wait_for_timeout(250)  # the cores are for the training
+    return frames
+
+
+def cut(frames: list[tuple[float, str]], folder: Path, target: Path) -> None:
+    """Write the pictures in `folder` as a WebM with VP9, each shown until the next, and the last as a still beside it.
+
+    frames: what `watch` returned.
+    """
+    speed = max(1.0, round(frames[-1][0] / LENGTH_S, 1))
+    shown = f"   (film: {speed:g} times as fast)" if speed > 1 else ""
+    took_s = next(time_s for time_s, said in frames if DONE in said)
+    lines = []
+    for index, (time_s, said) in enumerate(frames):
+        picture = folder / f"{index:05}.png"
+        write_caption(picture, caption(said), f"{min(time_s, took_s):.0f} s{shown}")
+        next_s = frames[index + 1][0] if index + 1 < len(frames) else time_s + LAST_S * speed
+        lines += [f"file {picture.name}", f"duration {(next_s - time_s) / speed:.3f}"]
+    still = target.with_suffix(".png")
+    shutil.copy(picture, still)
+    write_caption(still, caption(said), f"{took_s:.0f} s")
+    (folder / "frames.txt").write_text("\n".join([*lines, lines[-2]]), encoding="utf-8")
+    source = ["-f", "concat", "-i", str(folder / "frames.txt")]
+    video = ["-vf", f"fps={FPS}", "-c:v", "libvpx-vp9", "-pix_fmt", "yuv420p", "-an"]
+    small = ["-crf", "28", "-b:v", "0", "-g", "200", "-deadline", "good", "-cpu-used", "3"]
+    subprocess.run(["ffmpeg", "-v", "error", "-y", *source, *video, *small, str(target)], check=True)
+
+
+def caption(said: str) -> str:
+    """Return what happens where the cell has printed `said`.
+
+    >>> caption("attempt 0   step 5   loss 1.00\\nattempt 1   step 4   loss 1.10")
+    'Attempt 1 goes on from the checkpoint of step 3.'
+    """
+    if DONE in said:
+        return "The training is complete, though a worker was killed."
+    if again := re.search(r"attempt 1 +step (\d+)", said):
+        return f"Attempt 1 goes on from the checkpoint of step {int(again[1]) - 1}."
+    if f"step {KILL_AT} " in said:
+        return f"{KILLED}. The other rank's task fails (black). New processes start."
+    return "Two workers train one ResNet, with a checkpoint every 3 steps."
+
+
+def write_caption(picture: Path, left: str, right: str) -> None:
+    """Write two texts below the picture in a file, which then is HEIGHT pixels high."""
+    font = ImageFont.load_default(size=22)
+    whole = Image.new("RGB", (WIDTH, HEIGHT), "#a3161b" if left.startswith(KILLED) else "#22313f")
+    with Image.open(picture) as page:
+        whole.paste(page.crop((0, 0, WIDTH, HEIGHT - CAPTION)))
+    draw, y = ImageDraw.Draw(whole), HEIGHT - CAPTION // 2
+    draw.text((20, y), left, "white", font, anchor="lm")
+    draw.text((WIDTH - 20, y), right, "white", font, anchor="rm")
+    whole.save(picture, optimize=True)
+
+
+if __name__ == "__main__":
+    main()
