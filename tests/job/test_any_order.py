@@ -38,7 +38,7 @@ class SimulatedJob:
 
     def tell_ends(self):
         attempt, ranks = self.examining.pop(0)
-        self.tell("examined", dict.fromkeys(ranks, ("was killed", "")), attempt=attempt)
+        self.tell("examined", dict.fromkeys(ranks, ("was killed", "", True)), attempt=attempt)
 
     def carry_out(self, actions):
         for action in actions:

@@ -7,7 +7,10 @@ from workshop_utils.job import JobError, Stopped, WorkerDied, decide
 from workshop_utils.job.decide import Decisions, Limits, Phase
 
 TWO = ("chosen", ("tcp://a", "tcp://b"))
-KILLED, LEFT = ("was killed", "Start again."), ("is gone", "Start again.")  # how, and what to do
+KILLED, LEFT = (
+    ("was killed", "Start again.", True),
+    ("is gone", "Start again.", False),
+)  # how, what to do, its nanny lives
 DIES = [("worker_gone", 1), ("judge",), ("examined", {1: KILLED})]
 
 
@@ -42,7 +45,7 @@ def test_a_ranks_error_waits_a_moment_for_a_death_that_may_be_its_cause():
     assert actions == [decide.Later(decide.SETTLE_S, decisions.judge)] and not decisions.over
     assert decisions.worker_gone(1) == [decide.Later(decide.GATHER_S, decisions.judge)]
     assert decisions.judge() == [decide.Examine((1,))]
-    decisions.examined({1: ("was killed by signal 9", "Wait.")})
+    decisions.examined({1: ("was killed by signal 9", "Wait.", True)})
     assert isinstance(decisions.error, WorkerDied)
     assert str(decisions.error) == "Rank 1 died: worker tcp://b was killed by signal 9. Wait."
 
@@ -86,6 +89,7 @@ def test_all_workers_that_died_together_are_named():
     decisions, _ = told(three, ("worker_gone", 2), ("worker_gone", 1), ("judge",), ("examined", {1: KILLED, 2: LEFT}))
     told_once = "Ranks 1 and 2 died: worker tcp://b was killed; worker tcp://c is gone. Start again."
     assert str(decisions.error) == told_once
+    assert decisions.lost == {2}  # nobody starts its successor
 
 
 def test_a_worker_that_dies_while_the_others_deaths_are_examined_is_examined_too():

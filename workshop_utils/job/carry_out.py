@@ -302,7 +302,7 @@ class Shell:
                 f"Worker {listed(immortal)} has no nanny to restart it, and stays busy until its rank returns: end "
                 "that process, and start workers with nannies."
             )
-        dead = [self._members[rank] for rank in self._state.gone]
+        dead = [self._members[rank] for rank in self._state.gone - self._state.lost]
         await ask_scheduler(self._client, replace, self._task.job, killed, dead, keep)
         self._tell(self._state.freed)
 

@@ -85,8 +85,8 @@ class Decisions:
 
     attempt: its number, from 0; callers leave out what belongs to an earlier one.
     workers: addresses in rank order, of this attempt. size: how many it has, or the one before had. begun, gone: ranks
-    that have begun, and whose worker has died. failures: the deaths that the job survived. error: what the job ends
-    with, None while it runs and where it succeeds.
+    that have begun, and whose worker has died. lost: of these, those whose nanny gives no answer either. failures: the
+    deaths that the job survived. error: what the job ends with, None while it runs and where it succeeds.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -204,9 +204,10 @@ class Decisions:
         self._again = True
         return self._end_ranks(None)
 
-    def examined(self, ends: Mapping[int, tuple[str, str]]) -> list[Action]:
-        """It is known how these ranks' workers ended: (a sentence's end, such as "was killed", what to do)."""
+    def examined(self, ends: Mapping[int, tuple[str, str, bool]]) -> list[Action]:
+        """It is known how these ranks' workers ended: ("was killed" or the like, what to do, if its nanny lives)."""
         self._ends |= ends
+        self.lost |= {rank for rank, (_, _, has_nanny) in ends.items() if not has_nanny}
         return self.judge()
 
     def fetched(self) -> list[Action]:
@@ -255,8 +256,9 @@ class Decisions:
     def _forget_ranks(self) -> None:
         self.begun: set[int] = set()
         self.gone: set[int] = set()
+        self.lost: set[int] = set()
         self._ended: set[int] = set()
-        self._ends: dict[int, tuple[str, str]] = {}  # of dead workers
+        self._ends: dict[int, tuple[str, str, bool]] = {}  # of dead workers
         self._failed_rank = self._first_error = None
         self._again = self._kept = False
 

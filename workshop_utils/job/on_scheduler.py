@@ -84,8 +84,8 @@ async def replace(
 ) -> None:
     """Kill workers through their nannies, which start successors; then give up all that the job owns, and forget it.
 
-    dead: those that died without being killed. keep: whether the job keeps its slots and its messages, for its next
-    attempt.
+    dead: those that died without being killed, and whose nannies may live. keep: whether the job keeps its slots and
+    its messages, for its next attempt.
     """
     orders = [(worker, killing(worker.address)) for worker in killed]
     orders += [(worker, killing(None)) for worker in dead]
@@ -112,8 +112,8 @@ async def processes(workers: Sequence[Worker], dask_scheduler: Any = None) -> li
     return [Process(*found) if there and found else None for there, found in answers]
 
 
-async def ends(workers: Sequence[Worker], dask_scheduler: Any = None) -> list[tuple[str, str]]:
-    """Return how these workers' processes ended, and what to do: see `explain.how_it_ended`."""
+async def ends(workers: Sequence[Worker], dask_scheduler: Any = None) -> list[tuple[str, str, bool]]:
+    """Return how these workers' processes ended, what to do (see `explain.how_it_ended`), if their nannies live."""
     orders = [(worker, remembering(worker.address)) for worker in workers]
     answers = await _ask_nannies(dask_scheduler, orders)
     events = [event for _, event in dask_scheduler.get_events("worker-restart-memory")]
@@ -122,7 +122,7 @@ async def ends(workers: Sequence[Worker], dask_scheduler: Any = None) -> list[tu
     for worker, (there, known) in zip(workers, answers, strict=True):
         end = End(*known) if known else None
         rss = by_dask.get((worker.address, end.pid)) if end else None
-        said.append(how_it_ended(end, worker.has_nanny, there, rss))
+        said.append((*how_it_ended(end, worker.has_nanny, there, rss), there))
     return said
 
 
