@@ -37,7 +37,8 @@ run: setup
 book: setup-test  # the site, and in slides/ the slides with their PDF
 	$(BIN)/sphinx-build -q -W --keep-going -c docs . build/book
 	$(BIN)/sphinx-build -q -W --keep-going -b revealjs docs/slides build/book/slides
-	@echo "The book is build/book/index.html, the slides are build/book/slides/index.html and slides.pdf."
+	@echo "The book is build/book/index.html, the slides are build/book/slides/index.html."
+	@test -e build/book/slides/slides.pdf || echo "There is no slides.pdf: it needs Chromium, on Debian: apt install chromium"
 
 links: setup-test  # asks every external address that the book names; needs the network
 	$(BIN)/sphinx-build -q -c docs -b linkcheck . build/links

@@ -45,7 +45,7 @@ templates_path = ["_templates"]
 # `launch` in a docstring is a link, and the reference has two of them.
 suppress_warnings = ["misc.highlighting_failure", "ref.python"]
 
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["colon_fence", "tasklist"]
 myst_heading_anchors = 4
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_typehints = "description"  # beside each parameter: a signature with them is too long for a phone

@@ -1,4 +1,5 @@
-// What the theme lacks: the contents of a page follow the reader, also when they jump; feedback names its section.
+// What the theme lacks: the contents of a page follow the reader, also when they jump; feedback names its section;
+// the boxes of a checklist can be ticked.
 
 const contents = () => [...document.querySelectorAll("#pst-page-toc-nav a[href^='#']")];
 const headingOf = (link) => document.getElementById(decodeURIComponent(link.hash.slice(1)));
@@ -24,3 +25,8 @@ document.querySelector("a.feedback")?.addEventListener("click", ({ currentTarget
   if (section) url.searchParams.set("body", `Section: ${section}\n\n`);
   link.href = url;
 });
+
+for (const box of document.querySelectorAll(".task-list-item-checkbox")) {
+  box.disabled = false;
+  box.setAttribute("aria-label", box.closest("li").textContent.trim());
+}

@@ -15,9 +15,13 @@ from measured import numbers  # noqa: E402, as it is beside this file
 
 def begin(address):
     """Return what to type first, and where to find the workshop, as the last slide says it."""
-    clone = f"git clone {address} workshop\ncd workshop" if address else "cd workshop  # your copy of the repository"
+    clone = (
+        f"git clone {address} \\\n  workshop && cd workshop"
+        if address
+        else "cd workshop  # your copy of the repository"
+    )
     return {
-        "begin": f"```sh\n{clone}\nmake lab  # sets everything up, and opens notebook 01\n```",
+        "begin": f"```sh\n{clone}\nmake lab CPU=1  # without CPU=1 where there is an NVIDIA GPU\n```",
         "address": f"[{address.partition('://')[2]}]({address})" if address else "ask the speaker for the address",
     }
 

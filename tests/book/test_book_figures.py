@@ -64,7 +64,7 @@ def test_which_launcher_when():
     rows, printed = result("launchers")["rows"], table("Which launcher when")
     assert len(printed) == len(rows)
     for (tool, *cells), row in zip(printed, rows.values(), strict=True):
-        names = ("cold_s", "warm_s", "step_s", "knows_s", "again_s")
+        names = ("cold_s", "warm_s", "step_s", "says_s", "knows_s", "again_s")
         figures = [f"{row[name]:.2f}" if name in row else "–" for name in names]
         assert cells == [str(row["lines"]), *figures, row["same_loss"]], tool
 

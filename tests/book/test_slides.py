@@ -150,7 +150,7 @@ def test_printed_slides_keep_their_margin(built, browser):
 
 def test_the_last_slide_says_where_the_workshop_is(built, text):
     assert f'href="{ADDRESS}"' in (built / "index.html").read_text(encoding="utf-8")
-    assert f"git clone {ADDRESS} workshop" in text
+    assert f"git clone {ADDRESS} \\ workshop" in text
 
 
 def test_without_an_address_the_last_slide_invents_none(tmp_path):
@@ -164,7 +164,9 @@ def test_numbers_are_those_that_were_measured(text):
 
     assert f"two workers, bf16 {result('inference')['images_per_s']['classify']:.0f} " in text
     row = result("launchers")["rows"]["this on Dask"]
-    assert f"{row['cold_s']:.1f} {row['warm_s']:.1f} {row['step_s']:.2f} {row['knows_s']:.1f}" in text
+    assert (
+        f"{row['cold_s']:.1f} {row['warm_s']:.1f} {row['step_s']:.2f} {row['says_s']:.1f} {row['knows_s']:.1f}" in text
+    )
     assert f"{len(result('faults')['table'])} faults" in text
     assert "{{" not in text
 

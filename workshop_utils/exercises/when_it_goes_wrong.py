@@ -35,7 +35,7 @@ TOO_LARGE = 64  # times
 @exercise
 def check_stop(stop: Answer, client: Answer) -> None:
     expect(callable(stop), "stop should be a function of this rank's loss.")
-    ddp.run(client, dist.barrier, n_workers=2, backend="gloo", wait_for_workers=60)  # new workers import PyTorch here
+    ddp.run(client, _meet, n_workers=2, backend="gloo", wait_for_workers=60)  # new workers import this module here
     try:
         answers = ddp.run(client, _asked, stop, n_workers=2, backend="gloo", wait_for_workers=60, timeout=CHECK_S)
     except TimeoutError as error:
@@ -76,6 +76,10 @@ def _why_they_wait(told):
 
 def _word(stops):
     return "stop" if stops else "go on"
+
+
+def _meet() -> None:
+    dist.barrier()
 
 
 def _asked(stop: Any) -> list[bool | None]:

@@ -49,6 +49,7 @@ def open_lab(project: Path, *, port: int | None = None, browser: bool = True, ex
             "--LabApp.default_url=/lab/workspaces/workshop",
             f"--LabApp.workspaces_dir={home}",
             f"--LabApp.app_settings_dir={home}",
+            "--LanguageServerManager.autodetect=False",  # it would list twenty servers that are not installed
             f"--LabApp.extra_labextensions_path={HERE / 'extensions'}",
             *([f"--ServerApp.port={port}"] if port else []),
             *([] if browser else ["--ServerApp.open_browser=False", "--LabApp.open_browser=False"]),

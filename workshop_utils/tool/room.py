@@ -22,6 +22,7 @@ from workshop_utils.tool.board import Board, RoomIsFull, read_exercises
 
 LONGEST_BODY_BYTES = 600  # a report is shorter, even if its nickname is 20 escaped emoji
 PATIENCE_S = 10  # time limit of a request that has begun
+READABLE = "abcdefghjkmnpqrstuvwxyz23456789"  # what nobody takes for another letter
 EVERYWHERE = ("0.0.0.0", "::")
 POLICY = (
     "default-src 'none'; connect-src 'self'; img-src data:; script-src 'nonce-{0}'; style-src 'nonce-{0}'; "
@@ -46,7 +47,8 @@ def serve_room(project: Path, host: str, port: int, csv: Path | None = None) -> 
             f"Cannot listen at {host}, port {port}: {error.strerror}. Choose another --port, such as {port + 1}; "
             "--host is an address of this machine, or 0.0.0.0 for all of them."
         ) from error
-    board, attendees_token, instructors_token = Board(exercises), secrets.token_urlsafe(16), secrets.token_urlsafe(16)
+    board, instructors_token = Board(exercises), secrets.token_urlsafe(16)
+    attendees_token = "".join(secrets.choice(READABLE) for _ in range(10))  # people copy it from a board, by hand
     _write(board, csv)  # already now: a folder that refuses it should be known before the workshop
     _announce(host, sockets[0].getsockname()[1], attendees_token, instructors_token)
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -2,7 +2,8 @@
 
     ```{handouts}
     ```
-A sheet has the sentence to remember, what one can do afterwards, a table for guesses, key points, and commands.
+The upper part is for before: what one can do afterwards, a table for guesses, and room for notes. The lower part, below
+a line to fold at, has what would give the guesses away: the sentence to remember, key points, and commands.
 """
 
 import re
@@ -63,19 +64,26 @@ class Handouts(SphinxDirective):
         units = [read_stored(self.env.srcdir, number, name).unit for _, name in guide.guesses]
         sheet = nodes.section(ids=[f"handout-{number}"], classes=["handout"])
         sheet += nodes.title("", lesson.title)
-        sheet += self.parse_text_to_nodes("\n".join(_lines(lesson, guide, units)))
+        sheet += self.parse_text_to_nodes("\n".join(_before(lesson, guide, units)))
         sheet += nodes.container(classes=["handout-notes"])
+        sheet += nodes.container(
+            "", *self.parse_text_to_nodes("\n".join(_after(lesson, guide))), classes=["handout-fold"]
+        )
         return sheet
 
 
-def _lines(lesson: Lesson, guide: Guide, units: list[str]) -> list[str]:
-    lines = [f"> {guide.sentence}", "", "**Afterwards you can**", ""]
-    lines += map(_item, lesson.able)
+def _before(lesson: Lesson, guide: Guide, units: list[str]) -> list[str]:
+    lines = ["**Afterwards you can**", "", *map(_item, lesson.able)]
     lines += ["", "**Guess first, in your own hand**", "", "| what | your guess | measured | in |", "|---|---|---|---|"]
     lines += [f"| {what} | | | {unit} |" for (what, _), unit in zip(guide.guesses, units, strict=True)]
+    return [*lines, "", "**Notes**"]
+
+
+def _after(lesson: Lesson, guide: Guide) -> list[str]:
+    lines = ["*Fold the sheet back at this line, and open it when the notebook is over.*", "", f"> {guide.sentence}"]
     lines += ["", "**Key points**", "", *map(_item, lesson.key_points)]
     lines += ["", "**Worth remembering**", "", "| code | what it does |", "|---|---|"]
-    return lines + [f"| {code} | {meaning} |" for code, meaning in guide.commands] + ["", "**Notes**"]
+    return lines + [f"| {code} | {meaning} |" for code, meaning in guide.commands]
 
 
 def _item(line: str) -> str:
