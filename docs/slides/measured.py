@@ -109,7 +109,7 @@ def launchers():
         warm = f"{row['warm_s']:.1f}" if "warm_s" in row else "–"
         killed = [f"{row['says_s']:.1f}", f"{row['knows_s']:.1f}", f"{row['again_s']:.0f}"]
         shown.append((name, row["lines"], f"{row['cold_s']:.1f}", warm, f"{row['step_s']:.2f}", *killed))
-    head = ("", "lines of yours", "cold", "warm", "a step", "killed: a line says so", "the call ends", "it goes on")
+    head = ("", "lines of yours", "cold", "warm", "a&nbsp;step", "killed: printed", "raised", "goes&nbsp;on")
     return {
         "launchers": table(head, *shown),
         "small_step": compared(rows["this on Dask"]["step_s"] / rows["torchrun"]["step_s"]),
