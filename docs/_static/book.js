@@ -1,5 +1,5 @@
 // What the theme lacks: the contents of a page follow the reader, also when they jump; feedback names its section;
-// the boxes of a checklist can be ticked.
+// the boxes of a checklist can be ticked; the menu shows where one is; the search quotes a page without its contents.
 
 const contents = () => [...document.querySelectorAll("#pst-page-toc-nav a[href^='#']")];
 const headingOf = (link) => document.getElementById(decodeURIComponent(link.hash.slice(1)));
@@ -30,3 +30,19 @@ for (const box of document.querySelectorAll(".task-list-item-checkbox")) {
   box.disabled = false;
   box.setAttribute("aria-label", box.closest("li").textContent.trim());
 }
+
+addEventListener("load", () => {
+  const menu = document.querySelector(".bd-sidebar-primary");
+  const entry = menu?.querySelector(".bd-links .current.active");
+  if (entry) menu.scrollTop += entry.getBoundingClientRect().top - menu.clientHeight / 2;
+});
+
+addEventListener("DOMContentLoaded", () => {
+  if (typeof Search === "undefined") return;
+  const textOf = Search.htmlToText;
+  Search.htmlToText = (html, anchor) => {
+    const page = new DOMParser().parseFromString(html, "text/html");
+    page.querySelectorAll(".bd-sidebar-secondary, #jb-print-docs-body, .bd-header-article").forEach((part) => part.remove());
+    return textOf(page.documentElement.outerHTML, anchor);
+  };
+});

@@ -123,6 +123,28 @@ def test_a_solution_unfolds(page, site):
     assert code.is_visible()
 
 
+def test_the_search_and_the_entry_of_the_page_stay_in_the_menu(browser, site):
+    context = browser.new_context(viewport={"width": 1400, "height": 700})
+    page = context.new_page()
+    page.goto(f"{site}/docs/next-steps.html")
+    expect(page.locator(".bd-sidebar-primary .search-button-field")).to_be_in_viewport()
+    expect(page.locator(".bd-links .current.active > a")).to_be_in_viewport()
+    context.close()
+
+
+def test_what_a_cell_prints_is_whole_on_a_desktop_and_a_chart_keeps_its_letters_on_a_phone(browser, site):
+    page = browser.new_page(viewport={"width": 1400, "height": 900})
+    page.goto(f"{site}/notebook_output/12-when-it-goes-wrong.html")
+    printed = page.locator(".cell_output pre")
+    assert printed.evaluate_all("all => all.filter(each => each.scrollWidth > each.clientWidth + 1).length") == 0
+    page.set_viewport_size({"width": 390, "height": 900})
+    chart = page.locator(".cell_output > img").first
+    chart.scroll_into_view_if_needed()
+    assert chart.evaluate("image => image.clientWidth == image.naturalWidth || image.clientWidth > 600")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    page.close()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_wrong(browser, site, pages, scheme):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")

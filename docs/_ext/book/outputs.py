@@ -1,18 +1,23 @@
-"""Stored notebooks as a page needs them: imports and charts folded, and no output that works only where it was made."""
+"""Stored notebooks as a page needs them: imports and charts folded, no output that works only where it was made."""
 
 import ast
 import json
+import re
 from typing import Any
 
 from sphinx.application import Sphinx
 
 LIVE = "tensorboard-frame"  # an iframe onto a server that ran beside the notebook
+ALIGNED = re.compile(r"\S {3,}\S")  # columns, which a narrow window must not wrap
 LONG = 8  # lines: what is shorter stays open
 IMPORTS, CHART = "Show imports and set-up", "Show the code of the chart"
 
 
 def adapt_notebook(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Change a notebook's JSON, in place: fold what is no lesson, drop other servers' pages, head no empty column."""
+    """Change a notebook's JSON, in place: fold what is no lesson, drop other servers' pages, head no empty column.
+
+    A cell that prints sentences alone gets the tag `prose`, and its output is wrapped on a phone.
+    """
     if not docname.startswith("notebook_output/"):
         return
     notebook = json.loads(source[0])
@@ -21,6 +26,8 @@ def adapt_notebook(app: Sphinx, docname: str, source: list[str]) -> None:
             outputs = [json.dumps(output).replace("<th></th>", "<td></td>") for output in cell["outputs"]]
             cell["outputs"] = [json.loads(output) for output in outputs if LIVE not in output]
             fold(cell)
+            if not ALIGNED.search("".join("".join(output.get("text", "")) for output in cell["outputs"])):
+                cell["metadata"]["tags"].append("prose")
     source[0] = json.dumps(notebook)
 
 
