@@ -67,6 +67,8 @@ ogp_site_url = os.environ.get("WORKSHOP_BOOK", "")  # what shows a link to a pag
 ogp_image = "_static/kill.png"
 ogp_social_cards = {"enable": False}
 
+linkcheck_ignore = ["^(?!https?://)"]  # the tests follow those within the book
+
 html_theme = "sphinx_book_theme"
 html_title = project
 html_favicon = "_static/favicon.svg"
