@@ -148,6 +148,7 @@ def test_training_that_slurm_ends_goes_on_with_the_next_job_from_the_step_that_a
     assert int(resumed_at) == second and step() == 24
 
 
+@pytest.mark.weekly  # the test above, with other checkpoints
 def test_a_model_in_shards_goes_on_with_the_next_job(environment, folder):
     for n_steps in (1, 2):
         log = folder / f"sharded-{n_steps}.log"
