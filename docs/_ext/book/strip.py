@@ -11,6 +11,7 @@ from sphinx.application import Sphinx
 
 PAGE = "docs/instructor/notebooks.md"
 ABLE = "After this notebook you can"
+MINUTES = re.compile(r"\d+ minutes?")
 
 
 def sentence_of(root: str | Path, title: str) -> str:
@@ -39,7 +40,8 @@ def add_strip(app: Sphinx, doctree: nodes.document) -> None:
     if sentence := sentence_of(app.srcdir, next(doctree.findall(nodes.title)).astext()):
         parts = re.split(r"`([^`]+)`", sentence)  # every second one is code
         inline = [nodes.literal("", part) if n % 2 else nodes.Text(part) for n, part in enumerate(parts)]
-        end.insert(1, nodes.block_quote("", nodes.paragraph("", "", *inline), classes=["epigraph"]))
+        place = 2 if MINUTES.fullmatch(end[1].astext()) else 1
+        end.insert(place, nodes.block_quote("", nodes.paragraph("", "", *inline), classes=["epigraph"]))
 
 
 def setup(app: Sphinx) -> None:
