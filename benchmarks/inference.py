@@ -40,7 +40,7 @@ BATCH_SIZE = 32
     type=int,
     help=f"JPEGs that each contestant classifies.  [default: {N_PHOTOS}; on a GPU {N_PHOTOS_GPU}]",
 )
-@click.option("--rounds", default=3, show_default=True, help="Times each contestant runs.")
+@click.option("--rounds", default=5, show_default=True, help="Times each contestant runs.")
 def main(n_photos, rounds):
     if torch.cuda.is_available():
         from gpu_inference import compare

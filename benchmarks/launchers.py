@@ -79,8 +79,8 @@ class NotRun(Exception):
 
 
 @click.command()
-@click.option("--rounds", default=3, show_default=True, help="Times that each tool runs undisturbed.")
-@click.option("--kills", default=1, show_default=True, help="Rounds with two more runs, in which a rank is killed.")
+@click.option("--rounds", default=5, show_default=True, help="Times that each tool runs undisturbed.")
+@click.option("--kills", default=3, show_default=True, help="Rounds with two more runs, in which a rank is killed.")
 def main(rounds, kills):
     expected, runs, reasons = loss_alone(), {name: [] for name in TOOLS}, {}
     for number in range(rounds):

@@ -1,4 +1,4 @@
-"""What every benchmark records beside its figures: the machine, the versions, the date."""
+"""What every benchmark records beside its figures: the machine, the versions, the commit, the date."""
 
 import importlib.metadata
 import json
@@ -20,23 +20,44 @@ PACKAGES = ("torch", "torchvision", "dask", "distributed", "pillow", "torchcodec
 
 
 def machine():
-    """Return what the figures depend on: processor, cores, bf16, GPU with its driver and CUDA, versions."""
+    """Return what the figures depend on: commit, processor, cores, bf16, GPU with its driver and CUDA, versions."""
     return {
         "date": date.today().isoformat(),
+        "commit": commit(),
         "processor": _processor(),
         "cores": CPU_COUNT,
         "avx512_bf16": torch.cpu._is_avx512_bf16_supported(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         **({"driver": _driver(), "cuda": torch.version.cuda} if torch.cuda.is_available() else {}),
         "python": platform.python_version(),
-        **{name: _version(name) for name in PACKAGES},
+        **versions(PACKAGES),
     }
+
+
+def versions(packages):
+    """Return {name: version} of packages, None where one is not installed."""
+    found = dict.fromkeys(packages)
+    for name in packages:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def commit(folder=Path(__file__).parent):
+    """Return the commit of the checkout that `folder` is in, or None outside git."""
+    with suppress(OSError):
+        asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True)
+        return asked.stdout.strip() if asked.returncode == 0 else None
+
+
+def device():
+    """Return the word that names this machine's results, such as cpu2 or h200."""
+    return short_name(torch.cuda.get_device_name()) if torch.cuda.is_available() else f"cpu{CPU_COUNT}"
 
 
 def result_path(name, suffix=".json"):
     """Return where the figures of this machine belong: `results/<device>-<name>.json`, such as cpu2-… or h200-…."""
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return RESULTS / f"{short_name(gpu) if gpu else f'cpu{CPU_COUNT}'}-{name}{suffix}"
+    return RESULTS / f"{device()}-{name}{suffix}"
 
 
 def short_name(gpu):
@@ -89,8 +110,3 @@ def _processor():
         names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line]
         return names[0] if names else platform.machine()
     return platform.processor() or platform.machine()
-
-
-def _version(package):
-    with suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(package)

@@ -9,7 +9,8 @@ that a processor worked for client and scheduler do not.
 listing: photos (keys) in an object store, found by `list_photos`, and by one call of fsspec, which takes one folder
 after the other; in a real server, and in one that makes up its listing; also where s3fs does not remember what it
 listed. launch: seconds from `ddp.launch` on warm workers until its function runs on all ranks, and until its results
-are there. Medians of the rounds count. Without a name, all three are measured; else the others' figures stay in the
+are there. Each round takes every figure of driver and listing once; launch takes its rounds one number of ranks after
+the other. Medians of the rounds count. Without a name, all three are measured; else the others' figures stay in the
 file.
 """
 
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from contextlib import contextmanager
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -54,7 +56,7 @@ STORES = [
 
 
 @click.command()
-@click.option("--rounds", default=3, show_default=True, help="How often each figure is taken.")
+@click.option("--rounds", default=5, show_default=True, help="How often each figure is taken.")
 @click.option("--one", nargs=2, hidden=True)
 @click.argument("parts", nargs=-1, type=click.Choice(["driver", "listing", "launch"]))
 def main(rounds, one, parts):
@@ -74,10 +76,8 @@ def main(rounds, one, parts):
 
 
 def drive_all(rounds, n_paths=N_PATHS):
-    return [
-        {"way": way, "paths": n} | medians(rounds, drive_in_new_processes, way, n)
-        for n, way in product(n_paths, DRIVES)
-    ]
+    plans = [({"way": way, "paths": n}, partial(drive_in_new_processes, way, n)) for n, way in product(n_paths, DRIVES)]
+    return in_turn(rounds, plans)
 
 
 def drive_in_new_processes(way, n_paths):
@@ -87,29 +87,42 @@ def drive_in_new_processes(way, n_paths):
 
 
 def list_all(rounds, stores=STORES):
-    rows = []
+    plans = []
     for store, n_keys, delay_ms, ways in stores:
-        with (real_bucket if store == "seaweedfs" else made_up_bucket)(n_keys, delay_ms / 1000) as endpoint:
-            for way in ways:
-                row = {"store": store, "keys": n_keys, "delay_ms": delay_ms, "way": way}
-                rows.append(row | medians(rounds, in_new_process, way, endpoint))
-    return rows
+        for way in ways:
+            about = {"store": store, "keys": n_keys, "delay_ms": delay_ms, "way": way}
+            plans.append((about, partial(list_store, **about)))
+    return in_turn(rounds, plans)
+
+
+def list_store(store, keys, delay_ms, way):
+    with (real_bucket if store == "seaweedfs" else made_up_bucket)(keys, delay_ms / 1000) as endpoint:
+        return in_new_process(way, endpoint)
 
 
 def launch_all(rounds, n_ranks=N_RANKS):
     rows = []
-    for n in n_ranks:
+    for n in n_ranks:  # one cluster for all rounds: its start is not measured
         client = start_cluster(n)
         one_launch(client)  # from a notebook's second job on, workers are warm
-        rows.append({"ranks": n} | medians(rounds, one_launch, client))
+        rows += in_turn(rounds, [({"ranks": n}, partial(one_launch, client))])
         client.shutdown()
     return rows
 
 
-def medians(rounds, measure, *args):
-    """Return the median of each figure that `rounds` calls of measure(*args) give."""
-    runs = [measure(*args) for _ in range(rounds)]
-    return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+def in_turn(rounds, plans):
+    """Return a row for each of `plans`: what it is about, the medians, and in `runs` the figures of each round.
+
+    plans: (what the row is about, a function that returns its figures). Each round calls all functions in turn.
+    """
+    runs = [[] for _ in plans]
+    for _ in range(rounds):
+        for (_, measure), found in zip(plans, runs, strict=True):
+            found.append(measure())
+    return [
+        about | {name: statistics.median(run[name] for run in found) for name in found[0]} | {"runs": found}
+        for (about, _), found in zip(plans, runs, strict=True)
+    ]
 
 
 def in_new_process(way, about):
@@ -255,10 +268,13 @@ def one_launch(client):
 
 
 def table(rows):
-    """Return the lines to print of rows that have the same names; numbers to three digits."""
+    """Return the lines to print of rows that have the same names, without `runs`; numbers to three digits."""
+    rows = [{name: value for name, value in row.items() if name != "runs"} for row in rows]
 
     def short(value):
-        return str(value) if isinstance(value, str) or value == int(value) else f"{value:.{0 if value >= 100 else 3}f}"
+        if isinstance(value, str):
+            return value
+        return f"{value:.{0 if value >= 100 or value == int(value) else 3}f}"
 
     cells = [list(rows[0]), *[[short(value) for value in row.values()] for row in rows]]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
