@@ -54,6 +54,9 @@ def launches_work_before_and_after(request):
             yield
 
 
+SOON_S = 25  # less than any time limit of the launcher's, PyTorch's or Dask's that a job could wait for in vain
+
+
 @pytest.fixture
 def elapsed():
     """Seconds since the test asked for the first time."""
@@ -249,7 +252,7 @@ def test_a_rank_that_raises_ends_the_job_with_its_own_error(client, elapsed, ran
     elapsed()
     with pytest.raises(KeyError, match="no such breed") as caught:
         ddp.run(client, fail_on, rank, other)
-    assert elapsed() < 5
+    assert elapsed() < SOON_S
     assert frames(caught.value)[-2:] == ["fail_on", "fail"]
     assert f"Raised by rank {rank} of 2, on worker tcp://" in caught.value.__notes__[0]
 
@@ -292,7 +295,7 @@ def test_a_recursion_without_end_arrives_as_that(client, elapsed):
     elapsed()
     with pytest.raises(RecursionError) as caught:
         ddp.run(client, dig)
-    assert elapsed() < 5
+    assert elapsed() < SOON_S
     assert frames(caught.value)[-9:] == ["dig"] * 9 and "Raised by rank" in caught.value.__notes__[0]
 
 
@@ -395,7 +398,7 @@ def test_a_killed_rank_is_named(client, elapsed, rank, other):
     elapsed()
     with pytest.raises(WorkerDied, match=f"Rank {rank} died: worker {job.workers[rank]} was killed.*max_restarts"):
         job.result()
-    assert elapsed() < 10
+    assert elapsed() < SOON_S
 
 
 def test_a_rank_that_hangs_meets_the_timeout(client, elapsed):
@@ -406,7 +409,7 @@ def test_a_rank_that_hangs_meets_the_timeout(client, elapsed):
     elapsed()
     with pytest.raises(TimeoutError, match=r"Rank 1 had not returned after 2 s. .*test_ddp.py:\d+ in hang"):
         ddp.run(client, hang, timeout=2)
-    assert 2 < elapsed() < 10
+    assert 2 < elapsed() < SOON_S
 
 
 @pytest.mark.long
@@ -611,7 +614,7 @@ def test_a_worker_that_dies_while_it_sends_its_result_is_named(client, elapsed):
     elapsed()
     with pytest.raises(WorkerDied, match="Rank 1 died"):
         job.result()
-    assert elapsed() < 10
+    assert elapsed() < SOON_S
 
 
 def test_a_worker_that_dies_after_its_rank_has_returned_is_named(client):
@@ -652,7 +655,7 @@ def test_the_first_failure_is_reported_though_its_process_group_cannot_be_left(c
     elapsed()
     with pytest.raises(KeyError, match="the cause"):
         ddp.run(client, fail, max_restarts=3)
-    assert elapsed() < 10
+    assert elapsed() < SOON_S
 
 
 def test_a_lost_scheduler_is_named_at_once(tmp_path, elapsed):
@@ -674,10 +677,10 @@ def test_a_lost_scheduler_is_named_at_once(tmp_path, elapsed):
             with pytest.raises(SchedulerLost, match="connection to the scheduler is lost.*Start or join a cluster"):
                 job.result()
             job.cancel()
-            assert elapsed() < 5
+            assert elapsed() < SOON_S
             with pytest.raises(SchedulerLost, match="Start or join a cluster"):
                 ddp.launch(client, os.getpid)
-            assert elapsed() < 10
+            assert elapsed() < SOON_S
     finally:
         for process in (workers, scheduler):
             process.kill()
@@ -1205,7 +1208,7 @@ def test_a_failure_under_nccl_reaches_the_client_and_frees_the_gpus(n_ranks, ela
         elapsed()
         with pytest.raises(ZeroDivisionError, match="the last rank's own mistake"):
             ddp.run(client, fail_on_the_last, backend="nccl", timeout=120)
-        assert elapsed() < 20
+        assert elapsed() < SOON_S
         assert ddp.run(client, dist.get_world_size, backend="nccl", timeout=120) == [n_ranks] * n_ranks
     finally:
         client.shutdown()

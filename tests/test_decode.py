@@ -114,6 +114,7 @@ def test_bad_files_alone_give_no_images(transform, calls):
     assert loaded([], transform)[1] == []
 
 
+@pytest.mark.weekly
 def test_real_photos_are_recognised_as_on_the_cpu(shared_folder):
     photos = list_photos(shared_folder / "data" / "stanford-dogs" / "Images")[::48]
     model, transform, _ = loaded_model(shared_folder / "weights" / "resnet50_imagenet_v1_fp16.pt")

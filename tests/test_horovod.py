@@ -84,7 +84,7 @@ def test_a_rank_that_raises_ends_the_job_with_its_own_error(client, failing):
     began = time.monotonic()
     with pytest.raises(ZeroDivisionError, match=f"from rank {failing}") as caught:
         horovod.run(client, fail, failing)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 25  # less than any time limit that it could wait for
     assert any(f"Raised by rank {failing} of 2" in note for note in caught.value.__notes__)
     assert any(entry.name == "fail" for entry in caught.traceback)
 

@@ -413,6 +413,7 @@ def test_a_model_has_the_precision_that_was_asked_for(weights):
     assert loaded_model(weights, "fp32")[0].fc.weight.dtype == torch.float32
 
 
+@pytest.mark.weekly
 def test_the_shipped_weights_recognise_sketches_in_either_precision(client, tmp_path):
     write_sketches(tmp_path, 1, [breed for breed in BREEDS if not breed.held_out][::2], first_seed=700)
     sketches = list_photos(tmp_path)
@@ -421,6 +422,7 @@ def test_the_shipped_weights_recognise_sketches_in_either_precision(client, tmp_
     assert (frames[0].prediction == frames[1].prediction).mean() >= 0.97
 
 
+@pytest.mark.weekly
 def test_real_photos_are_recognised_as_well_as_the_weights_can_in_either_precision(client, shared_folder):
     photos = list_photos(shared_folder / "data" / "stanford-dogs" / "Images")[::48]
     weights = str(shared_folder / "weights" / "resnet50_imagenet_v1_fp16.pt")

@@ -547,6 +547,7 @@ def test_settings_may_be_numpys_numbers_and_the_checkpoint_still_loads(tmp_path)
     assert numbers["steps"] == 5 and load_checkpoint(tmp_path / "run.pt")["training"]["settings"]["lr"] == 0.01
 
 
+@pytest.mark.weekly
 def test_the_shipped_weights_learn_breeds_that_they_never_saw(client, tmp_path):
     write_sketches(tmp_path, 8, HELD_OUT[:4])
 
@@ -562,6 +563,7 @@ def test_the_shipped_weights_learn_breeds_that_they_never_saw(client, tmp_path):
         assert before <= 0.5 and after >= 0.75  # of 8 sketches
 
 
+@pytest.mark.weekly
 def test_a_real_resnet_50_learns_six_breeds_of_real_photos(shared_folder):
     model, transform, _ = load_resnet(shared_folder / "weights/resnet50_imagenet_v1_fp16.pt")
     photos = ImageFolder(str(shared_folder / "data/stanford-dogs/Images"), transform, breeds=HELD_OUT[:6])

@@ -145,7 +145,7 @@ def test_what_a_cell_prints_is_whole_on_a_desktop_and_a_chart_keeps_its_letters_
     page.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.weekly)])
 def test_axe_finds_nothing_wrong(browser, site, pages, scheme):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
     context = browser.new_context(color_scheme=scheme, reduced_motion="reduce")

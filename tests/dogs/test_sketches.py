@@ -160,6 +160,7 @@ def small_pixels(seeds):
     return np.stack(pictures).reshape(len(pictures), -1) / 255, np.repeat(range(20), len(seeds))  # (n, 3072), (n,)
 
 
+@pytest.mark.weekly
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_a_linear_model_of_the_pixels_fails():
     pixels, breeds = small_pixels(range(30))
@@ -205,6 +206,7 @@ def test_the_weights_never_saw_the_sketches_of_the_notebooks_nor_those_they_were
     assert 100_000 <= first < end <= measured[0] < measured[1]
 
 
+@pytest.mark.weekly
 def test_the_accuracy_in_the_weights_file_is_true(shipped):
     assert accuracy(shipped, SEEN, [500_000]) == pytest.approx(shipped[0]["accuracy"], abs=0.03)
 

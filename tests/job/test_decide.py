@@ -100,10 +100,23 @@ def test_a_worker_that_dies_while_the_others_deaths_are_examined_is_examined_too
     assert "Ranks 1 and 2 died" in str(decisions.error)
 
 
-def test_after_a_death_all_ranks_that_live_are_killed_and_not_only_those_at_work():
+def test_after_a_death_a_rank_that_had_met_all_others_and_has_ended_keeps_its_process():
+    joined = ("rank_joined", 0)
+    assert told(TWO, joined, *ended(0), *DIES)[1] == [decide.Free((), keep=False)]
+    assert told(TWO, joined, *ended(0), *DIES, max_restarts=1)[1] == [decide.Free((), keep=True)]
+    assert told(TWO, joined, *DIES, ("grace_over",))[1] == [decide.Free((0,), keep=False)]  # it is still at work
+
+
+def test_after_a_death_a_rank_that_was_still_connecting_loses_its_process():
     dies = [*ended(0), *DIES]
     assert told(TWO, *dies)[1] == [decide.Free((0,), keep=False)]
     assert told(TWO, *dies, max_restarts=1)[1] == [decide.Free((0,), keep=True)]
+
+
+def test_whom_a_rank_has_met_is_forgotten_with_its_attempt():
+    first = [("rank_joined", 0), *ended(0), *DIES, ("freed",)]
+    second = [TWO, *ended(0), *DIES]
+    assert told(*[TWO, *first], *second, max_restarts=2)[1] == [decide.Free((0,), keep=True)]
 
 
 def test_a_death_starts_the_next_attempt_on_as_many_workers_which_are_waited_for():

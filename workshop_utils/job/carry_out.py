@@ -162,9 +162,9 @@ class Shell:
         if kind == "row":
             self.rows += about
             self._wake()
-        elif kind == "began":
+        elif kind in ("began", "joined"):
             attempt, rank = about
-            self._tell(self._state.rank_began, rank, attempt=attempt)
+            self._tell(self._state.rank_began if kind == "began" else self._state.rank_joined, rank, attempt=attempt)
         elif kind == "failed":
             attempt, rank, exception, traceback, note = about
             _, error, remote = clean_exception(exception, traceback)

@@ -147,6 +147,11 @@ class Decisions:
             self.phase = Phase.RUNNING
         return []
 
+    def rank_joined(self, rank: int) -> list[Action]:
+        """A rank has met all others, and its function begins."""
+        self._joined.add(rank)
+        return []
+
     def failed(self, rank: int | None, error: BaseException) -> list[Action]:
         """A rank raised, as it tells before its task is over; or, rank None, the results could not be fetched."""
         if self.ending or self.phase is Phase.CHOOSING:
@@ -258,6 +263,7 @@ class Decisions:
         self.gone: set[int] = set()
         self.lost: set[int] = set()
         self._ended: set[int] = set()
+        self._joined: set[int] = set()
         self._ends: dict[int, tuple[str, str, bool]] = {}  # of dead workers
         self._failed_rank = self._first_error = None
         self._again = self._kept = False
@@ -271,7 +277,7 @@ class Decisions:
         # A thread cannot be stopped, a process can. Where one rank died while all were connecting, gloo is broken in
         # the others: their next jobs hung or failed.
         failed = self._again or self.error is not None
-        kill = alive if failed and self.gone else alive - self._ended
+        kill = alive - (self._ended & self._joined if failed and self.gone else self._ended)
         self.phase, self._kept = Phase.FREEING, self._again
         return [Free(tuple(sorted(kill)), keep=self._kept)]
 

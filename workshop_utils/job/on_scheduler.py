@@ -25,7 +25,7 @@ from workshop_utils.job.private import forget_topic, truncate_topic
 
 NANNY_S = 5  # how long a job's end waits for nannies; one whose host is lost gives no answer
 FORGET_S = 2  # from a job's end until its messages are dropped
-FROM_RANKS = ("row", "began", "failed")  # what ranks log under the job's name
+FROM_RANKS = ("row", "began", "joined", "failed")  # what ranks log under the job's name
 JOB = re.compile("-[0-9a-f]{32}$")  # the name of a job
 
 

@@ -158,6 +158,7 @@ def run_rank(bootstrap: Callable, meeting: Meeting, mine: Assignment) -> bytes:
     told: list[Exception] = []
 
     def run() -> bytes:
+        worker.log_event(mine.job, ("joined", mine.attempt, mine.rank))
         try:
             fn, args, kwargs = cloudpickle.loads(meeting.call)
             result = packed(fn(*args, **kwargs))
