@@ -26,13 +26,19 @@ ALL = $(foreach path,$(notdir $(wildcard notebook_output/[0-9]*.ipynb)),$(firstw
 OFFLINE := WORKSHOP_DATA= WORKSHOP_WEIGHTS= WORKSHOP_NAMES= WORKSHOP_SHARED= WORKSHOP_ROOM= DASK_SCHEDULER_ADDRESS= WORKSHOP_CACHE="$(CURDIR)/$(VENV)/cache"
 COMPARE := $(OFFLINE) $(BIN)/python tests/notebooks/compare.py
 
-.PHONY: always lab run book links test unit test-notebooks test-clusters test-long test-weekly newest oldest gpu film setup setup-test horovod pins clean
+.PHONY: always lab run bench figures book links test unit test-notebooks test-clusters test-long test-weekly newest oldest gpu film setup setup-test horovod pins clean
 
 lab: setup
 	$(BIN)/workshop lab
 
 run: setup
 	$(BIN)/python tools/render.py
+
+bench: setup  # all benchmarks with a goal, and one table of them; takes hours; peers: pip install -e '.[peers]'
+	$(BIN)/workshop bench
+
+figures: setup  # writes what was measured into README.md and docs/figures.md
+	$(BIN)/python benchmarks/figures.py
 
 book: setup-test  # the site, and in slides/ the slides with their PDF
 	$(BIN)/sphinx-build -q -W --keep-going -c docs . build/book

@@ -49,15 +49,33 @@ def test_photos_out_of_reach_are_one_message(tmp_path):
     assert "Traceback" not in said.stderr
 
 
-def test_bench_lists_and_runs_scripts(tmp_path):
+@pytest.fixture
+def scripts(tmp_path):
+    """A folder like the workshop's, with benchmarks that print what they were given."""
     (tmp_path / "notebooks").mkdir()
     (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks" / "inference.py").write_text("print('images/s')")
-    (tmp_path / "benchmarks" / "broken.py").write_text("raise SystemExit(3)")
-    assert workshop("bench", cwd=tmp_path).stdout == "broken\ninference\n"
-    assert workshop("bench", "inference", cwd=tmp_path).stdout == "images/s\n"
-    assert workshop("bench", "broken", cwd=tmp_path).returncode == 3
-    assert "there are broken, inference" in workshop("bench", "none", cwd=tmp_path).stderr
+    for name, body in (
+        ("inference", "print('photos/s')"),
+        ("broken", "raise SystemExit(3)"),
+        ("table", "import sys; print('the table', *sys.argv[1:])"),
+    ):
+        text = f'"""What {name} does.\n\nMore."""\ndef main():\n    {body}\nif __name__ == "__main__":\n    main()\n'
+        (tmp_path / "benchmarks" / f"{name}.py").write_text(text)
+    (tmp_path / "benchmarks" / "record.py").write_text("'a module'")
+    return tmp_path
+
+
+def test_bench_lists_scripts_and_runs_one(scripts):
+    listed = [line.split(maxsplit=1) for line in workshop("bench", "--list", cwd=scripts).stdout.splitlines()]
+    assert listed == [[name, f"What {name} does."] for name in ("broken", "inference", "table")]
+    assert workshop("bench", "inference", cwd=scripts).stdout == "photos/s\n"
+    assert workshop("bench", "broken", cwd=scripts).returncode == 3
+    assert "there are broken, inference, table" in workshop("bench", "none", cwd=scripts).stderr
+
+
+def test_bench_without_a_name_runs_the_table_and_prints_it_alone_where_asked(scripts):
+    assert workshop("bench", cwd=scripts).stdout == "the table --run\n"
+    assert workshop("bench", "--table", cwd=scripts).stdout == "the table\n"
 
 
 @pytest.mark.parametrize("options", [["data", "sketches", "--per-breed", "0"], ["join", "--bogus"], ["nonsense"]])

@@ -109,13 +109,19 @@ def sketches(per_breed: int | None) -> None:
 
 @main.command()
 @click.argument("name", required=False)
-def bench(name: str | None) -> None:
-    """Run the benchmark NAME, a script of benchmarks/; without NAME, list them."""
-    scripts = {script.stem: script for script in sorted((_project() / "benchmarks").glob("*.py"))}
-    if name is None:
-        click.echo("\n".join(scripts))
-    elif name in scripts:
-        sys.exit(subprocess.run([sys.executable, scripts[name]]).returncode)
+@click.option("--list", "listed", is_flag=True, help="List the benchmarks instead.")
+@click.option("--table", is_flag=True, help="Print the table of what was measured earlier instead.")
+def bench(name: str | None, listed: bool, table: bool) -> None:
+    """Run the benchmark NAME; without NAME, run all that have a goal (hours), and print one table of them."""
+    texts = {script: script.read_text(encoding="utf-8") for script in sorted((_project() / "benchmarks").glob("*.py"))}
+    scripts = {script.stem: script for script, text in texts.items() if text.endswith("    main()\n")}
+    if listed:
+        for each, script in scripts.items():
+            first_line = texts[script].splitlines()[0].strip('"')
+            click.echo(f"{each:<14}{first_line}")
+    elif (name or "table") in scripts:
+        options = ["--run"] if name is None and not table else []
+        sys.exit(subprocess.run([sys.executable, scripts[name or "table"], *options]).returncode)
     else:
         raise click.ClickException(f"There is no benchmark {name!r}; there are {', '.join(scripts) or 'none'}.")
 

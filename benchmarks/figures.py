@@ -1,0 +1,282 @@
+"""Writes the figures of README.md and docs/figures.md from benchmarks/results: what stands between their markers.
+
+    python benchmarks/figures.py
+
+A part begins with `<!-- figures: NAME -->` and ends with `<!-- end of figures -->`. NAME is a function below; it takes
+{name: result} and returns Markdown. The words around the parts are written by hand: read them again after a new run.
+"""
+
+import re
+import statistics
+from pathlib import Path
+
+import click
+from table import FAR, NEAR, OURS, OURS_FROM_S3, cells, contestant, judge_all, ratios, stored
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "docs/figures.md")
+DEVICE = "cpu2"
+PART = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
+
+
+@click.command()
+def main():
+    results = stored(DEVICE)
+    for page in (ROOT / name for name in PAGES):
+        text = page.read_text(encoding="utf-8")
+        new = filled(text, results)
+        page.write_text(new, encoding="utf-8")
+        click.echo(f"{page.relative_to(ROOT)}: {'as it was' if new == text else 'written anew'}")
+
+
+def filled(text, results):
+    """Return a page with each part written from `results`."""
+    return PART.sub(lambda part: f"{part[1]}\n{PARTS[part[2]](results)}\n\n{part[3]}", text)
+
+
+def machines(results):
+    """Say which results were measured on what, with which versions, and when."""
+    groups = {}
+    for name in MEASURED:
+        of = results[name]["machine"]
+        where = f"{on(of)}, {'with' if of['avx512_bf16'] else 'without'} AVX512-BF16"
+        where += f", under Python {of['python']}, PyTorch {of['torch']} and Dask {of['dask']}"
+        groups.setdefault(where, {}).setdefault(of["date"], []).append(f"`{name}`")
+    lines = []
+    for where, days in groups.items():
+        when = "; ".join(f"{', '.join(names)} on {date}" for date, names in sorted(days.items()))
+        lines.append(f"- {where}: {when}")
+    return "\n".join(lines)
+
+
+def on(machine):
+    return f"{machine['cores']} cores of {machine['processor']}"
+
+
+def goals(results):
+    """Return the table that `workshop bench` prints, of what has a result."""
+    lines = [line for line in judge_all(results) if line["result"] in results]
+    head = ("what", "ours", "peer", "peer's", "ratio", "rounds", "goal", "reached")
+    return markdown(head, cells(lines), right=(1, 3, 4, 5, 6))
+
+
+def classifying(results):
+    found = results["inference"]
+    recipe = contestant("upstream")(found)
+    ways = {
+        "the recipe of the workshop that this one succeeds: a task per photo, the model loaded per batch, fp32": "up",
+        "best `DataLoader` loop in fp32": "DataLoader, fp32",
+        "best `DataLoader` loop in bf16, channels-last": "DataLoader, bf16",
+        "Ray Data": "Ray Data",
+        "Daft": "Daft",
+        "**`classify` on two workers**": "classify",
+        "bound, if the cores did nothing but decode and forward passes": "bound",
+    }
+    rows = []
+    for way, start in ways.items():
+        if seconds := contestant(start)(found):
+            figures = [f"{rate(found, seconds):.1f}", f"{times(seconds, recipe):.2f}"]
+            rows.append([way, *(f"**{figure}**" if "*" in way else figure for figure in figures)])
+    weights = "ImageNet weights" if found["real_weights"] else "random weights, which cost the same time"
+    about = f"{found['photos']} JPEGs of 500×375, ResNet-50 with {weights}; medians of {found['rounds']} rounds."
+    return f"{about}\n\n{markdown(('way', 'photos/s', '× that recipe'), rows)}"
+
+
+def starting(results):
+    found = results["ddp"]
+    rows = []
+    for what, name in (
+        (f"a step of {found['batch_size']} images a rank", "step"),
+        ("from the launch until the function runs", "function runs"),
+        ("until the first step is done", "first step done"),
+    ):
+        here, there = ([run[name] for run in found["runs"][tool]] for tool in ("dask", "torchrun"))
+        ratio = statistics.median(ratios(here, there, fast=False))
+        rows.append([what, f"{statistics.median(there):.2f}", f"{statistics.median(here):.2f}", f"{ratio:.3f}"])
+    about = f"{found['ranks']} ranks, ResNet-18, medians of {len(found['runs']['dask'])} rounds, in seconds."
+    return f"{about}\n\n{markdown(('what', 'torchrun', '`ddp.launch`', 'ratio'), rows)}"
+
+
+TOLD = {  # what a user reads of a fault, in short
+    "collective on one rank": "which rank calls which collective, and in which line",
+    "collectives swapped": "the same",
+    "uneven batches": "the same",
+    "stalled read": "who waits, who has not called, and in which line that is",
+    "GIL held": "which process does not answer, and in which line it is",
+    "process stopped": "which process is stopped, and how it goes on",
+    "memory leak": "which rank died, with its memory and its limit",
+    "reader killed": "the DataLoader's error, and the rank",
+}
+SHOWN = {  # what shows a fault of which nobody is told
+    "slow": "`load_s`, `compute_s` and `comm_s` of each rank",
+    "weights drift": "weights of each rank, or `check_every`",
+    "same images": "checksums of each rank's images",
+    "bad resume": "the length of the moments, next to a clean run's",
+    "bad gradient": "gradients of each rank, before the all-reduce",
+}
+
+
+def told(results):
+    found, rows = results["faults"], []
+    for row in found["table"]:
+        kind = row["kind"]
+        answers = [
+            "nothing" if one["said"].startswith("nothing") else f"{one['after_s']:.0f} s: {TOLD[kind]}"
+            for one in (row["ddp.launch"], row["torchrun"])
+        ]
+        shows = "the message" if answers[0] != "nothing" else SHOWN.get(kind) or SHOWN[row["branch"]]
+        rows.append([kind, *answers, shows])
+    about = (
+        f'One run each, under `ddp.launch` with `stall_after={found["stall_after"]}`. "nothing" under torchrun means '
+        f"for {found['limit_s']} seconds, or until the job had ended as if all were well."
+    )
+    head = ("fault", "under `ddp.launch`", "under torchrun", "what shows it")
+    return f"{about}\n\n{markdown(head, rows, right=())}"
+
+
+def reading(results):
+    found, rows = results["storage"], []
+    names = list(next(iter(found["seconds"].values())))
+    for condition, seconds in found["seconds"].items():
+        latency, children = condition.removesuffix(" children").split(", ")
+        ratio = times(contestant(OURS_FROM_S3, condition)(found), seconds["S3ImageFolder"])
+        rows.append([latency, children, *(f"{rate(found, seconds[name]):.1f}" for name in names), f"{ratio:.1f}"])
+    about = f"{found['photos']} photos, medians of {found['rounds']} rounds, in photos per second."
+    head = ("latency added to a request", "children of the DataLoader", *(f"`{name}`" for name in names))
+    return f"{about}\n\n{markdown((*head, '× `S3ImageFolder`'), rows)}"
+
+
+def launching(results):
+    found, rows = results["launchers"], []
+    for tool, row in found["rows"].items():
+        name = "this workshop's launcher on Dask" if tool == OURS else tool
+        if row is None:
+            rows.append([name, f"not run: {found['not_run'][tool]}", *[""] * 7])
+            continue
+        figures = (row.get(name) for name in ("cold_s", "warm_s", "step_s", "says_s", "knows_s", "again_s"))
+        shown = ["–" if figure is None else f"{figure:.2f}" for figure in figures]
+        rows.append([name, str(row["lines"]), *shown, row.get("same_loss", "–")])
+    about = f"Seconds; medians of {found['rounds']} rounds, and of {runs(found['kills'])} each with a killed rank."
+    head = "tool|lines of yours|first step, cold|warm|a step|rank killed: a line says so|the call ends"
+    head += "|with a restart: goes on|from the checkpoint, to the same loss"
+    return f"{about}\n\n{markdown(head.split('|'), rows, right=range(1, 8))}"
+
+
+def growing(results):
+    found = results["scale"]
+    driver = {(row["way"], row["paths"]): row for row in found["driver"]["rows"]}
+    stream, whole = (driver[way, 10**6] for way in ("classify_stream", "classify"))
+    grown = [stream[f"{who}_most"] - stream[f"{who}_before"] for who in ("client", "scheduler")]
+    listing = next(row for row in found["listing"]["rows"] if row["keys"] == 10**6)
+    launch = {row["ranks"]: row["runs_s"] for row in found["launch"]["rows"]}
+    rounds = ", ".join(f"{found[part]['rounds']} of {part}" for part in ("driver", "listing", "launch"))
+    return "\n".join(
+        [
+            f"Medians; rounds: {rounds}.",
+            "",
+            f"- For a million paths, the client spends {stream['client_ms']:.2f} ms a batch of 32 and the scheduler "
+            f"{stream['scheduler_ms']:.2f}.",
+            f"- Their memory grows by {grown[0]:.0f} and {grown[1]:.0f} MiB meanwhile. `classify` itself holds "
+            f"{whole['rows_held']:.0f} MiB of rows.",
+            f"- A store that answers each request after {listing['delay_ms']} ms lists a million keys in "
+            f"{listing['seconds']:.0f} s, with {listing['requests']:,.0f} requests. A processor works for "
+            f"{1e6 * listing['client_s'] / listing['keys']:.0f} µs a key.",
+            f"- Sixteen ranks on two cores are at work {launch[16]:.2f} s after a launch, two after {launch[2]:.2f}.",
+        ]
+    )
+
+
+def stepping(results):
+    rows = [row for row in results["steps"]["rows"] if row["ranks"] > 2]
+    shown = [[str(row["ranks"]), f"{row['predicted_s']:.2f}", f"{row['measured_s']:.2f}"] for row in rows]
+    return markdown(("ranks", "predicted", "measured"), shown, right=range(3))
+
+
+def how_fast(results):
+    """Return the README's table: cold beside warm, and what is slower here beside what is faster."""
+    photos, s3, ddp, launchers = (results[name] for name in ("inference", "storage", "ddp", "launchers"))
+    ours, naive, loop, bound = (
+        f"{rate(photos, contestant(start)(photos)):.1f}" for start in ("classify", "up", "DataLoader, bf16", "bound")
+    )
+    step = {tool: statistics.median(run["step"] for run in ran) for tool, ran in ddp["runs"].items()}
+    here, there = launchers["rows"][OURS], launchers["rows"]["torchrun"]
+    rows = [
+        [
+            "ResNet-50 over photos, with `classify` of notebook 04",
+            f"{ours} photos/s",
+            f"{naive} with a task a photo, {loop} with the best `DataLoader` loop; {bound} if the cores did nothing "
+            "but decode and forward passes",
+        ],
+        ["a batch from S3, with `ImageFolder`", *from_s3(s3, NEAR)],
+        ["the same, if each answer takes 20 ms", *from_s3(s3, FAR)],
+        ["a job's first step, with the start of a cluster", *pair(here["cold_s"], there["cold_s"], 1)],
+        ["the same on a cluster that runs", *pair(here["warm_s"], there["cold_s"], 1)],
+        [f"a step of ResNet-18 with {ddp['batch_size']} images a rank", *pair(step["dask"], step["torchrun"], 2)],
+        ["a step of a smaller training", *pair(here["step_s"], there["step_s"], 2)],
+        [
+            f"a rank is killed ({runs(launchers['kills'])} each): seconds until its job goes on",
+            *pair(here["again_s"], there["again_s"], 1),
+        ],
+    ]
+    rows[4][2] += ": it starts Python and imports PyTorch for each run"
+    where = " and on ".join(dict.fromkeys(on(found["machine"]) for found in (photos, s3, ddp, launchers)))
+    about = f"Measured on {where}, side by side; all tables, and the command for yours, are in the book's "
+    about += "[figures](docs/figures.md)."
+    return f"{about}\n\n{markdown(('what', 'here', 'compared with'), rows, right=(1,))}"
+
+
+def from_s3(found, condition):
+    """Return two cells: our photos/s and theirs, from the least to the most of the DataLoader's children."""
+    conditions = [each for each in found["seconds"] if each.startswith(condition.partition(",")[0] + ",")]
+    ours = [rate(found, contestant(OURS_FROM_S3, each)(found)) for each in conditions]
+    theirs = [rate(found, contestant("S3ImageFolder", each)(found)) for each in conditions]
+    return [
+        f"{min(ours):.0f} to {max(ours):.0f} photos/s",
+        f"{min(theirs):.0f} to {max(theirs):.0f} with a request a photo",
+    ]
+
+
+def pair(here, torchrun, n_digits):
+    return [f"{here:.{n_digits}f} s", f"torchrun {torchrun:.{n_digits}f} s"]
+
+
+def rate(result, seconds):
+    return result["photos"] / statistics.median(seconds)
+
+
+def times(ours, theirs):
+    """Return how many times as fast we are: the median over the rounds."""
+    return statistics.median(ratios(ours, theirs, fast=True))
+
+
+def runs(n):
+    return "one run" if n == 1 else f"{n} runs"
+
+
+def markdown(head, rows, right=None):
+    """Return a table. right: the columns aligned to the right; all but the first if not given."""
+    right = range(1, len(head)) if right is None else right
+    rule = ["---:" if number in right else "---" for number in range(len(head))]
+    lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
+    return "\n".join([lines[0], f"|{'|'.join(rule)}|", *lines[1:]])
+
+
+PARTS = {
+    part.__name__: part
+    for part in (
+        machines,
+        goals,
+        classifying,
+        starting,
+        told,
+        reading,
+        launching,
+        growing,
+        stepping,
+        how_fast,
+    )
+}
+MEASURED = ("inference", "ddp", "storage", "launchers", "faults", "scale", "steps")
+
+if __name__ == "__main__":
+    main()

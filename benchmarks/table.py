@@ -1,0 +1,301 @@
+"""One table: what this project promises, its figures beside those of its peers, the goals, and whether they are met.
+
+    python benchmarks/table.py [--run]
+
+--run first makes each benchmark of the table, one after the other, each in a process of its own; the table names one
+that fails, and the others go on. The table is read from results/<device>-<name>.json; after --run it is written there,
+too, as `table`. Ratios are those of each round; their median counts, and the least and the most are in brackets.
+"""
+
+import json
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+from record import RESULTS, device, versions, write_result
+
+HERE = Path(__file__).parent
+PACKAGES_OF_PEERS = ["dask-pytorch-ddp", "boto3", "s3fs", "obstore", "accelerate", "ray", "daft", "horovod", "joblib"]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Whom we compare with, where a result has its figures of each round, and the ratio that is our goal."""
+
+    name: str
+    figures: Callable[[dict], list]
+    goal: float | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is measured, the result that has it, and where that has our figures of each round."""
+
+    what: str
+    result: str  # results/<device>-<result>.json, which <result>.py writes
+    figures: Callable[[dict], list]
+    peers: list[Peer] = field(default_factory=list)
+    unit: str = "s"  # with "photos/s", ratios are times as fast, and goals are at least; else as long, and at most
+    goal: float | None = None  # in `unit`, where there is no peer
+
+
+# --- where a result has the figures of each round: functions that return functions of a result
+
+
+def contestant(start, *path):
+    """Find the seconds of the contestant whose name starts so; of several, of the one with the least median."""
+
+    def find(result):
+        found = [seconds for name, seconds in inside(result, "seconds", *path).items() if name.startswith(start)]
+        return min(found, key=statistics.median, default=[])
+
+    return find
+
+
+def tool(name, figure):
+    """Find a figure in the runs of a tool; None for a round without it, such as one without a kill."""
+    return lambda result: [run.get(figure) for run in inside(result, "runs").get(name, [])]
+
+
+def row_of(part, *figures, **where):
+    """Find the sum of figures in the runs of that row of a part of scale which has the values in `where`."""
+
+    def find(result):
+        rows = [row for row in inside(result, part).get("rows", []) if where.items() <= row.items()]
+        return [sum(run[figure] for figure in figures) for row in rows for run in row.get("runs", [row])]
+
+    return find
+
+
+def inside(result, *path):
+    for name in path:
+        result = result.get(name, {})
+    return result
+
+
+def minutes_of_cells(_):
+    """Return how many minutes the cells of all notebooks run, as tools/render.py wrote into the notebooks."""
+    stored = [path.read_text(encoding="utf-8") for path in (HERE.parent / "notebook_output").glob("[0-9]*.ipynb")]
+    times = [match.groups() for text in stored for match in re.finditer(r"its cells run for ([\d.]+) (sec|min)", text)]
+    return [sum(float(n) / (60 if unit == "sec" else 1) for n, unit in times)]
+
+
+def driver(paths):
+    return row_of("driver", "client_ms", "scheduler_ms", way="classify_stream", paths=paths)
+
+
+# --- the table
+
+NEAR, FAR = "0 ms, 0 children", "20 ms, 0 children"  # delay of each request to the storage, children of the DataLoader
+TOOLS = ("torchrun", "Accelerate", "Ray Train", "Horovod on Dask")
+OURS = "this on Dask"
+OURS_FROM_S3 = ("ImageFolder", "read_files", "ours")
+TABLE = [
+    Task(
+        "classify photos, ResNet-50",
+        "inference",
+        contestant("classify"),
+        [
+            Peer("upstream's recipe", contestant("upstream"), 4),
+            Peer("best DataLoader loop in bf16", contestant("DataLoader, bf16"), 1.15),
+            Peer("Ray Data", contestant("Ray Data"), 1.3),
+            Peer("Daft", contestant("Daft"), 1.3),
+            Peer("bound of these cores", contestant("bound"), 0.97),
+        ],
+        "photos/s",
+    ),
+    *(
+        Task(
+            f"read photos from S3, {at.partition(',')[0]}",
+            "storage",
+            contestant(OURS_FROM_S3, at),
+            [
+                Peer("s3fs, concurrent", contestant("s3fs concurrent", at), 4),
+                Peer("s3fs, one by one", contestant("s3fs one by one", at)),
+                Peer("S3ImageFolder", contestant("S3ImageFolder", at), 20 if at == NEAR else None),
+            ],
+            "photos/s",
+        )
+        for at in (NEAR, FAR)
+    ),
+    Task("list a million keys in S3", "scale", row_of("listing", "seconds", keys=10**6, way="list_photos"), goal=15),
+    Task("DDP, a step of 16 images", "ddp", tool("dask", "step"), [Peer("torchrun", tool("torchrun", "step"), 1.02)]),
+    Task(
+        "DDP, warm launch until it runs",
+        "ddp",
+        tool("dask", "function runs"),
+        [Peer("torchrun", tool("torchrun", "function runs"), 1 / 50)],
+    ),
+    Task(
+        "DDP, cold start to first step", "launchers", tool(OURS, "cold_s"), [Peer(t, tool(t, "cold_s")) for t in TOOLS]
+    ),
+    Task(
+        "DDP, from a kill to the next step",
+        "launchers",
+        tool(OURS, "again_s"),
+        [Peer(t, tool(t, "again_s"), 1) for t in TOOLS],
+    ),
+    Task(
+        "many models",
+        "many_models",
+        contestant("Dask"),
+        [Peer(t, contestant(t)) for t in ("sequential", "joblib", "Ray Tune")],
+    ),
+    Task("driver, a batch of 10⁶ paths", "scale", driver(10**6), [Peer("a batch of 10⁴ paths", driver(10**4))], "ms"),
+    Task("make setup", "installing", tool("make setup", "seconds")),
+    Task("make setup CPU=1", "installing", tool("make setup CPU=1", "seconds")),
+    Task("cells of all notebooks", "", minutes_of_cells, unit="min"),
+]
+RESULTS_READ = list(dict.fromkeys(task.result for task in TABLE if task.result))
+
+
+# --- from results to lines
+
+
+@click.command()
+@click.option("--run", is_flag=True, help="Make the benchmarks first; this takes hours.")
+def main(run):
+    failed = run_all(RESULTS_READ) if run else {}
+    results = stored(device())
+    lines = judge_all(results, failed)
+    printed = [*as_text(lines), "", *sources(results)]
+    print("\n".join(printed))
+    if run:
+        peers = versions(PACKAGES_OF_PEERS)
+        path = write_result("table", {"peers": peers, "failed": failed, "rows": lines, "printed": printed})
+        print(f"written to {path.relative_to(HERE.parent)}")
+
+
+def run_all(names, folder=HERE):
+    """Run the benchmarks one after the other; return {name: why it failed}."""
+    failed = {}
+    for name in names:
+        script = folder / f"{name}.py"
+        if not script.exists():
+            failed[name] = f"there is no {name}.py"
+            continue
+        print(f"--- {name}", flush=True)
+        process = subprocess.Popen([sys.executable, script], stderr=subprocess.PIPE, text=True)
+        last = ""
+        for line in process.stderr:
+            sys.stderr.write(line)
+            last = line.strip() or last
+        if process.wait():
+            failed[name] = last or f"exit code {process.returncode}"
+    return failed
+
+
+def stored(of_device, folder=RESULTS):
+    """Return {name: result} of a device such as cpu2."""
+    paths = folder.glob(f"{of_device}-*.json")
+    return {path.stem.removeprefix(f"{of_device}-").replace("-", "_"): json.loads(path.read_text()) for path in paths}
+
+
+def sources(results):
+    """Return a line for each result that the table reads: when it was measured, on what, and at which commit."""
+    machines = {name: results[name]["machine"] for name in RESULTS_READ if name in results}
+    return [
+        f"{name}: {machine['date']}, {machine['processor']}, commit {(machine.get('commit') or 'unknown')[:12]}"
+        for name, machine in machines.items()
+    ]
+
+
+def judge_all(results, failed=None):
+    """Return the lines of the table, a dict for each task and peer. failed: {result: why there is none}."""
+    failed = failed or {}
+    lines = []
+    for task in TABLE:
+        result = {} if task.result in failed else results.get(task.result, {})
+        reasons = result.get("not_run", {}) | ({task.what: failed[task.result]} if task.result in failed else {})
+        lines += [judge(task, peer, result, reasons) for peer in task.peers or [None]]
+    return lines
+
+
+def judge(task, peer, result, reasons):
+    """Return a line: medians in the task's unit, what was reached, with its spread, the goal, and whether it is met.
+
+    peer: None for a task without any; reached is the ratio to the peer, or without one our own figure. reasons: {the
+    task, or how a peer's name begins: why it was not measured}.
+    """
+    fast, goal = task.unit == "photos/s", peer.goal if peer else task.goal
+    ours, theirs = task.figures(result), peer.figures(result) if peer else []
+    line = {"what": task.what, "result": task.result, "unit": task.unit, "ours": middle(ours, task.unit, result)}
+    line |= {"peer": peer.name if peer else "", "theirs": middle(theirs, task.unit, result)}
+    line |= {"goal": f"{'≥' if fast else '≤'} {goal:g} {'×' if peer else task.unit}" if goal else "", "met": ""}
+    values = ratios(ours, theirs, fast) if peer else ours
+    if not values:
+        whys = [why for name, why in reasons.items() if name == task.what or (peer and name.startswith(peer.name))]
+        return line | {"met": ": ".join(["not measured", *whys[:1]])}
+    reached = statistics.median(values)
+    if goal:
+        line["met"] = "met" if (reached >= goal if fast else reached <= goal) else "missed"
+    return line | {"reached": reached, "least": min(values), "most": max(values), "rounds": len(values)}
+
+
+def ratios(ours, theirs, fast):
+    """Return, from the seconds of each round, how many times as fast we are; or how many times as long we take.
+
+    >>> ratios([2.0, 4.0], [8.0, 8.0], fast=True), ratios([2.0, None], [8.0, 8.0], fast=False)
+    ([4.0, 2.0], [0.25])
+    """
+    rounds = [(a, b) for a, b in zip(ours, theirs, strict=False) if a is not None and b is not None]
+    return [b / a if fast else a / b for a, b in rounds]
+
+
+def middle(values, unit, result):
+    """Return the median of what is there, in `unit`; None for nothing."""
+    present = [value for value in values if value is not None]
+    if not present:
+        return None
+    return result["photos"] / statistics.median(present) if unit == "photos/s" else statistics.median(present)
+
+
+# --- from lines to text
+
+HEAD = ("what", "ours", "peer", "peer's", "ratio", "rounds", "goal", "")
+
+
+def cells(lines):
+    """Return the cells of each line as text. What a task shares with the line above is left out."""
+    above, rows = "", []
+    for line in lines:
+        what = line["what"] if line["what"] != above else ""
+        ours = f"{digits(line['ours'])} {line['unit']}" if what and line["ours"] is not None else ""
+        kind = "fast" if line["unit"] == "photos/s" else "long"
+        ratio = f"{digits(line['reached'])} × as {kind}{spread(line)}" if line["peer"] and "reached" in line else ""
+        ours += "" if line["peer"] else spread(line)
+        rounds = str(line.get("rounds", ""))
+        rows.append((what, ours, line["peer"], digits(line["theirs"]), ratio, rounds, line["goal"], line["met"]))
+        above = line["what"]
+    return rows
+
+
+def spread(line):
+    return f" ({digits(line['least'])}–{digits(line['most'])})" if line.get("rounds", 0) > 1 else ""
+
+
+def digits(value):
+    """Return a number with three digits, or more before the point; nothing for None.
+
+    >>> [digits(value) for value in (0.00452, 0.961, 1.2, 77.7, 512.87, 3915.2, None)]
+    ['0.00452', '0.961', '1.20', '77.7', '513', '3,915', '']
+    """
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:#.3g}"
+
+
+def as_text(lines):
+    """Return the table's lines as they are printed."""
+    rows = [HEAD, *cells(lines)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+if __name__ == "__main__":
+    main()
