@@ -147,8 +147,15 @@ TABLE = [
         [Peer(t, contestant(t)) for t in ("sequential", "joblib", "Ray Tune")],
     ),
     Task("driver, a batch of 10⁶ paths", "scale", driver(10**6), [Peer("a batch of 10⁴ paths", driver(10**4))], "ms"),
-    Task("make setup", "installing", tool("make setup", "seconds")),
-    Task("make setup CPU=1", "installing", tool("make setup CPU=1", "seconds")),
+    *(
+        Task(way + of, "installing", tool(way, figure), unit=unit)
+        for way in ("make setup", "make setup CPU=1")
+        for of, figure, unit in (
+            ("", "seconds", "s"),
+            (", fetched", "fetched_gb", "GB"),
+            (", on the disk", "disk_gb", "GB"),
+        )
+    ),
     Task("cells of all notebooks", "", minutes_of_cells, unit="min"),
 ]
 RESULTS_READ = list(dict.fromkeys(task.result for task in TABLE if task.result))
@@ -211,16 +218,15 @@ def judge_all(results, failed=None):
     lines = []
     for task in TABLE:
         result = {} if task.result in failed else results.get(task.result, {})
-        reasons = result.get("not_run", {}) | ({task.what: failed[task.result]} if task.result in failed else {})
-        lines += [judge(task, peer, result, reasons) for peer in task.peers or [None]]
+        lines += [judge(task, peer, result, failed.get(task.result)) for peer in task.peers or [None]]
     return lines
 
 
-def judge(task, peer, result, reasons):
+def judge(task, peer, result, failure=None):
     """Return a line: medians in the task's unit, what was reached, with its spread, the goal, and whether it is met.
 
-    peer: None for a task without any; reached is the ratio to the peer, or without one our own figure. reasons: {the
-    task, or how a peer's name begins: why it was not measured}.
+    peer: None for a task without any. Reached is the ratio to the peer, or without one our own figure. failure: why
+    the benchmark failed; a single contestant's reason is in the result's `not_run`.
     """
     fast, goal = task.unit == "photos/s", peer.goal if peer else task.goal
     ours, theirs = task.figures(result), peer.figures(result) if peer else []
@@ -229,12 +235,18 @@ def judge(task, peer, result, reasons):
     line |= {"goal": f"{'≥' if fast else '≤'} {goal:g} {'×' if peer else task.unit}" if goal else "", "met": ""}
     values = ratios(ours, theirs, fast) if peer else ours
     if not values:
-        whys = [why for name, why in reasons.items() if name == task.what or (peer and name.startswith(peer.name))]
-        return line | {"met": ": ".join(["not measured", *whys[:1]])}
+        why = failure or why_not_run(peer.name if peer else task.what, result)
+        return line | {"met": f"not measured: {why}" if why else "not measured"}
     reached = statistics.median(values)
     if goal:
         line["met"] = "met" if (reached >= goal if fast else reached <= goal) else "missed"
     return line | {"reached": reached, "least": min(values), "most": max(values), "rounds": len(values)}
+
+
+def why_not_run(name, result):
+    """Return the reason in `not_run` of a contestant that is called so, in short or in full; or None."""
+    reasons = result.get("not_run", {}).items()
+    return next((why for other, why in reasons if other.startswith(name) or name.startswith(other)), None)
 
 
 def ratios(ours, theirs, fast):
