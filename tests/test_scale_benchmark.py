@@ -1,6 +1,7 @@
 """A generated bucket lists what it should, and the prediction of a step is arithmetic on stated terms."""
 
 import importlib
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,16 @@ def test_a_generated_bucket_lists_as_many_photos_as_asked_for(benchmark):
         options = {"anon": True, "client_kwargs": {"endpoint_url": endpoint}}
         photos = list_photos("s3://any/dogs", storage_options=options)
     assert len(set(photos)) == 4000 and photos[-1] == "s3://any/dogs/n00000003-c/n00000003_0001332.jpg"
+
+
+def test_each_round_takes_every_figure_once_and_all_are_kept(benchmark):
+    taken = []
+
+    def measure(way):
+        taken.append(way)
+        return {"seconds": len(taken)}
+
+    rows = benchmark("scale").in_turn(3, [({"way": way}, partial(measure, way)) for way in "ab"])
+    assert taken == list("ababab")
+    assert rows[1] == {"way": "b", "seconds": 4, "runs": [{"seconds": 2}, {"seconds": 4}, {"seconds": 6}]}
+    assert benchmark("scale").table(rows) == ["way  seconds", "  a        3", "  b        4"]

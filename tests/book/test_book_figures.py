@@ -106,3 +106,9 @@ def test_a_rate_is_photos_by_the_median_of_seconds_and_a_ratio_the_median_of_the
     assert "fp32 | 10.0 | 1.00 |" in written and "channels-last | 33.3 | 5.00 |" in written
     assert "| **`classify` on two workers** | **40.0** | **5.00** |" in written
     assert "Ray Data" not in written
+
+
+def test_a_result_names_its_commit_and_none_outside_git(table, tmp_path):
+    record = importlib.import_module("record")
+    assert "commit" in record.machine() and record.commit(tmp_path) is None
+    assert record.versions(["click", "no-such-package"])["no-such-package"] is None
