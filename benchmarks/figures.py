@@ -196,7 +196,7 @@ def how_fast(results):
     """Return the README's table: cold beside warm, and what is slower here beside what is faster."""
     photos, s3, ddp, launchers = (results[name] for name in ("inference", "storage", "ddp", "launchers"))
     ours, naive, loop, bound = (
-        f"{rate(photos, contestant(start)(photos)):.1f}" for start in ("classify", "up", "DataLoader, bf16", "bound")
+        f"{rate(photos, contestant(start)(photos)):.1f}" for start in ("classify", "up", "DataLoader", "bound")
     )
     step = {tool: statistics.median(run["step"] for run in ran) for tool, ran in ddp["runs"].items()}
     here, there = launchers["rows"][OURS], launchers["rows"]["torchrun"]

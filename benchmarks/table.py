@@ -102,7 +102,7 @@ TABLE = [
         contestant("classify"),
         [
             Peer("upstream's recipe", contestant("upstream"), 4),
-            Peer("best DataLoader loop in bf16", contestant("DataLoader, bf16"), 1.15),
+            Peer("best DataLoader loop", contestant("DataLoader"), 1.15),
             Peer("Ray Data", contestant("Ray Data"), 1.3),
             Peer("Daft", contestant("Daft"), 1.3),
             Peer("bound of these cores", contestant("bound"), 0.97),
@@ -205,11 +205,12 @@ def stored(of_device, folder=RESULTS):
 
 def sources(results):
     """Return a line for each result that the table reads: when it was measured, on what, and at which commit."""
-    machines = {name: results[name]["machine"] for name in RESULTS_READ if name in results}
-    return [
-        f"{name}: {machine['date']}, {machine['processor']}, commit {(machine.get('commit') or 'unknown')[:12]}"
-        for name, machine in machines.items()
-    ]
+    lines = []
+    for name in [name for name in RESULTS_READ if name in results]:
+        of = results[name]["machine"]
+        bf16, commit = "with" if of["avx512_bf16"] else "without", of.get("commit") or "unknown"
+        lines.append(f"{name}: {of['date']}, {of['processor']}, {bf16} AVX512-BF16, commit {commit[:12]}")
+    return lines
 
 
 def judge_all(results, failed=None):
