@@ -278,8 +278,8 @@ def test_a_download_that_fails_is_named_with_the_cure(monkeypatch, tmp_path):
 def test_a_failure_while_saving_leaves_the_old_checkpoint_and_nothing_else(path, monkeypatch, failure):
     save_checkpoint(path, epoch=1)
 
-    def half_a_save(values, part):
-        part.write_bytes(b"half")
+    def half_a_save(values, file):
+        file.write(b"half")
         raise failure
 
     monkeypatch.setattr(torch, "save", half_a_save)

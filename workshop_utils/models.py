@@ -77,12 +77,18 @@ def save_checkpoint(path: str | os.PathLike, **values: object) -> None:
     """Write `values` (tensors, numbers, strings, dicts and lists of them) to `path`: whole or not at all.
 
     path: a local path, or any address that fsspec can write, such as "s3://…"; it takes what it needs there, such as
-    an endpoint, from the environment.
+    an endpoint, from the environment. Raises OSError, for example where the disk is full.
     """
     fs, key = open_fresh(path)
     local = isinstance(fs, LocalFileSystem)
     with TemporaryDirectory() as folder, whole_file(Path(key) if local else Path(folder, "checkpoint.pt")) as part:
-        torch.save(values, part)
+        try:
+            with part.open("wb") as file:
+                torch.save(values, file)
+        except RuntimeError as error:
+            if isinstance(why := error.__context__, OSError):  # a full disk, of which PyTorch says "unexpected pos"
+                raise OSError(why.errno, why.strerror, str(path)) from error
+            raise
         load_checkpoint(part)  # refuses now what could not be read later
         if not local:
             fs.put_file(str(part), key)  # an object store shows a file once all of it is there

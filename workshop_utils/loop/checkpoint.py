@@ -5,17 +5,22 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
+from distributed.worker import warn
 
 from workshop_utils.loop.preemption import Preempted, ranks_told
 from workshop_utils.loop.ranks import check_all_alike, world
-from workshop_utils.models import checkpoint_exists, load_checkpoint, save_checkpoint
+from workshop_utils.models import WeightsError, checkpoint_exists, load_checkpoint, save_checkpoint
+from workshop_utils.storage import open_fresh
 
 CURE = "Delete it, or choose another checkpoint."
 
 
 @dataclass
 class RunCheckpoint:
-    """Where a run is saved, and what is saved there; without a path nothing is."""
+    """Where a run is saved, and what is saved there; without a path nothing is.
+
+    The checkpoint before the latest one is kept beside it, as `<path>.before`, for a run whose latest one is damaged.
+    """
 
     path: str | os.PathLike | None
     every: int  # steps between two saves
@@ -25,6 +30,7 @@ class RunCheckpoint:
     received: list[int]  # grows when this process gets SIGTERM: see `sigterm_noticed`
     image_shapes: list[list[int]] = field(default_factory=list)  # (3, h, w) of the images so far
     expected: list[list[int]] = field(default_factory=list)  # those of the run that is resumed, until its first batch
+    damaged: bool = False  # whether the latest checkpoint could not be loaded
 
     def resume(self) -> tuple[int, dict]:
         """Return (steps done, numbers so far), the same on all ranks, and load the states of the checkpoint, if any.
@@ -33,7 +39,7 @@ class RunCheckpoint:
         """
         step, numbers = 0, {}
         if self.path and checkpoint_exists(self.path):
-            saved = load_checkpoint(self.path)
+            saved = self._load(self.path)
             if "training" not in saved:
                 raise ValueError(f"{str(self.path)!r} was not written by train, so it cannot be resumed. {CURE}")
             step, numbers = saved["training"]["step"], saved["training"]["numbers"]
@@ -71,6 +77,17 @@ class RunCheckpoint:
                 dist.barrier()  # the first rank to fail ends the job, even while another still saves
             raise Preempted(step, told, self.path)
 
+    def _load(self, path):
+        try:
+            return load_checkpoint(path)
+        except WeightsError as error:
+            if not checkpoint_exists(before := f"{path}.before"):
+                raise
+            saved, self.damaged = load_checkpoint(before), True
+            if world()[0] == 0:
+                warn(f"{error} The run goes on from the checkpoint before it, {before!r}.")
+            return saved
+
     def _save(self, step, numbers):
         assert self.path
         # The loss of another rank or the step itself may have spoiled them.
@@ -84,6 +101,9 @@ class RunCheckpoint:
             about["num_classes"] = head.out_features
             if len(about.get("categories", ())) != head.out_features:  # those of a head that was replaced
                 about.pop("categories", None)
+        fs, latest = open_fresh(self.path)
+        if fs.exists(latest) and not self.damaged:
+            fs.copy(latest, f"{latest}.before")
         save_checkpoint(
             self.path,
             **about,
@@ -96,3 +116,4 @@ class RunCheckpoint:
                 "image_shapes": self.image_shapes,
             },
         )
+        self.damaged = False

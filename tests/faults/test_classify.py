@@ -1,0 +1,142 @@
+"""`classify` gives each image its row, whatever dies, stops, or is damaged meanwhile."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import date
+from io import BytesIO
+
+import pytest
+from distributed import Client
+from PIL import Image
+
+from workshop_utils.data import list_photos
+from workshop_utils.inference import classify
+
+PAUSE_S = 10
+FORMATS = {  # the six that people have: what Pillow is told to write
+    "jpg": {"format": "JPEG"},
+    "progressive.jpg": {"format": "JPEG", "progressive": True},
+    "png": {"format": "PNG"},
+    "webp": {"format": "WEBP"},
+    "gif": {"format": "GIF"},
+    "bmp": {"format": "BMP"},
+}
+
+
+def when(condition, timeout_s=120):
+    give_up = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up, "it took too long"
+        time.sleep(0.05)
+
+
+@pytest.mark.weekly
+def test_each_worker_killed_once_costs_no_image_and_doubles_none(client, dogs, weights, told):
+    photos = list_photos(dogs)
+    many = [*photos * (2000 // len(photos) + 1)][:2000]
+    killed = list(client.run(os.getpid).values())
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(classify, client, many, batch_size=8, weights=weights)
+        for pid in killed:
+            when(lambda: any(client.processing().values()))
+            os.kill(pid, signal.SIGKILL)
+            time.sleep(8)  # its successor begins
+        frame = result.result(timeout=280)
+    assert frame.path.tolist() == many and frame.error.isna().all()
+    assert not set(killed) & set(client.run(os.getpid).values())
+    told(f"each of {len(killed)} workers killed once during classify", f"{len(frame):,} of 2,000 images, each once")
+
+
+@contextmanager
+def cluster_of_processes(folder):
+    """Yield (client, the scheduler's process) of a cluster whose scheduler is a process of its own."""
+    file = folder / "scheduler.json"
+    module, quiet = [sys.executable, "-m"], {"cwd": folder, "stderr": subprocess.DEVNULL}
+    address = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard"]
+    scheduler = [*module, "distributed.cli.dask_scheduler", *address, "--scheduler-file", str(file)]
+    worker = [*module, "distributed.cli.dask_worker", "--scheduler-file", str(file), "--no-dashboard", "--nworkers=2"]
+    with (
+        subprocess.Popen(scheduler, **quiet) as first,
+        subprocess.Popen([*worker, "--nthreads=1", "--death-timeout=5"], **quiet) as second,
+    ):
+        try:
+            when(file.exists)
+            with Client(scheduler_file=str(file), timeout="60s") as client:
+                client.wait_for_workers(2, timeout=120)
+                yield client, first
+        finally:
+            first.kill()
+            second.terminate()
+
+
+@pytest.mark.weekly
+def test_a_scheduler_that_stands_still_for_ten_seconds_costs_these_seconds_alone(dogs, weights, tmp_path, told):
+    many = list_photos(dogs) * 60
+    with cluster_of_processes(tmp_path) as (client, scheduler), ThreadPoolExecutor(1) as pool:
+        before = set(client.run(os.getpid).values())
+        result = pool.submit(classify, client, many, batch_size=8, weights=weights)
+        when(lambda: any(client.processing().values()))
+        scheduler.send_signal(signal.SIGSTOP)
+        threading.Timer(PAUSE_S, scheduler.send_signal, [signal.SIGCONT]).start()
+        frame = result.result(timeout=280)
+        assert frame.path.tolist() == many and frame.error.isna().all()
+        assert set(client.run(os.getpid).values()) == before
+    told(f"the scheduler stopped for {PAUSE_S} s", f"{len(frame):,} of {len(many):,} images, same workers")
+
+
+def mutated(content, draw):
+    """Return the bytes of a file after one of the accidents that happen to files."""
+    content, at = bytearray(content), draw.randrange(len(content))
+    accident = draw.choice(["bits", "bytes", "cut", "doubled", "zeros", "swapped"])
+    if accident == "bits":
+        for _ in range(draw.randrange(1, 20)):
+            content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    elif accident == "bytes":
+        content[at : at + 64] = draw.randbytes(64)
+    elif accident == "cut":
+        del content[at:]
+    elif accident == "doubled":
+        content[at:at] = content[at : at + 500]
+    elif accident == "zeros":
+        content[at : at + 4096] = bytes(4096)
+    else:
+        content[at : at + 200], content[:200] = content[:200], content[at : at + 200]
+    return bytes(content)
+
+
+def files_of_the_week(dogs, folder, n_files):
+    """Write damaged files of each format, each week others; return their paths."""
+    draw = random.Random(f"{date.today().isocalendar()[:2]}")
+    photos, paths = [Image.open(path).convert("RGB") for path in list_photos(dogs)], []
+    for number in range(n_files):
+        ending, how = list(FORMATS.items())[number % len(FORMATS)]
+        whole = BytesIO()
+        draw.choice(photos).save(whole, **how)
+        paths.append(folder / "n02085620-Chihuahua" / f"{number}.{ending}")
+        paths[-1].write_bytes(mutated(whole.getvalue(), draw))
+    return [str(path) for path in paths]
+
+
+@pytest.mark.parametrize("n_files", [60, pytest.param(1000, marks=pytest.mark.weekly)])
+def test_damaged_files_are_named_or_classified_and_no_worker_dies(client, dogs, weights, tmp_path, told, n_files):
+    (tmp_path / "n02085620-Chihuahua").mkdir()
+    paths, before = files_of_the_week(dogs, tmp_path, n_files), set(client.run(os.getpid).values())
+    frame = classify(client, paths, batch_size=8, weights=weights)
+    assert frame.path.tolist() == paths
+    assert (frame.error.isna() == frame.prediction.notna()).all()  # a row has one of the two
+    refused = frame[frame.error.notna()]
+    assert [path for path, error in zip(refused.path, refused.error, strict=True) if path not in error] == []
+    assert 0 < len(refused) < len(frame)
+    assert set(client.run(os.getpid).values()) == before
+    classified = len(frame) - len(refused)
+    told(
+        f"{n_files:,} damaged files of six formats",
+        f"{classified} classified, {len(refused)} refused by name, 0 crashes",
+    )

@@ -1,0 +1,102 @@
+"""A full disk, a folder that cannot be written, a damaged checkpoint: what is there stays, and the message says so."""
+
+import os
+import shutil
+import subprocess
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torchvision
+from torch.utils.data import TensorDataset
+
+from workshop_utils import ddp
+from workshop_utils.data import find_data
+from workshop_utils.models import WeightsError, load_checkpoint
+from workshop_utils.storage import CacheError
+from workshop_utils.training import train
+
+
+def run(checkpoint, **settings):
+    """Train for three steps, with a checkpoint after each; return (numbers, weights)."""
+    torch.manual_seed(0)
+    model, images = torchvision.models.resnet18(num_classes=5), torch.randn(12, 3, 32, 32)
+    numbers = train(
+        model,
+        TensorDataset(images, torch.arange(12) % 5),
+        batch_size=4,
+        lr=0.01,
+        checkpoint=checkpoint,
+        checkpoint_every=1,
+        **settings,
+    )
+    return numbers, model.state_dict()
+
+
+def cut_short(path):
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+@contextmanager
+def disk(folder, options):
+    """Mount a small disk in memory at `folder`."""
+    folder.mkdir(exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", options, "workshop-test", str(folder)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a disk")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_run_whose_latest_checkpoint_is_cut_short_goes_on_from_the_one_before_it_and_says_so(tmp_path, told):
+    path = tmp_path / "run.pt"
+    whole = run(path)
+    cut_short(path)
+    with pytest.warns(UserWarning, match=rf"(?s){path}.* goes on from the checkpoint before it, '{path}.before'"):
+        numbers, weights = run(path)
+    assert numbers["resumed_at"] == 2
+    assert all(torch.equal(weights[name], whole[1][name]) for name in weights)
+    assert [load_checkpoint(file)["training"]["step"] for file in (path, f"{path}.before")] == [3, 2]
+    told("the latest checkpoint cut short", "goes on from the one before it, and warns; equal to the last bit")
+
+
+def test_a_damaged_checkpoint_does_not_replace_the_one_before_it(tmp_path):
+    path = tmp_path / "run.pt"
+    run(path)
+    cut_short(path)
+    shutil.copy(path, f"{path}.before")
+    with pytest.raises(WeightsError, match=f"{path}.before"):
+        run(path)
+    path.unlink()
+    assert run(path)[0]["resumed_at"] == 0  # as a user who deletes it wants
+
+
+def test_ranks_warn_once_at_the_client(client, tmp_path):
+    path = tmp_path / "run.pt"
+    run(path)
+    cut_short(path)
+    with pytest.warns(UserWarning, match="goes on from the checkpoint before it") as said:
+        ended = ddp.run(client, lambda: run(str(path))[0]["resumed_at"], n_workers=1)
+    assert ended == [2] and sum("before it" in str(each.message) for each in said) == 1
+
+
+def test_a_disk_that_is_full_while_a_checkpoint_is_written_keeps_the_one_before(tmp_path, told):
+    with disk(tmp_path / "small", "size=220m") as small:  # a checkpoint has 90 MB: two fit, and no third
+        with pytest.raises(OSError, match="No space left on device.*run.pt"):
+            run(small / "run.pt")
+        (kept,) = [file for file in small.iterdir() if not file.name.endswith(".before")]
+        assert kept.name == "run.pt" and load_checkpoint(kept)["training"]["step"] >= 1
+    told(
+        "the disk is full while a checkpoint is written", "an error; the checkpoint before it stays, and can be loaded"
+    )
+
+
+@pytest.mark.parametrize(("options", "why"), [("size=100k", "No space left"), ("ro", "Read-only")])
+def test_a_cache_that_is_full_or_cannot_be_written_is_named_with_the_cure(tmp_path, monkeypatch, told, options, why):
+    with disk(tmp_path / "cache", options) as cache:
+        monkeypatch.setenv("WORKSHOP_CACHE", str(cache))
+        with pytest.raises(CacheError, match=f"(?s){cache}.*{why}.*WORKSHOP_CACHE"):
+            find_data()
+    told(f"the cache folder: {why.lower()}", "an error with the folder, the reason and the cure")

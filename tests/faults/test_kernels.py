@@ -1,0 +1,112 @@
+"""The stop button in any cell, two kernels that start at once, and a clock that jumps."""
+
+import random
+import sys
+import time
+from contextlib import contextmanager
+from datetime import date
+from pathlib import Path
+from queue import Empty
+
+import cloudpickle
+import nbformat
+import pytest
+import torch
+import torch.distributed as dist
+from jupyter_client.manager import KernelManager
+
+from workshop_utils import ddp
+from workshop_utils.results import log_metrics
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebook_output").glob("[0-9]*.ipynb"))
+STOPPED_WITHIN_S, CELL_LIMIT_S = 60, 290
+LONGEST_WAIT_S = 8  # before the stop button is pressed
+TWO_RANKS = """
+from workshop_utils import ddp
+from workshop_utils.cluster import start_cluster
+client = start_cluster(2)
+assert ddp.run(client, lambda: __import__("torch").distributed.get_world_size()) == [2, 2]
+client.shutdown()
+"""
+
+
+@contextmanager
+def kernel(folder):
+    manager = KernelManager()
+    manager.start_kernel(cwd=str(folder))
+    client = manager.blocking_client()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=60)
+        yield manager, client
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+def answer(client, request, timeout_s):
+    """Return the content of the reply to a request of this client; None if it does not come in time."""
+    give_up = time.monotonic() + timeout_s
+    while time.monotonic() < give_up:
+        try:
+            reply = client.get_shell_msg(timeout=give_up - time.monotonic())
+        except Empty:
+            return None
+        if reply["parent_header"].get("msg_id") == request:
+            return reply["content"]
+    return None
+
+
+@pytest.mark.weekly
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_after_the_stop_button_each_cell_runs(path, monkeypatch, told):
+    """Each cell is started, stopped after a moment that is drawn anew each week, and then run to its end."""
+    monkeypatch.setenv("DASK_WORKSHOP__DASHBOARD_PORT", "0")
+    monkeypatch.setenv("TQDM_DISABLE", "1")
+    draw, stopped = random.Random(f"{path.stem} {date.today().isocalendar()[:2]}"), 0
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    with kernel(ROOT / "notebooks") as (manager, client):
+        for cell in cells:
+            request = client.execute(cell.source)
+            if answer(client, request, draw.uniform(0, LONGEST_WAIT_S)) is None:
+                stopped += 1
+                manager.interrupt_kernel()
+                reply = answer(client, request, STOPPED_WITHIN_S)
+                assert reply is not None, f"does not stop: {cell.source}"
+            reply = answer(client, client.execute(cell.source), CELL_LIMIT_S)
+            assert reply is not None, f"does not end after it was stopped: {cell.source}"
+            allowed = "raises-exception" in cell.metadata.get("tags", [])
+            assert allowed or reply["status"] == "ok", (cell.source, reply["ename"], reply["evalue"])
+    told(f"the stop button in {path.stem}", f"{stopped} of {len(cells)} cells were stopped; each ran afterwards")
+
+
+@pytest.mark.weekly
+def test_two_kernels_that_start_clusters_at_once_both_have_one(tmp_path, told):
+    with kernel(tmp_path) as (_, one), kernel(tmp_path) as (_, other):
+        requests = [(client, client.execute(TWO_RANKS)) for client in (one, other)]
+        for client, request in requests:
+            reply = answer(client, request, 240)
+            assert reply and reply["status"] == "ok", reply
+    told("two kernels start clusters at once", "both have one, and run a job of two ranks")
+
+
+def test_a_clock_that_jumps_costs_a_job_nothing(client, told):
+    def work():
+        real, jump = time.time, 0
+        try:
+            time.time = lambda: real() + jump
+            for step in range(6):
+                jump = (0, -3600, 86400)[step % 3] * (1 + dist.get_rank())
+                dist.all_reduce(torch.ones(1))
+                log_metrics(step=step)
+        finally:
+            time.time = real
+        return "done"
+
+    with ddp.launch(client, work, n_workers=2, timeout=60, stall_after=30) as job:
+        assert job.result() == ["done", "done"]
+        assert job.metrics().groupby("rank").step.apply(list).tolist() == [list(range(6))] * 2
+    told("the clock jumps by an hour and a day", "the job ends well, with all rows in order")
