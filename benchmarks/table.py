@@ -168,7 +168,7 @@ RESULTS_READ = list(dict.fromkeys(task.result for task in TABLE if task.result))
 @click.option("--run", is_flag=True, help="Make the benchmarks first; this takes hours.")
 def main(run):
     failed = run_all(RESULTS_READ) if run else {}
-    results = stored(device())
+    results = {name: result for name, result in stored(device()).items() if name not in failed}
     lines = judge_all(results, failed)
     printed = [*as_text(lines), "", *sources(results)]
     print("\n".join(printed))
@@ -218,7 +218,7 @@ def judge_all(results, failed=None):
     failed = failed or {}
     lines = []
     for task in TABLE:
-        result = {} if task.result in failed else results.get(task.result, {})
+        result = results.get(task.result, {})
         lines += [judge(task, peer, result, failed.get(task.result)) for peer in task.peers or [None]]
     return lines
 
