@@ -26,6 +26,7 @@ from workshop_utils.cluster import (
     ClusterError,
     describe_workers,
     n_gpus,
+    own_gpu_first,
     port_is_free,
     start_cluster,
     worker_environment,
@@ -411,6 +412,31 @@ def test_a_port_is_free_until_someone_listens():
         port = server.getsockname()[1]
         assert not port_is_free(port)
     assert port_is_free(port)
+
+
+@pytest.mark.parametrize(
+    ("seen", "each"),
+    [
+        ("0,1,2", ["0,1,2", "1,2,0", "2,0,1"]),
+        ("2,3", ["2,3", "3,2"]),  # those that Slurm gave to this job, and no others of the machine
+        ("GPU-c4f,GPU-0a1", ["GPU-c4f,GPU-0a1", "GPU-0a1,GPU-c4f"]),
+        ("1", ["1", "1"]),  # two processes share one
+    ],
+)
+def test_each_process_of_a_machine_has_another_gpu_first_and_sees_the_others(seen, each, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    assert [own_gpu_first(position)["CUDA_VISIBLE_DEVICES"] for position in range(len(each))] == each
+
+
+def test_a_process_that_sees_no_gpu_gets_none(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert own_gpu_first(1) == {}
+
+
+def test_without_a_choice_of_the_users_all_gpus_of_the_machine_count(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("workshop_utils.cluster.n_gpus", lambda: 2)
+    assert own_gpu_first(1) == {"CUDA_VISIBLE_DEVICES": "1,0"}
 
 
 @pytest.mark.gpu

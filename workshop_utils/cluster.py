@@ -143,6 +143,21 @@ def n_gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
+def own_gpu_first(position: int) -> dict[str, str]:
+    """Return the variable under which each process of a machine has another GPU as cuda:0; nothing without a GPU.
+
+    Every process still sees all of them, as a worker of dask-cuda does: NCCL needs that to copy between GPUs directly.
+    position: of the process among those of this machine, from 0. Where they are more than the GPUs, some share one.
+    """
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    # Slurm, or the user, may have chosen some of this machine's GPUs: their numbers have to stay.
+    gpus = [str(i) for i in range(n_gpus())] if seen is None else seen.split(",") if seen else []
+    if not gpus:
+        return {}
+    first = position % len(gpus)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[first:] + gpus[:first])}
+
+
 def _start_local(n_workers, threads_per_worker, memory_limit):
     if getattr(current_process(), "_inheriting", False):  # as long as a new process imports the program that started it
         raise ClusterError(

@@ -104,6 +104,18 @@ def test_a_launcher_starts_a_cluster_that_a_notebook_joins(launcher, port, about
         assert list(client.run(about).values()) == [(False, None, str(threads), None)] * 2
 
 
+def test_of_the_gpus_that_its_launcher_sees_each_worker_takes_another_first(port, tmp_path):
+    ranks = [{"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "LOCAL_WORLD_SIZE": "3"} for rank in range(3)]
+    shared = {"MASTER_ADDR": "localhost", "CUDA_VISIBLE_DEVICES": "4,5"}
+    command = [BIN / "workshop", "join", "--port", port, "--threads", 1]
+    with (
+        running(tmp_path, *((command, shared | rank) for rank in ranks)) as log,
+        start_cluster(address=f"tcp://{LOOPBACK}:{port}", timeout_s=60) as client,
+    ):
+        until(lambda: len(client.nthreads()) == 2, log.read_text)
+        assert sorted(client.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"]).values()) == ["4,5", "5,4"]
+
+
 def test_with_an_address_it_is_one_worker(about, tmp_path):
     with (
         LocalCluster(n_workers=0, processes=False, protocol="tcp", host=LOOPBACK, dashboard_address=None) as cluster,

@@ -12,7 +12,7 @@ import dask
 from dask.system import CPU_COUNT
 from distributed.utils import get_ip
 
-from workshop_utils.cluster import n_gpus, worker_settings
+from workshop_utils.cluster import own_gpu_first, worker_settings
 
 # What torchrun tells this process must not reach the ranks of later jobs; OMP_NUM_THREADS would keep them to one core.
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "OMP_NUM_THREADS")
@@ -38,7 +38,7 @@ def become(address: str | None, port: int, torch_threads: int | None) -> NoRetur
     else:
         position, n_beside = _on_this_machine() if rank else (0, 1)
         environment |= worker_settings(torch_threads or max(1, CPU_COUNT // n_beside))
-        environment |= _own_gpu(position) if rank else {}
+        environment |= own_gpu_first(position) if rank else {}
         command = ["distributed.cli.dask_worker", address, "--host", own, "--nthreads", "1"]
     os.execve(sys.executable, [sys.executable, "-m", *command], environment)
 
@@ -81,10 +81,3 @@ def _on_this_machine() -> tuple[int, int]:
         return int(os.environ.get("SLURM_LOCALID", 0)), int(tasks.split("(")[0].split(",")[0])
     except ValueError as error:
         raise click.ClickException(f"The launcher's variables say no position on this machine ({error}).") from error
-
-
-def _own_gpu(position):
-    """Return the variable with which each worker of a machine takes another GPU first, as dask-cuda's workers do."""
-    n = n_gpus()
-    order = [str((position + other) % n) for other in range(n)] if n > 1 else []
-    return {"CUDA_VISIBLE_DEVICES": ",".join(order)} if order else {}
