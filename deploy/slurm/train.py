@@ -9,6 +9,7 @@ from dask_jobqueue.slurm import SLURMRunner
 from distributed import Client
 
 from workshop_utils import ddp
+from workshop_utils.cluster import own_gpu_first
 from workshop_utils.data import HELD_OUT, find_data
 from workshop_utils.training import prepare, train
 
@@ -22,6 +23,7 @@ def teach(source, checkpoint, epochs):
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which the ranks heed: they save, and this ends after them
     checkpoint, epochs = sys.argv[1], int(sys.argv[2])
+    os.environ |= own_gpu_first(int(os.environ["SLURM_LOCALID"]))  # of a rank; scheduler and script see no GPU
     with SLURMRunner(worker_class="distributed.Nanny") as runner, Client(runner) as client:
         client.wait_for_workers(runner.n_workers)
         print(ddp.run(client, teach, find_data(breeds=HELD_OUT), checkpoint, epochs)[0])

@@ -3,6 +3,7 @@
 It goes on from the newest whole checkpoint in the folder, with as many ranks as the allocation has.
 """
 
+import os
 import signal
 import sys
 
@@ -18,6 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import default_collate
 
 from workshop_utils import ddp
+from workshop_utils.cluster import own_gpu_first
 from workshop_utils.data import HELD_OUT, ImageFolder, find_data
 from workshop_utils.loop.preemption import Preempted, ranks_told, sigterm_noticed
 from workshop_utils.storage import open_fresh
@@ -88,6 +90,7 @@ def teach(source, folder, n_steps):
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which the ranks heed: they save, and this ends after them
     folder, n_steps = sys.argv[1], int(sys.argv[2])
+    os.environ |= own_gpu_first(int(os.environ["SLURM_LOCALID"]))  # of a rank; scheduler and script see no GPU
     with SLURMRunner(worker_class="distributed.Nanny") as runner, Client(runner) as client:
         client.wait_for_workers(runner.n_workers)
         print(ddp.run(client, teach, find_data(breeds=HELD_OUT), folder, n_steps)[0])

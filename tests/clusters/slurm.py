@@ -27,6 +27,7 @@ TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
+GresTypes=gpu
 ReturnToService=2
 SlurmdParameters=config_overrides
 KillWait=20
@@ -35,9 +36,10 @@ StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/%n.pid
+NodeName=DEFAULT CPUs={cpus} RealMemory=32000 Gres=gpu:{gpus} State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
-NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=32000 State=UNKNOWN\n"
+NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port}\n"
 DAEMONS = """
 mount -t proc proc /proc
 munged --foreground --force --num-threads=2 --socket={folder}/munge.socket --key-file={folder}/munge.key \
@@ -61,15 +63,21 @@ def missing():
 
 
 @contextmanager
-def slurm(folder):
+def slurm(folder, cpus=CPUS, gpus=0):
     """Run the daemons while the block does; yield the environment in which Slurm's commands find them.
 
     folder: an empty one, for all that they write. Jobs that are left at the end are killed, with all their processes.
+    gpus: of each node. Slurm gives them to jobs, steps and tasks as CUDA_VISIBLE_DEVICES; no program finds any there.
     """
     folder, host = Path(folder), socket.gethostname().partition(".")[0]
     ports = _free_ports(1 + len(NODES))
-    nodes = [NODE.format(name=name, host=host, port=port, cpus=CPUS) for name, port in zip(NODES, ports, strict=False)]
-    (folder / "slurm.conf").write_text(CONF.format(host=host, port=ports[-1], folder=folder) + "".join(nodes))
+    nodes = [NODE.format(name=name, host=host, port=port) for name, port in zip(NODES, ports, strict=False)]
+    conf = CONF.format(host=host, port=ports[-1], folder=folder, cpus=cpus, gpus=gpus)
+    (folder / "slurm.conf").write_text(conf + "".join(nodes))
+    devices = [folder / f"gpu{i}" for i in range(gpus)]
+    for device in devices:
+        device.symlink_to("/dev/null")  # slurmd takes nothing but device files
+    (folder / "gres.conf").write_text("".join(f"Name=gpu File={device}\n" for device in devices))
     (folder / "munge.key").write_bytes(secrets.token_bytes(1024))
     (folder / "munge.key").chmod(0o600)
     for name in ("state", *(f"spool-{name}" for name in NODES)):

@@ -1,11 +1,13 @@
 """The files of deploy/slurm, on a real Slurm: workers as jobs for a notebook, and training in one allocation."""
 
+import ast
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from distributed import as_completed
 from slurm import missing, slurm
 
 from workshop_utils import ddp
-from workshop_utils.cluster import THREADS, start_cluster
+from workshop_utils.cluster import THREADS, describe_workers, start_cluster, unfit_for_pytorch
 from workshop_utils.data import HELD_OUT, find_data, list_photos
 from workshop_utils.inference import classify
 from workshop_utils.models import checkpoint_exists, load_checkpoint
@@ -31,9 +33,15 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def environment(folder):
+    with shell(folder) as environment:
+        yield environment
+
+
+@contextmanager
+def shell(folder, **nodes):
     """What the user's shell has: Slurm's commands, the workshop's, a cache that holds the sketches."""
     (folder / "daemons").mkdir()
-    with pytest.MonkeyPatch.context() as patch, slurm(folder / "daemons") as environment:
+    with pytest.MonkeyPatch.context() as patch, slurm(folder / "daemons", **nodes) as environment:
         patch.setenv("WORKSHOP_CACHE", str(folder / "cache"))
         find_data(breeds=HELD_OUT)
         bin = Path(sys.executable).parent
@@ -60,10 +68,16 @@ def no_job_is_left(environment):
 
 @pytest.fixture
 def client(environment, folder):
-    """Of the cluster that a user starts with the ten lines of cluster.py."""
+    with notebooks_client(environment, folder, 2) as client:
+        yield client
+
+
+@contextmanager
+def notebooks_client(environment, folder, n_workers, *words):
+    """Yield a client of the cluster that a user starts with the few lines of cluster.py."""
     heeding_ctrl_c = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # which a shell's & would leave ignored
     process = subprocess.Popen(
-        [sys.executable, DEPLOY / "cluster.py", "2"],
+        [sys.executable, DEPLOY / "cluster.py", str(n_workers), *words],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
@@ -73,7 +87,7 @@ def client(environment, folder):
     try:
         (address,) = re.findall(r"export DASK_SCHEDULER_ADDRESS=(\S+)", process.stdout.readline())
         with start_cluster(address=address) as client:
-            client.wait_for_workers(2, timeout=90)
+            client.wait_for_workers(n_workers, timeout=90)
             yield client
         process.send_signal(signal.SIGINT)
         process.wait(30)
@@ -159,3 +173,57 @@ def test_a_model_in_shards_goes_on_with_the_next_job(environment, folder):
         assert f"'resumed_at': {n_steps - 1}, 'steps': {n_steps}" in log.read_text()
     files = {file.name for file in (folder / "sharded" / "step-00000002").iterdir()}
     assert files == {".metadata", "__0_0.distcp", "__1_0.distcp"}
+
+
+@pytest.fixture(scope="module")
+def gpu_nodes(tmp_path_factory):
+    """A shell on two nodes of two GPUs, which have a number and nothing else."""
+    folder = tmp_path_factory.mktemp("gpus")
+    with shell(folder, cpus=8, gpus=2) as environment:
+        yield environment | {"FOLDER": str(folder)}
+
+
+def own_gpu_before_the_other(node):
+    return [(node, "0,1"), (node, "1,0")]
+
+
+def test_a_job_has_a_worker_for_each_gpu_of_its_node(gpu_nodes):
+    def seen():
+        return os.environ["SLURMD_NODENAME"], os.environ["CUDA_VISIBLE_DEVICES"]
+
+    # `dask cuda worker` as it is; under this variable of dask-cuda's own tests, it asks no driver for anything.
+    without_driver = gpu_nodes | {"DASK_CUDA_TEST_DISABLE_DEVICE_SPECIFIC": "1"}
+    with notebooks_client(without_driver, Path(gpu_nodes["FOLDER"]), 4, "2") as client:
+        assert told(gpu_nodes, "squeue", "--noheader", "--format=%D %b").splitlines() == ["1 gres:gpu:2"] * 2
+        assert sorted(client.run(seen).values()) == own_gpu_before_the_other("n1") + own_gpu_before_the_other("n2")
+        workers = describe_workers(client)
+        assert set(zip(workers.threads, workers.memory_gib, strict=True)) == {(1, 7.4)}  # 8 GB
+        assert set(client.run(lambda: os.environ["OMP_NUM_THREADS"]).values()) == {"4"}
+        assert unfit_for_pytorch(client)[0] == []
+
+
+WITHOUT_TRAINING = """
+import os, runpy, sys
+from workshop_utils import ddp
+
+def seen():
+    return os.environ["SLURMD_NODENAME"], os.environ["CUDA_VISIBLE_DEVICES"]
+
+def run(client, function, *args):
+    return [{"scheduler": client.run_on_scheduler(seen), "script": seen(), "ranks": sorted(in_ranks(client, seen))}]
+
+if __name__ == "__main__":
+    in_ranks, ddp.run = ddp.run, run
+    runpy.run_path(os.environ["TRAIN"], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("script", ["train.py", pytest.param("train_sharded.py", marks=pytest.mark.weekly)])
+def test_in_one_allocation_each_rank_has_a_gpu_and_scheduler_and_script_have_none(gpu_nodes, script, tmp_path):
+    (tmp_path / "script.py").write_text(WITHOUT_TRAINING)
+    given = gpu_nodes | {"SCRIPT": str(tmp_path / "script.py"), "TRAIN": str(DEPLOY / script)}
+    gpus = "--ntasks-per-node=2", "--gpus-per-node=2", "--cpus-per-task=1"
+    told(given, "sbatch", "--wait", *gpus, f"--output={tmp_path / 'log'}", DEPLOY / "train.sbatch", "unused", "1")
+    (seen,) = map(ast.literal_eval, re.findall(r"^{'scheduler'.*}$", (tmp_path / "log").read_text(), re.MULTILINE))
+    assert seen["scheduler"] == seen["script"] == ("n1", "")
+    assert seen["ranks"] == own_gpu_before_the_other("n1") + own_gpu_before_the_other("n2")
