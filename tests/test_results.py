@@ -111,6 +111,17 @@ def test_files_arrive_in_their_places(client, tmp_path):
         assert (tmp_path / f"weights-{rank}.bin").read_bytes() == b"\0\1"
 
 
+def test_handlers_without_a_name_do_not_get_each_others_files(client, tmp_path):
+    def send(handler, text):
+        handler.submit_result("mine.txt", text)
+
+    handlers = {text: ResultsHandler(client=client) for text in ("one", "two")}
+    jobs = {text: ddp.launch(client, send, handler, text, n_workers=1) for text, handler in handlers.items()}
+    for text, handler in handlers.items():
+        written = handler.process_results(tmp_path / text, jobs[text].futures)
+        assert [file.read_text() for file in written] == [text]
+
+
 def test_files_of_a_job_that_fails_are_kept(client, tmp_path):
     def send(handler):
         handler.submit_result("before.txt", "kept")
