@@ -3,6 +3,7 @@
 import builtins
 import os
 import signal
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -157,6 +158,12 @@ def s3_admin(s3):
     import s3fs
 
     return s3fs.S3FileSystem(key=object_store.ADMIN, secret=S3_SECRET, client_kwargs=s3["client_kwargs"])
+
+
+@pytest.fixture
+def without_obstore(monkeypatch):
+    """The base does not install it: s3fs reads and lists."""
+    monkeypatch.setitem(sys.modules, "obstore", None)
 
 
 @pytest.fixture(scope="session")

@@ -175,7 +175,7 @@ def test_a_missing_bucket_and_a_missing_folder_on_s3_hold_no_photos(s3):
             list_photos(url, storage_options=s3)
 
 
-def test_s3_is_asked_for_all_folders_before_it_has_answered_for_one(monkeypatch, s3, dogs):
+def test_s3fs_is_asked_for_all_folders_before_it_has_answered_for_one(monkeypatch, without_obstore, s3, dogs):
     list_one, asked = s3fs.S3FileSystem._lsdir, []
 
     async def together(self, path, *args, **kwargs):
@@ -336,7 +336,7 @@ def test_a_dataloaders_children_read_photos_however_they_start(where, context, d
     assert torch.equal(torch.cat([images for images, _ in batches]), expected)
 
 
-def test_a_batch_is_read_in_one_concurrent_call(monkeypatch, s3):
+def test_s3fs_reads_a_batch_in_one_concurrent_call(monkeypatch, without_obstore, s3):
     dataset = ImageFolder("s3://workshop/served/dogs", pil_to_tensor, storage_options=s3)
     read_one, running, most = s3fs.S3FileSystem._cat_file, set(), []
 
@@ -353,13 +353,19 @@ def test_a_batch_is_read_in_one_concurrent_call(monkeypatch, s3):
     assert most == [1, 2, 3, 4] * 2 and [len(labels) for _, labels in batches] == [4, 4]
 
 
-def test_s3_is_asked_for_all_files_of_a_batch_before_it_has_answered_for_one():
-    everybody = threading.Barrier(32, timeout=3)
+@pytest.mark.parametrize("client", ["obstore", "s3fs"])
+def test_s3_is_asked_for_all_files_of_a_batch_before_it_has_answered_for_one(client, request):
+    if client == "s3fs":
+        request.getfixturevalue("without_obstore")
+    everybody, agents = threading.Barrier(32, timeout=3), set()
 
     class Server(BaseHTTPRequestHandler):
         def do_GET(self):
             everybody.wait()
+            agents.add(self.headers["User-Agent"].partition("/")[0])
             self.send_response(200)
+            self.send_header("Content-Length", str(len(self.path)))
+            self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
             self.end_headers()
             self.wfile.write(self.path.encode())
 
@@ -372,6 +378,7 @@ def test_s3_is_asked_for_all_files_of_a_batch_before_it_has_answered_for_one():
         contents = read_files([f"s3://bucket/{n}" for n in range(32)], options)
         server.shutdown()
     assert contents == [f"/bucket/{n}".encode() for n in range(32)]
+    assert agents == {{"obstore": "object_store", "s3fs": "aiobotocore"}[client]}
 
 
 @pytest.mark.parametrize("where", ["local", "s3"])

@@ -19,6 +19,7 @@ from workshop_utils.dogs.breeds import HELD_OUT as HELD_OUT
 from workshop_utils.dogs.breeds import Breed, find_breed
 from workshop_utils.dogs.sketches import DRAWING_VERSION, write_sketches
 from workshop_utils.dogs.sketches import draw_dog as draw_dog
+from workshop_utils.s3 import list_folders, read_objects
 from workshop_utils.storage import (
     CacheError,
     cache_folder,
@@ -114,19 +115,19 @@ def list_photos(
     Paths carry their protocol (`s3://…`) except local ones. Raises NoPhotos if there are none.
     """
     wanted = None if breeds is None else {find_breed(breed).wnid for breed in breeds}
+
+    def is_wanted(folder):
+        breed = IN_BREED.fullmatch(f"{folder.rstrip('/')}/")
+        return bool(breed and (wanted is None or breed[1] in wanted))
+
     if IN_ARCHIVE.search(str(url)):
         raise NoPhotos(f"{url!r} is in an archive: unpack it, and give the folder.")
     try:
         fs, root = open_fresh(url, storage_options)
-        folders = [
-            info["name"]
-            for _, below, beside in fs.walk(root, maxdepth=1, detail=True)
-            for info in chain(below.values(), (file for file in beside.values() if file.get("islink")))
-            if (breed := IN_BREED.fullmatch(f"{info['name'].rstrip('/')}/")) and (wanted is None or breed[1] in wanted)
-        ]
-        with ThreadPoolExecutor(FOLDERS_AT_ONCE) as pool:
-            files = chain.from_iterable(pool.map(partial(fs.find, maxdepth=1), folders))
-            found = sorted(file for file in files if PHOTO.fullmatch(file.removeprefix(root.rstrip("/")).lstrip("/")))
+        files = list_folders(fs, root, is_wanted)
+        if files is None:
+            files = _list_folders(fs, root, is_wanted)
+        found = sorted(file for file in files if PHOTO.fullmatch(file.removeprefix(root.rstrip("/")).lstrip("/")))
     except (ValueError, ImportError) as error:
         raise NoPhotos(f"{url!r} is no address that fsspec can open ({error}). {CURE}") from error
     except Exception as error:  # each protocol raises errors of its own, such as botocore's
@@ -138,6 +139,18 @@ def list_photos(
     if wanted and (missing := sorted(wanted - {breed_of(file)[0] for file in found})):
         raise NoPhotos(f"{url!r} holds no images of {', '.join(missing)}. {CURE}")
     return found if isinstance(fs, LocalFileSystem) else [fs.unstrip_protocol(file) for file in found]
+
+
+def _list_folders(fs, root, is_wanted):
+    """Return what `s3.list_folders` does, from any filesystem."""
+    folders = [
+        info["name"]
+        for _, below, beside in fs.walk(root, maxdepth=1, detail=True)
+        for info in chain(below.values(), (file for file in beside.values() if file.get("islink")))
+        if is_wanted(info["name"])
+    ]
+    with ThreadPoolExecutor(FOLDERS_AT_ONCE) as pool:
+        return list(chain.from_iterable(pool.map(partial(fs.find, maxdepth=1), folders)))
 
 
 def breed_of(path: str) -> tuple[str, str]:
@@ -156,8 +169,13 @@ def read_files(paths: Sequence[str], storage_options: dict | None = None) -> lis
     if not paths:
         return []
     fs, _ = open_address(paths[0], storage_options)
-    # fs.cat would take the [1] of a name for a pattern.
-    return fs.cat_ranges(list(paths), None, None, on_error="return")
+    contents: list = read_objects(fs, paths)
+    if left := [position for position, content in enumerate(contents) if content is None]:
+        # fs.cat would take the [1] of a name for a pattern.
+        by_fs = fs.cat_ranges([paths[position] for position in left], None, None, on_error="return")
+        for position, content in zip(left, by_fs, strict=True):
+            contents[position] = content
+    return contents
 
 
 def decode_photo(content: bytes | Exception, path: str) -> Image.Image:

@@ -1,0 +1,198 @@
+"""obstore asks S3 for what s3fs would ask for, in the same name; where it cannot, s3fs does."""
+
+import multiprocessing
+import os
+import re
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import s3fs
+
+from workshop_utils import s3 as s3_module
+from workshop_utils.data import list_photos, read_files
+
+REGION = "eu-west-9"
+
+
+class Answers(BaseHTTPRequestHandler):
+    """A bucket whose every key holds what the request said of itself: path, access key, region, token."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        self.server.agents.append(self.headers["User-Agent"].partition("/")[0])
+        signed = re.search("Credential=([^/]+)/[^/]+/([^/]+)", self.headers.get("Authorization", ""))
+        if self.server.only_region and (not signed or signed[2] != self.server.only_region):
+            return self.answer(301, b"", {"x-amz-bucket-region": self.server.only_region})
+        said = [self.path, *(signed.groups() if signed else ()), self.headers.get("x-amz-security-token")]
+        headers = {"Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT", "x-amz-bucket-region": self.server.only_region}
+        self.answer(200, repr(said).encode(), headers)
+
+    do_HEAD = do_GET
+
+    def answer(self, status, body, headers):
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            if value:
+                self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch, tmp_path):
+    """It says in `agents` who asked."""
+    for name in [name for name in os.environ if name.startswith(("AWS_", "FSSPEC_S3"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    s3fs.S3FileSystem.clear_instance_cache()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        server.agents, server.only_region = [], None
+        server.url = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever).start()
+        yield server
+        server.shutdown()
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+def read_by_each(server, options, request):
+    """Return what obstore reads, and what s3fs does."""
+    paths = ["s3://bucket/a b.jpg", "s3://bucket/deep/50%.jpg"]
+    by_obstore = read_files(paths, options)
+    assert set(server.agents) == {"object_store"}, by_obstore
+    request.getfixturevalue("without_obstore")
+    server.agents.clear()
+    by_s3fs = read_files(paths, options)
+    assert set(server.agents) == {"aiobotocore"}, by_s3fs
+    return by_obstore, by_s3fs
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"anon": True},
+        {"key": "me", "secret": "hush"},
+        {"key": "me", "secret": "hush", "token": "today's"},
+        {"username": "me", "password": "hush", "use_listings_cache": False},
+        {"key": "me", "secret": "hush", "region_name": REGION},
+    ],
+    ids=str,
+)
+def test_options_mean_to_obstore_what_they_mean_to_s3fs(options, server, request):
+    options = dict(options)
+    region = {"region_name": options.pop("region_name")} if "region_name" in options else {}
+    by_obstore, by_s3fs = read_by_each(
+        server, {**options, "client_kwargs": {"endpoint_url": server.url, **region}}, request
+    )
+    assert by_obstore == by_s3fs and (b"'me'" in by_s3fs[0]) == ("anon" not in options)
+    assert (REGION.encode() in by_s3fs[0]) == bool(region)
+
+
+def test_the_environment_signs_for_obstore_as_for_s3fs(server, request, monkeypatch):
+    settings = {"ENDPOINT_URL": server.url, "ACCESS_KEY_ID": "me", "SECRET_ACCESS_KEY": "hush", "SESSION_TOKEN": "it"}
+    for name, value in {**settings, "DEFAULT_REGION": REGION}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    by_obstore, by_s3fs = read_by_each(server, None, request)
+    assert by_obstore == by_s3fs and all(word in by_s3fs[0] for word in (b"'me'", b"'it'", REGION.encode()))
+
+
+def test_a_profile_signs_for_obstore_as_for_s3fs(server, request, monkeypatch, tmp_path):
+    folder = tmp_path / ".aws"
+    folder.mkdir()
+    (folder / "credentials").write_text("[work]\naws_access_key_id = me\naws_secret_access_key = hush\n")
+    (folder / "config").write_text(f"[profile work]\nregion = {REGION}\nendpoint_url = {server.url}\n")
+    by_obstore, by_s3fs = read_by_each(server, {"profile": "work"}, request)
+    assert by_obstore == by_s3fs and b"'me'" in by_s3fs[0] and REGION.encode() in by_s3fs[0]
+
+
+def test_fsspecs_own_settings_count(server, request, monkeypatch):
+    settings = {"key": "me", "secret": "hush", "endpoint_url": server.url}
+    monkeypatch.setitem(s3_module.fsspec.config.conf, "s3", settings)
+    by_obstore, by_s3fs = read_by_each(server, {}, request)
+    assert by_obstore == by_s3fs and b"'me'" in by_s3fs[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"requester_pays": True}, {"config_kwargs": {"s3": {"addressing_style": "path"}}}, {"version_aware": True}],
+    ids=str,
+)
+def test_what_obstore_is_not_told_is_left_to_s3fs(options, server):
+    options = {"anon": True, "client_kwargs": {"endpoint_url": server.url}, **options}
+    assert b"/bucket/1.jpg" in read_files(["s3://bucket/1.jpg"], options)[0]
+    assert set(server.agents) == {"aiobotocore"}
+
+
+def test_a_key_that_obstore_would_change_is_left_to_s3fs(server):
+    options = {"anon": True, "client_kwargs": {"endpoint_url": server.url}}
+    for key in ("twice//1.jpg", "up/../1.jpg", "folder/"):
+        assert f"/bucket/{key}".encode() in read_files([f"s3://bucket/{key}"], options)[0]
+        assert server.agents[-1] == "aiobotocore"
+
+
+def test_a_bucket_in_another_region_is_found_there(server, monkeypatch):
+    server.only_region = REGION
+    options = {"key": "me", "secret": "hush", "client_kwargs": {"endpoint_url": server.url}}
+    monkeypatch.setattr(s3_module, "PAUSE_S", 0)  # after which obstore asks where it is
+    assert REGION.encode() in read_files(["s3://bucket/1.jpg"], options)[0]
+    assert server.agents[-1] == "aiobotocore"
+    assert REGION.encode() in read_files(["s3://bucket/1.jpg"], options)[0]
+    assert server.agents[-1] == "object_store"
+
+
+def test_missing_files_are_s3fs_errors_and_do_not_end_the_use_of_obstore(s3, s3_admin):
+    s3_admin.pipe_file("workshop/one.jpg", b"1")
+    there, gone = "s3://workshop/one.jpg", "s3://workshop/gone.jpg"
+    for paths in ([gone], [gone, there, gone]):
+        for content, path in zip(read_files(paths, s3), paths, strict=True):
+            assert content == b"1" if path == there else isinstance(content, FileNotFoundError)
+    fs, _ = s3_module.fsspec.core.url_to_fs(there, **s3)
+    assert s3_module.read_objects(fs, ["workshop/one.jpg", "workshop/gone.jpg"]) == [b"1", None]
+    s3_admin.rm_file("workshop/one.jpg")
+
+
+def test_who_must_not_read_gets_s3fs_error(s3):
+    wrong = {"key": "nobody", "secret": "wrong", "client_kwargs": s3["client_kwargs"]}
+    (error,) = read_files(["s3://workshop/served/none.jpg"], wrong)
+    assert isinstance(error, PermissionError)
+
+
+def test_an_unreachable_server_is_waited_for_once_not_for_each_file():
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, socket.create_connection(full.getsockname()):
+        options = {"client_kwargs": {"endpoint_url": f"http://127.0.0.1:{full.getsockname()[1]}"}, "anon": True}
+        fs, _ = s3_module.fsspec.core.url_to_fs("s3://bucket", **options)
+        start = time.monotonic()
+        assert set(s3_module.read_objects(fs, [f"bucket/{n}" for n in range(500)])) == {None}
+        first_s = time.monotonic() - start
+        assert s3_module.read_objects(fs, ["bucket/1"]) == [None]
+    assert first_s < 2.5 * s3_module.TIMEOUT_S and time.monotonic() - start - first_s < 1
+
+
+def test_a_forked_process_reads_after_its_parent_has_read(s3):
+    paths = list_photos("s3://workshop/served/dogs", storage_options=s3)
+    expected = read_files(paths, s3)
+    assert s3_module._process == os.getpid()
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        reading = [pool.apply_async(read_files, (paths, s3)) for _ in range(4)]
+        listing = pool.apply_async(list_photos, ("s3://workshop/served/dogs",), {"storage_options": s3})
+        assert [read.get(60) for read in reading] == [expected] * 4 and listing.get(60) == paths
+
+
+def test_many_threads_read_at_once(s3):
+    paths = list_photos("s3://workshop/served/dogs", storage_options=s3)
+    expected = read_files(paths, s3)
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda _: read_files(paths, s3), range(64))) == [expected] * 64
+
+
+def test_without_obstore_everything_is_the_same(s3, without_obstore):
+    paths = list_photos("s3://workshop/served/dogs", storage_options=s3)
+    assert len(paths) == 12 and all(content.startswith(b"\xff\xd8") for content in read_files(paths, s3))
