@@ -1,24 +1,26 @@
-"""What the tests of this folder measured, as a table at the end and, with WORKSHOP_FAULTS_TABLE=FILE, as JSON."""
+"""What the tests of this folder measured, as a table at the end; `make faults` keeps it for the book."""
 
 import json
 import os
+from datetime import date
 from pathlib import Path
 
 import pytest
 
-ROWS = pytest.StashKey[list]()
+ROWS = pytest.StashKey[dict]()
 
 
 @pytest.fixture
 def told(request):
-    """Note (what was done, what came of it), for the table."""
-    rows = request.config.stash.setdefault(ROWS, [])
-    return lambda done, outcome: rows.append({"fault": done, "outcome": outcome})
+    """Note what was done and what came of it, for the table."""
+    rows = request.config.stash.setdefault(ROWS, {})
+    return lambda done, outcome: rows.update({done: {"outcome": outcome, "date": date.today().isoformat()}})
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    rows = config.stash.get(ROWS, [])
-    for row in rows:
-        terminalreporter.write_line(f"{row['fault']}: {row['outcome']}")
-    if (path := os.environ.get("WORKSHOP_FAULTS_TABLE")) and rows:
-        Path(path).write_text(json.dumps(rows, indent=1) + "\n")
+    rows = config.stash.get(ROWS, {})
+    for done, row in rows.items():
+        terminalreporter.write_line(f"{done}: {row['outcome']}")
+    if rows and (path := os.environ.get("WORKSHOP_FAULTS_TABLE")):  # rows of tests that did not run stay
+        before = json.loads(Path(path).read_text()) if Path(path).exists() else {}
+        Path(path).write_text(json.dumps(before | rows, indent=1) + "\n")

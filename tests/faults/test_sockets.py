@@ -4,6 +4,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import psutil
 import pytest
 
 WORKSHOP = Path(sys.executable).parent / "workshop"
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 MARK = "WORKSHOP_TEST_OF_SOCKETS"  # an environment variable, by which all that this test has started is known
 NOTEBOOK = """
 import os, subprocess, sys, time
@@ -24,11 +26,14 @@ from workshop_utils import ddp
 from workshop_utils.cluster import start_cluster
 from workshop_utils.object_store import local_object_store
 
+def wait():
+    time.sleep(1000)
+
 if __name__ == "__main__":
     board = [Path(sys.executable).parent / "tensorboard", "--logdir", ".", "--port", "0"]
     with start_cluster(2) as client, local_object_store("."), subprocess.Popen(board):
-        with ddp.launch(client, time.sleep, 1000) as job:
-            while not job.futures or "sleep" not in job.stacks():
+        with ddp.launch(client, wait) as job:
+            while "in wait" not in job.stacks():
                 time.sleep(0.2)
             Path("ready").touch()
             time.sleep(1000)
@@ -36,11 +41,13 @@ if __name__ == "__main__":
 
 
 def started(mark):
-    """Yield all processes with this mark: some leave their parents."""
+    """Return all processes with this mark, and their children: the S3 server gets no environment."""
+    found = set()
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if process.environ().get(MARK) == mark:
-                yield process
+                found |= {process, *process.children(recursive=True)}
+    return found
 
 
 def listening(mark):
@@ -67,10 +74,7 @@ def ask(address, **headers):
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_all_sockets_of_a_running_workshop_are_on_loopback_and_the_lab_asks_for_its_token(tmp_path, told):
-    (tmp_path / "notebooks").mkdir()
-    (tmp_path / "notebooks/01-getting-started.ipynb").write_text(
-        '{"cells":[],"metadata":{},"nbformat":4,"nbformat_minor":5}'
-    )
+    shutil.copytree(NOTEBOOKS, tmp_path / "notebooks")
     (tmp_path / "script.py").write_text(NOTEBOOK)
     mark = secrets.token_hex(16)
     environment = {**os.environ, MARK: mark, "HOME": str(tmp_path), "WORKSHOP_CACHE": str(tmp_path / "cache")}
@@ -100,7 +104,7 @@ def test_all_sockets_of_a_running_workshop_are_on_loopback_and_the_lab_asks_for_
             assert any(part in program for program, _ in found), (part, found)
         assert {address for _, address in found} <= {"127.0.0.1", "::1"}, found
     finally:
-        for process in list(started(mark)):
+        for process in started(mark):
             with suppress(psutil.Error):
                 process.kill()
     told("all sockets of a running workshop", "lab, kernel, cluster, job, S3, room and TensorBoard: loopback alone")
