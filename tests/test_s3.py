@@ -159,6 +159,15 @@ def test_missing_files_are_s3fs_errors_and_do_not_end_the_use_of_obstore(s3, s3_
     s3_admin.rm_file("workshop/one.jpg")
 
 
+def test_an_empty_file_and_a_large_one_are_read_whole(s3, s3_admin):
+    contents = {"empty": b"", "large": os.urandom(30 * 2**20)}
+    for name, content in contents.items():
+        s3_admin.pipe_file(f"workshop/{name}", content)
+    assert read_files([f"s3://workshop/{name}" for name in contents], s3) == list(contents.values())
+    for name in contents:
+        s3_admin.rm_file(f"workshop/{name}")
+
+
 def test_who_must_not_read_gets_s3fs_error(s3):
     wrong = {"key": "nobody", "secret": "wrong", "client_kwargs": s3["client_kwargs"]}
     (error,) = read_files(["s3://workshop/served/none.jpg"], wrong)
