@@ -26,7 +26,7 @@ ALL = $(foreach path,$(notdir $(wildcard notebook_output/[0-9]*.ipynb)),$(firstw
 OFFLINE := WORKSHOP_DATA= WORKSHOP_WEIGHTS= WORKSHOP_NAMES= WORKSHOP_SHARED= WORKSHOP_ROOM= DASK_SCHEDULER_ADDRESS= WORKSHOP_CACHE="$(CURDIR)/$(VENV)/cache"
 COMPARE := $(OFFLINE) $(BIN)/python tests/notebooks/compare.py
 
-.PHONY: always lab run bench figures book links test unit test-notebooks test-clusters test-long test-weekly newest oldest gpu film setup setup-test horovod pins clean
+.PHONY: always lab run bench faults figures book links test unit test-notebooks test-clusters test-long test-weekly newest oldest gpu film setup setup-test horovod pins clean
 
 lab: setup
 	$(BIN)/workshop lab
@@ -36,6 +36,11 @@ run: setup
 
 bench: setup  # all benchmarks with a goal, and one table of them; takes hours; peers: pip install -e '.[peers]'
 	$(BIN)/workshop bench
+
+faults: setup-test  # breaks the workshop in all the ways of tests/faults, and keeps what came of it for the book
+	bash tests/clusters/install.sh $(BIN)
+	WORKSHOP_FAULTS_TABLE=benchmarks/results/cpu2-robustness.json $(BIN)/pytest -m "weekly or long or not weekly" tests/faults
+	$(BIN)/python benchmarks/figures.py
 
 figures: setup  # writes what was measured into README.md and docs/figures.md
 	$(BIN)/python benchmarks/figures.py

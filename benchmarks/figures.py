@@ -134,6 +134,12 @@ def told(results):
     return f"{about}\n\n{markdown(head, rows, right=())}"
 
 
+def broken(results):
+    """Return what tests/faults found."""
+    rows = [[fault, row["outcome"], row["date"]] for fault, row in results["robustness"].items()]
+    return markdown(("what was done", "what came of it", "last run"), rows, right=())
+
+
 def reading(results):
     found, rows = results["storage"], []
     names = list(next(iter(found["seconds"].values())))
@@ -269,6 +275,7 @@ PARTS = {
         classifying,
         starting,
         told,
+        broken,
         reading,
         launching,
         growing,
