@@ -6,12 +6,11 @@ driver: `classify` and `classify_stream` over generated paths, on two workers wh
 nothing, so that what is left is the driver's. Client and scheduler are processes of their own; their memory is
 the most that they had, in MiB. The seconds include the workers' share of the same cores, the milliseconds
 that a processor worked for client and scheduler do not.
-listing: photos (keys) in an object store, found by `list_photos`, and by one call of fsspec, which takes one folder
-after the other; in a real server, and in one that makes up its listing; also where s3fs does not remember what it
-listed. launch: seconds from `ddp.launch` on warm workers until its function runs on all ranks, and until its results
-are there. Each round takes every figure of driver and listing once; launch takes its rounds one number of ranks after
-the other. Medians of the rounds count. Without a name, all three are measured; else the others' figures stay in the
-file.
+listing: photos (keys) in an object store, found by `list_photos`, by the same without obstore, and by one call of
+fsspec, which takes one folder after the other; in a real server, and in one that makes up its listing.
+launch: seconds from `ddp.launch` on warm workers until its function runs on all ranks, and until its results are there.
+Each round takes every figure of driver and listing once; launch takes its rounds one number of ranks after the other.
+Medians of the rounds count. Without a name, all three are measured; else the others' figures stay in the file.
 """
 
 import json
@@ -38,19 +37,20 @@ from workshop_utils.cluster import start_cluster
 from workshop_utils.data import list_photos
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.object_store import BUCKET, local_object_store
+from workshop_utils.s3 import list_folders
 from workshop_utils.storage import open_address
 
 BATCH_SIZE = 32
 N_PATHS = (10**4, 10**5, 10**6)
 DRIVES = ("classify_stream", "classify")
-LISTINGS = ("fs.find", "list_photos", "list_photos, no cache")
+LISTINGS = ("fs.find", "list_photos", "list_photos, s3fs alone")
 N_RANKS = (2, 4, 8, 16)
 FOLDERS = [breed.folder for breed in BREEDS]
 N_REAL = 8 * len(FOLDERS)
 STORES = [
-    ("seaweedfs", N_REAL, 0, LISTINGS[:2]),
-    ("seaweedfs", N_REAL, 20, LISTINGS[:2]),
-    ("generated", 10**5, 20, LISTINGS[:2]),
+    ("seaweedfs", N_REAL, 0, LISTINGS),
+    ("seaweedfs", N_REAL, 20, LISTINGS),
+    ("generated", 10**5, 20, LISTINGS),
     ("generated", 10**6, 20, LISTINGS[1:]),
 ]  # keys, ms a request, ways
 
@@ -227,10 +227,11 @@ def made_up_bucket(n_keys, delay_s):
 
 def one_listing(way, endpoint):
     url, options = f"s3://{BUCKET}/{ROOT}".rstrip("/"), {"anon": True, "client_kwargs": {"endpoint_url": endpoint}}
-    if way.endswith("no cache"):
-        options["use_listings_cache"] = False
-    fs, root = open_address(url, options)  # imports, outside the clock
-    requests = count_requests()
+    if way.endswith("s3fs alone"):
+        sys.modules["obstore"] = None
+    fs, root = open_address(url, options)
+    fs.connect()
+    list_folders(fs, root, lambda folder: False)  # imports and connects, outside the clock
     work, before = work_and_memory(restart=True)
     start = time.perf_counter()
     paths = sorted(fs.find(root, maxdepth=2)) if way == "fs.find" else list_photos(url, storage_options=options)
@@ -238,21 +239,11 @@ def one_listing(way, endpoint):
     worked, most = work_and_memory()
     return {
         "found": len(paths),
-        "requests": len(requests),
         "seconds": seconds,
         "client_s": worked - work,
         "client_before": before,
         "client_most": most,
     }
-
-
-def count_requests():
-    """Return a list that grows with each HTTP request that s3fs sends."""
-    from aiobotocore.endpoint import AioEndpoint
-
-    send, requests = AioEndpoint._send, []
-    AioEndpoint._send = lambda self, request: requests.append(request.url) or send(self, request)
-    return requests
 
 
 # --- launch

@@ -1,4 +1,4 @@
-"""The proxy that the storage benchmark measures latency with holds back each request once, and changes nothing."""
+"""The storage benchmark holds back each request once, changes nothing, and compares readers of the same bytes."""
 
 import http.client
 import os
@@ -9,6 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+
+from workshop_utils.data import list_photos
 
 DELAY_S = 0.4
 BODY = os.urandom(2**22)  # many packets
@@ -63,3 +65,13 @@ def test_connections_do_not_wait_for_each_other(address):
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda n: seconds_for(address, b"%d" % n), range(16)))
     assert time.perf_counter() - start < 4 * DELAY_S
+
+
+def test_all_readers_give_the_same_bytes_in_the_same_order(monkeypatch, s3):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    import storage
+
+    paths = list_photos("s3://workshop/served/dogs", storage_options=s3)[::-1]
+    photos = {name: read(paths, s3) for name, read in storage.READERS.items()}
+    assert all(found == photos["read_files"] for found in photos.values())
+    assert len(set(photos["read_files"])) == len(paths) == 12
