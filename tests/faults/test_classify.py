@@ -137,6 +137,6 @@ def test_damaged_files_are_named_or_classified_and_no_worker_dies(client, dogs, 
     assert set(client.run(os.getpid).values()) == before
     classified = len(frame) - len(refused)
     told(
-        f"{n_files:,} damaged files of six formats",
-        f"{classified} classified, {len(refused)} refused by name, 0 crashes",
+        "damaged files of six formats",
+        f"of {n_files:,}, {classified} classified, {len(refused)} refused by name, 0 crashes",
     )

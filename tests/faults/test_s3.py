@@ -13,7 +13,8 @@ from workshop_utils.object_store import local_object_store
 BATCH_SIZE = 64
 PER_BREED, N_BREEDS = 64, 8  # 512 photos
 FAULTS = {"503": 0.2, "cut": 0.1, "stall": 0.005}
-LIMIT_S = 60
+LIMIT_S = 120  # one request that is waited for without an end, and it would be more
+LONG, WEEKLY = pytest.mark.long, pytest.mark.weekly
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +42,18 @@ def read_from_faulty_storage(photos, seed, told, client):
             contents |= zip(batch, read_files(batch, faulty), strict=True)
         seconds = time.monotonic() - start
     n_whole = sum(contents[path] == expected[path] for path in paths)
-    told(f"storage fails, {client}", f"{n_whole} of {len(paths)} photos in {seconds:.1f} s, requests: {dict(happened)}")
+    told(
+        f"S3 through {client}: 503 to 20 % of requests, 10 % of bodies cut short, 0.5 % stalled for ever",
+        f"{n_whole} of {len(paths)} photos whole, in {seconds:.0f} s",
+    )
     assert n_whole == len(paths)
     assert happened["503"] > 50 and happened["cut"] > 20  # or it proved nothing
     return seconds
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.long
+@pytest.mark.parametrize(
+    "seed", [pytest.param(0, marks=LONG), pytest.param(1, marks=WEEKLY), pytest.param(2, marks=WEEKLY)]
+)
 def test_every_photo_is_read_whole_from_faulty_storage(photos, seed, told):
     assert read_from_faulty_storage(photos, seed, told, "obstore") < LIMIT_S
 
@@ -60,12 +65,15 @@ def test_s3fs_alone_reads_every_photo_from_faulty_storage(photos, seed, told, wi
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.long
+@pytest.mark.weekly
 def test_a_listing_from_faulty_storage_is_complete(photos, fault, told):
     options, expected = photos
     with faulty_storage(options["client_kwargs"]["endpoint_url"], {fault: 0.2}) as (endpoint, happened):
         faulty, start = options | {"client_kwargs": {"endpoint_url": endpoint}}, time.monotonic()
         for _ in range(5):
             assert list_photos("s3://workshop/dogs", storage_options=faulty) == sorted(expected)
-    told(f"storage fails a listing: {fault}", f"5 in {time.monotonic() - start:.1f} s, requests: {dict(happened)}")
+    told(
+        f"S3 listed, with {fault} for 20 % of requests",
+        f"5 of 5 listings complete, in {time.monotonic() - start:.0f} s",
+    )
     assert happened[fault]
