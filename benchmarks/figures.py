@@ -11,7 +11,7 @@ import statistics
 from pathlib import Path
 
 import click
-from table import FAR, NEAR, OURS, OURS_FROM_S3, cells, contestant, judge_all, ratios, stored
+from table import FAR, NEAR, OURS, cells, contestant, judge_all, ratios, stored
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/figures.md")
@@ -145,7 +145,7 @@ def reading(results):
     names = list(next(iter(found["seconds"].values())))
     for condition, seconds in found["seconds"].items():
         latency, children = condition.removesuffix(" children").split(", ")
-        ratio = times(contestant(OURS_FROM_S3, condition)(found), seconds["S3ImageFolder"])
+        ratio = times(contestant("ImageFolder", condition)(found), seconds["S3ImageFolder"])
         rows.append([latency, children, *(f"{rate(found, seconds[name]):.1f}" for name in names), f"{ratio:.1f}"])
     about = f"{found['photos']} photos, medians of {found['rounds']} rounds, in photos per second."
     head = ("latency added to a request", "children of the DataLoader", *(f"`{name}`" for name in names))
@@ -185,7 +185,7 @@ def growing(results):
             f"- Their memory grows by {grown[0]:.0f} and {grown[1]:.0f} MiB meanwhile. `classify` itself holds "
             f"{whole['rows_held']:.0f} MiB of rows.",
             f"- A store that answers each request after {listing['delay_ms']} ms lists a million keys in "
-            f"{listing['seconds']:.0f} s, with {listing['requests']:,.0f} requests. A processor works for "
+            f"{listing['seconds']:.0f} s. A processor works for "
             f"{1e6 * listing['client_s'] / listing['keys']:.0f} µs a key.",
             f"- Sixteen ranks on two cores are at work {launch[16]:.2f} s after a launch, two after {launch[2]:.2f}.",
         ]
@@ -234,7 +234,7 @@ def how_fast(results):
 def from_s3(found, condition):
     """Return two cells: our photos/s and theirs, from the least to the most of the DataLoader's children."""
     conditions = [each for each in found["seconds"] if each.startswith(condition.partition(",")[0] + ",")]
-    ours = [rate(found, contestant(OURS_FROM_S3, each)(found)) for each in conditions]
+    ours = [rate(found, contestant("ImageFolder", each)(found)) for each in conditions]
     theirs = [rate(found, contestant("S3ImageFolder", each)(found)) for each in conditions]
     return [
         f"{min(ours):.0f} to {max(ours):.0f} photos/s",

@@ -121,12 +121,12 @@ OURS_READS = "read_files"
 READERS = {
     "s3fs one by one": one_by_one,
     "s3fs concurrent": at_once,
-    "s3fs concurrent, tuned": at_once_tuned,
+    "s3fs tuned": at_once_tuned,
     OURS_READS: read_files,
 }
 
 
-class ReadBy(ImageFolder):
+class ReadWith(ImageFolder):
     """An `ImageFolder` that reads with another reader."""
 
     def __init__(self, read, *args, **settings):
@@ -166,7 +166,7 @@ def make_datasets(endpoint):
     readers = {**by_s3fs, BOUND: Memory(list_photos(ROOT, storage_options=options), options)}
     return {
         THEIRS: theirs,
-        **{name: ReadBy(read, ROOT, transform, storage_options=options) for name, read in readers.items()},
+        **{name: ReadWith(read, ROOT, transform, storage_options=options) for name, read in readers.items()},
         OURS: ImageFolder(ROOT, transform, storage_options=options),
     }
 

@@ -47,11 +47,11 @@ class Task:
 # --- where a result has the figures of each round: functions that return functions of a result
 
 
-def contestant(start, *path):
+def contestant(start, *path, part="seconds"):
     """Find the seconds of the contestant whose name starts so; of several, of the one with the least median."""
 
     def find(result):
-        found = [seconds for name, seconds in inside(result, "seconds", *path).items() if name.startswith(start)]
+        found = [seconds for name, seconds in inside(result, part, *path).items() if name.startswith(start)]
         return min(found, key=statistics.median, default=[])
 
     return find
@@ -94,7 +94,6 @@ def driver(paths):
 NEAR, FAR = "0 ms, 0 children", "20 ms, 0 children"  # delay of each request to the storage, children of the DataLoader
 TOOLS = ("torchrun", "Accelerate", "Ray Train", "Horovod on Dask")
 OURS = "this on Dask"
-OURS_FROM_S3 = ("ImageFolder", "read_files", "ours")
 TABLE = [
     Task(
         "classify photos, ResNet-50",
@@ -111,14 +110,24 @@ TABLE = [
     ),
     *(
         Task(
-            f"read photos from S3, {at.partition(',')[0]}",
+            f"read bytes from S3, {latency}",
             "storage",
-            contestant(OURS_FROM_S3, at),
+            contestant("read_files", latency, part="reading"),
             [
-                Peer("s3fs, concurrent", contestant("s3fs concurrent", at), 4),
-                Peer("s3fs, one by one", contestant("s3fs one by one", at)),
-                Peer("S3ImageFolder", contestant("S3ImageFolder", at), 20 if at == NEAR else None),
+                Peer("s3fs, concurrent", contestant("s3fs concurrent", latency, part="reading"), 4),
+                Peer("s3fs, tuned", contestant("s3fs tuned", latency, part="reading")),
+                Peer("s3fs, one by one", contestant("s3fs one by one", latency, part="reading")),
             ],
+            "photos/s",
+        )
+        for latency in ("0 ms", "20 ms")
+    ),
+    *(
+        Task(
+            f"photos from S3 as tensors, {at.partition(',')[0]}",
+            "storage",
+            contestant("ImageFolder", at),
+            [Peer("S3ImageFolder", contestant("S3ImageFolder", at), 20 if at == NEAR else None)],
             "photos/s",
         )
         for at in (NEAR, FAR)
