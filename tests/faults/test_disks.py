@@ -8,10 +8,12 @@ from contextlib import contextmanager
 import pytest
 import torch
 import torchvision
+from fsspec.implementations.local import LocalFileSystem
 from torch.utils.data import TensorDataset
 
 from workshop_utils import ddp
 from workshop_utils.data import find_data
+from workshop_utils.loop import checkpoint
 from workshop_utils.models import WeightsError, load_checkpoint
 from workshop_utils.storage import CacheError
 from workshop_utils.training import train
@@ -71,6 +73,44 @@ def test_a_damaged_checkpoint_does_not_replace_the_one_before_it(tmp_path):
         run(path)
     path.unlink()
     assert run(path)[0]["resumed_at"] == 0  # as a user who deletes it wants
+
+
+def test_the_checkpoint_before_is_none_of_a_run_that_was_deleted(tmp_path):
+    path = tmp_path / "run.pt"
+    run(path)
+    path.unlink()
+    with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "ranks_told", after_the_first_call(KeyboardInterrupt))
+        run(path)  # which saves its first step
+    cut_short(path)
+    with pytest.raises(WeightsError, match="run.pt"):
+        run(path)
+
+
+def after_the_first_call(error):
+    answers = iter([[]])
+
+    def ranks_told(received):
+        for answer in answers:
+            return answer
+        raise error
+
+    return ranks_told
+
+
+def test_storage_that_does_not_answer_is_no_damaged_checkpoint(tmp_path, monkeypatch):
+    path = tmp_path / "run.pt"
+    run(path)
+    whole, opened = path.read_bytes(), LocalFileSystem.open
+    monkeypatch.setattr(LocalFileSystem, "open", lambda *_, **__: fail(OSError(5, "Input/output error")))
+    with pytest.raises(WeightsError, match="Input/output error"):
+        run(path)
+    monkeypatch.setattr(LocalFileSystem, "open", opened)
+    assert path.read_bytes() == whole and run(path)[0]["resumed_at"] == 3
+
+
+def fail(error):
+    raise error
 
 
 def test_ranks_warn_once_at_the_client(client, tmp_path):

@@ -1,6 +1,8 @@
 """The checkpoint of a training run: all ranks resume from it, and rank 0 writes it."""
 
 import os
+import pickle
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -81,12 +83,23 @@ class RunCheckpoint:
         try:
             return load_checkpoint(path)
         except WeightsError as error:
-            if not checkpoint_exists(before := f"{path}.before"):
-                raise
+            of_content = isinstance(error.__cause__, (RuntimeError, EOFError, pickle.UnpicklingError))
+            if not (of_content and checkpoint_exists(before := f"{path}.before")):
+                raise  # storage that does not answer may do so later
             saved, self.damaged = load_checkpoint(before), True
             if world()[0] == 0:
                 warn(f"{error} The run goes on from the checkpoint before it, {before!r}.")
             return saved
+
+    def _put_aside(self, path):
+        """Keep the latest checkpoint as the one before; forget one of a run that somebody has deleted."""
+        fs, latest = open_fresh(path)
+        with suppress(NotImplementedError):  # some of fsspec's storage cannot copy
+            if not fs.exists(latest):
+                if fs.exists(f"{latest}.before"):
+                    fs.rm_file(f"{latest}.before")
+            elif not self.damaged:
+                fs.copy(latest, f"{latest}.before")
 
     def _save(self, step, numbers):
         assert self.path
@@ -101,9 +114,7 @@ class RunCheckpoint:
             about["num_classes"] = head.out_features
             if len(about.get("categories", ())) != head.out_features:  # those of a head that was replaced
                 about.pop("categories", None)
-        fs, latest = open_fresh(self.path)
-        if fs.exists(latest) and not self.damaged:
-            fs.copy(latest, f"{latest}.before")
+        self._put_aside(self.path)
         save_checkpoint(
             self.path,
             **about,
