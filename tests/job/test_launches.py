@@ -290,3 +290,21 @@ def test_a_nanny_that_hears_late_of_the_end_of_a_job_does_not_kill_the_next(tmp_
         finally:
             os.killpg(started.pid, signal.SIGKILL)
             started.wait()
+
+
+def test_a_process_that_outlives_a_death_holds_nothing_of_the_attempt_before(client):
+    def work():
+        begun_with = psutil.Process().memory_info().rss
+        held = torch.ones(100_000_000)  # 400 MB
+        dist.barrier()
+        if dist.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+        log_metrics(begun_with=begun_with, pid=os.getpid())
+        dist.barrier()
+        return held.sum().item()
+
+    with ddp.launch(client, work, n_workers=2, max_restarts=1) as job:
+        assert job.result() == [1e8, 1e8]
+        first, second = job.metrics().query("rank == 0").sort_values("attempt").itertuples()
+    assert first.pid == second.pid
+    assert second.begun_with < first.begun_with + 200e6

@@ -85,7 +85,7 @@ class Shell:
     async def looks(self) -> tuple[list[Look], list[int]]:
         """Return (how each rank at work looks, ranks that have returned or raised an error)."""
         ended = [rank for rank, future in enumerate(self.ranks) if future.done()]
-        late = {rank: worker for rank, worker in enumerate(self._members) if rank not in ended}
+        late = {rank: self._members[rank] for rank in range(len(self.ranks)) if rank not in ended}
         return await ask_looks(self._client, self._task.job, self._state.attempt, late), ended
 
     # --- the job's life
@@ -296,6 +296,8 @@ class Shell:
         self._meeting = []
         if unfinished := [future for future in self.ranks if not future.done()]:
             await self._client.cancel(unfinished)  # their threads may still run
+        if keep:  # or a rank's error, and with it all that its function held, would stay in a process that goes on
+            self.ranks = []
         killed = [self._members[rank] for rank in kill]
         if immortal := [worker.address for worker in killed if not worker.has_nanny]:
             self.warnings.append(

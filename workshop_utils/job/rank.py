@@ -1,6 +1,8 @@
 """What runs on a worker that is a rank: meet the others, call the function, report how it went."""
 
+import ctypes
 import errno
+import gc
 import io
 import os
 import socket
@@ -153,6 +155,10 @@ def run_rank(bootstrap: Callable, meeting: Meeting, mine: Assignment) -> bytes:
     with suppress(OSError):  # the disk is full, or somebody removed the folder: only explanations need the file
         write_stacks(worker.local_directory)
     forget_collectives()
+    if mine.attempt:  # this process may have outlived a death, and what its function held then
+        gc.collect()
+        with suppress(OSError, AttributeError):  # not glibc
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
     worker.log_event(mine.job, ("began", mine.attempt, mine.rank))
     store = _reach(meeting, mine)
     told: list[Exception] = []
