@@ -1,6 +1,7 @@
 """Training takes the same steps in one process and on many ranks, interrupted or not, and says what it cannot do."""
 
 import math
+import multiprocessing.connection
 import os
 import signal
 import sys
@@ -14,13 +15,13 @@ import torch.distributed as dist
 import torchvision
 from PIL import Image
 from samples import sign_in
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from workshop_utils import ddp
 from workshop_utils.data import ImageFolder, find_data, train_val_split
 from workshop_utils.dogs.breeds import HELD_OUT
 from workshop_utils.dogs.sketches import draw_dog, write_sketches
-from workshop_utils.loop.batches import batch_loader
+from workshop_utils.loop.batches import batch_loader, naming_dead_children
 from workshop_utils.models import load_checkpoint, load_resnet, save_checkpoint, with_new_head
 from workshop_utils.training import evaluate, learning_rate, prepare, train
 
@@ -523,6 +524,30 @@ def test_a_dataset_that_does_not_give_all_images_is_refused_in_training_and_eval
         train(resnet(), images, num_workers=num_workers, **FIVE_STEPS)
     with pytest.raises(ValueError, match="images"):
         evaluate(resnet(), images, num_workers=num_workers)
+
+
+class Broken:
+    """What cannot arrive: unpickling it asks a process that is not there, as a batch of a dead child does."""
+
+    def __reduce__(self):
+        return multiprocessing.connection.Client, (("127.0.0.1", 9),)
+
+
+def test_a_child_that_dies_while_it_sends_a_batch_is_named():
+    loader = DataLoader(range(8), 4, num_workers=1, collate_fn=lambda batch: Broken())
+    named = pytest.raises(RuntimeError, match="DataLoader worker exited unexpectedly.*ConnectionRefusedError")
+    with named, naming_dead_children(loader):
+        list(loader)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_error_of_connection_that_a_dataset_raises_stays_its_own(num_workers):
+    def offline(batch):
+        raise ConnectionError("no network")
+
+    loader = DataLoader(range(8), 4, num_workers=num_workers, collate_fn=offline)
+    with pytest.raises(ConnectionError, match="no network"), naming_dead_children(loader):
+        list(loader)
 
 
 def test_validation_of_a_resumed_run_draws_the_same(tmp_path):

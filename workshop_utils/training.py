@@ -17,7 +17,7 @@ from torchvision.models import ResNet
 from workshop_utils import models
 from workshop_utils.data import HELD_OUT, DataSource, ImageFolder, train_val_split
 from workshop_utils.ddp import assert_equal_on_all_ranks
-from workshop_utils.loop.batches import TrainBatches, evaluation_batches
+from workshop_utils.loop.batches import TrainBatches, evaluation_batches, naming_dead_children
 from workshop_utils.loop.checkpoint import RunCheckpoint
 from workshop_utils.loop.preemption import sigterm_noticed
 from workshop_utils.loop.ranks import own_device, world
@@ -220,10 +220,11 @@ def _evaluate(model: torch.nn.Module, loader: DataLoader, precision: str) -> dic
     device, modes = own_device(), [(module, module.training) for module in model.modules()]
     model.to(device).to(memory_format=torch.channels_last).eval()
     sums = torch.zeros(3, dtype=torch.float64, device=device)  # correct, loss, images
-    for images, labels in loader:
-        labels, logits = labels.to(device, non_blocking=True), _logits(model, images, precision)
-        correct, loss = (logits.argmax(1) == labels).sum(), cross_entropy(logits, labels, reduction="sum")
-        sums += torch.stack([correct, loss, torch.tensor(len(images), device=device)]).double()
+    with naming_dead_children(loader):
+        for images, labels in loader:
+            labels, logits = labels.to(device, non_blocking=True), _logits(model, images, precision)
+            correct, loss = (logits.argmax(1) == labels).sum(), cross_entropy(logits, labels, reduction="sum")
+            sums += torch.stack([correct, loss, torch.tensor(len(images), device=device)]).double()
     if dist.is_initialized():
         dist.all_reduce(sums)
     for module, training in modes:

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing import forkserver
 from typing import Any
@@ -39,17 +40,18 @@ class TrainBatches:
         """Yield (images, labels, seconds waited) for each step of `epoch`, beginning with the run's step `step`.
 
         images: (batch_size / world size, 3, h, w). labels: (batch_size / world size,).
-        Raises ValueError where the dataset leaves images out.
+        Raises ValueError where the dataset leaves images out, RuntimeError where a child dies.
         """
         rank, world_size = world()
         self._order[:] = self._batches(epoch, step, rank, world_size)
         batches = iter(self._loader)  # starts the children in the first epoch
         start = time.perf_counter()
-        for images, labels in batches:
-            load_s = time.perf_counter() - start
-            seed_all(derived_seed(self.seed, "layers", step, rank))
-            yield images, labels, load_s
-            step, start = step + 1, time.perf_counter()
+        with naming_dead_children(self._loader):
+            for images, labels in batches:
+                load_s = time.perf_counter() - start
+                seed_all(derived_seed(self.seed, "layers", step, rank))
+                yield images, labels, load_s
+                step, start = step + 1, time.perf_counter()
 
     def _batches(self, epoch, first, rank, world_size):
         """Return [seed, *indices] for each step of `epoch` from the run's step `first` on."""
@@ -74,6 +76,17 @@ def batch_loader(dataset: Dataset, batches: list[list[int]], num_workers: int) -
         context.set_forkserver_preload(["workshop_utils.data"])
         _start_fork_server()
     return DataLoader(dataset, batch_sampler=batches, num_workers=num_workers, pin_memory=on_gpu, **how)
+
+
+@contextmanager
+def naming_dead_children(loader: DataLoader) -> Iterator[None]:
+    """Raise RuntimeError in the block where a child of `loader` died while it sent a batch, as for any other death."""
+    try:
+        yield
+    except (EOFError, ConnectionError) as error:
+        if not loader.num_workers or str(error).startswith("Caught "):  # the dataset raised it
+            raise
+        raise RuntimeError(f"DataLoader worker exited unexpectedly, while it sent a batch ({error!r}).") from error
 
 
 def evaluation_batches(dataset: Dataset, batch_size: int, num_workers: int, seed: int | None = None) -> DataLoader:

@@ -1,5 +1,6 @@
 """Each fault is found by the looks that the notebook teaches, and leaves nothing behind on the workers."""
 
+import inspect
 import os
 import time
 from itertools import count
@@ -64,6 +65,11 @@ def test_a_script_that_knows_only_the_looks_finds_the_fault_and_nothing_is_left_
     assert left == [{"replaced": [], "threads": 1}] * 2
     assert not any(room.processing().values())
     assert_ended(room, there)
+
+
+@pytest.mark.parametrize("number", ALL)
+def test_the_line_that_a_stack_shows_for_a_fault_is_in_the_piece_that_it_changes(number):
+    assert FOUND[number].at in inspect.getsource(original_of(FOUND[number].piece))
 
 
 def assert_ended(room, processes):
