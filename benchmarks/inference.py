@@ -3,8 +3,9 @@
     python benchmarks/inference.py [--photos N] [--rounds N]
 
 All read the same JPEGs of 500×375 and run the same ResNet-50, one after the other in each round; the medians over the
-rounds count. WORKSHOP_WEIGHTS names the weights; without it they are random, which costs the same time. With a GPU, the
-contestants are those of gpu_inference.py.
+rounds count. WORKSHOP_WEIGHTS names the weights; without it they are random, which costs the same time.
+Peers: pip install -e '.[peers]'; inference_peers.py says how their time is taken. With a GPU, the contestants are those
+of gpu_inference.py.
 """
 
 import os
@@ -20,8 +21,9 @@ import dask
 import torch
 import torchvision
 from dask.system import CPU_COUNT
+from inference_peers import peers, steady_seconds
 from jpegs import random_weights, write_jpegs
-from record import write_result
+from record import versions, write_result
 from torch.utils.data import DataLoader
 
 from workshop_utils.cluster import start_cluster
@@ -58,17 +60,20 @@ def main(n_photos, rounds):
             contestants[name] = partial(data_loader, folder, weights, children, size, bf16)
         contestants["classify"] = lambda: classify(client, paths, batch_size=CPU_FORWARD, weights=weights)
         classify(client, paths[:BATCH_SIZE], weights=weights)  # every worker imports and loads once, outside the clock
-        seconds = {name: [] for name in [*contestants, "bound"]}
+        others, not_run = peers(paths, str(weights))
+        seconds = {name: [] for name in [*contestants, *others, "bound"]}
         for number in range(rounds):
             for name, run in contestants.items():
                 start = time.perf_counter()
                 run()
                 seconds[name].append(time.perf_counter() - start)
+            for name, run in others.items():
+                seconds[name].append(steady_seconds(run(), n_photos))
             core_seconds = list(client.run(core_seconds_per_photo, paths[: n_photos // 2], weights).values())
             seconds["bound"].append(n_photos * statistics.mean(map(sum, core_seconds)) / CPU_COUNT)
             click.echo(f"round {number + 1} of {rounds} done", err=True)
         client.shutdown()
-    report(n_photos, rounds, seconds, core_seconds, os.environ.get("WORKSHOP_WEIGHTS") is not None)
+    report(n_photos, rounds, seconds, not_run, core_seconds, os.environ.get("WORKSHOP_WEIGHTS") is not None)
 
 
 def upstream(paths, weights):
@@ -133,7 +138,7 @@ def core_seconds_per_photo(paths, weights):
     return (decoded - start) / len(paths), (time.process_time() - decoded) / len(paths)
 
 
-def report(n_photos, rounds, seconds, core_seconds, real_weights):
+def report(n_photos, rounds, seconds, not_run, core_seconds, real_weights):
     """Print the table, with the ratios that the project promises, and write the same as JSON."""
     rate = {name: n_photos / statistics.median(values) for name, values in seconds.items()}
     of_upstream = next(iter(rate.values()))
@@ -147,8 +152,12 @@ def report(n_photos, rounds, seconds, core_seconds, real_weights):
         "classify / best bf16 DataLoader": rate["classify"] / best["bf16"],
         "classify / bound": rate["classify"] / rate["bound"],
     }
+    for peer in ("Ray Data", "Daft"):
+        if of_peer := [rate[name] for name in rate if name.startswith(peer)]:
+            ratios[f"classify / best {peer}"] = rate["classify"] / max(of_peer)
     lines += [f"{name:{width}}  {value:8.2f}" for name, value in ratios.items()]
     decode, forward = (statistics.mean(part) for part in zip(*core_seconds, strict=True))
+    lines += [f"{name}: {why}" for name, why in not_run.items()]
     lines.append(f"core-ms per photo: decode {decode * 1e3:.1f}, forward {forward * 1e3:.1f} in {precision_of()}")
     print("\n".join(lines))
     path = write_result(
@@ -162,6 +171,8 @@ def report(n_photos, rounds, seconds, core_seconds, real_weights):
             "images_per_s": rate,
             "ratios": ratios,
             "seconds": seconds,
+            "not_run": not_run,
+            "peers": versions(["ray", "daft"]),
             "printed": lines,
         },
     )

@@ -1,4 +1,4 @@
-"""Which tool when: one job under torchrun, Accelerate, Ray Train, Horovod on Dask and `workshop_utils.ddp`.
+"""Which tool when: one job under torchrun, Accelerate, torchft, Ray Train, Horovod on Dask and `workshop_utils.ddp`.
 
     python benchmarks/launchers.py [--rounds N] [--kills N]
 
@@ -13,7 +13,7 @@ warm    from the call, on a cluster that has run one job; torchrun and Accelerat
 step    an optimiser step, with the reading of its images, on the slower rank
 says    from SIGKILL of rank 1, in the second epoch, until the first line of output that speaks of it
 knows   from the same until the user's call raises, or the user's command exits; `by` is what it raises
-again   with one restart allowed: from the same until both ranks have done the next step after the checkpoint
+again   with one restart allowed: from the same until the ranks have done the next step, with a process in its place
 
 Lines are those of the script that are not blank, comment, docstring, or marked as measuring. `left` counts processes
 that are there 3 s after the user's own has ended, in the worst of the runs.
@@ -55,6 +55,7 @@ ACCELERATE = [
 TOOLS = {  # name: its script, the package that it needs, how to get that, and its command where it is no library
     "torchrun": ("with_torchrun.py", "torch", "make setup", TORCHRUN),
     "Accelerate": ("with_accelerate.py", "accelerate", "pip install -e '.[peers]'", ACCELERATE),
+    "torchft": ("with_torchft.py", "torchft", "pip install -e '.[peers]'", None),
     "Ray Train": ("with_ray.py", "ray", "pip install -e '.[peers]'", None),
     "Horovod on Dask": ("with_horovod.py", "horovod", "make horovod", None),
     "this on Dask": ("with_workshop.py", "workshop_utils", "make setup", None),
@@ -149,12 +150,14 @@ def death(run):
 def rebirth(run, expected):
     """Return whether, and when, the job went on after a rank was killed, and whether it came to the same end."""
     before = {row["pid"] for row in run.jobs[0] if row["time"] < run.killed}
-    later = [row for row in run.jobs[0] if "rank" in row and row["pid"] not in before]
-    if len({row["rank"] for row in later}) < N_RANKS:
+    later = [row for row in run.jobs[0] if "rank" in row and row["pid"] not in before]  # survivors may keep theirs
+    if 1 not in (renewed := {row["rank"] for row in later}):
         return {"again_s": None, "resumed": "no", "same_loss": "no", "restarts_left": run.left}
+    epoch = later[0]["epoch"]
+    n_steps = sum(row["epoch"] == epoch for row in later) / len(renewed)
     return {
         "again_s": first_step(later) - run.killed,
-        "resumed": "from checkpoint" if later[0]["epoch"] else "from start",
+        "resumed": "where it was" if n_steps < STEPS_PER_EPOCH else "from checkpoint" if epoch else "from start",
         "same_loss": "yes" if is_close(final_loss(run.jobs[0]), expected) else "no",
         "restarts_left": run.left,
     }
@@ -276,7 +279,7 @@ def table(rows, reasons):
 
 def versions():
     """Return the versions of the peers that are installed."""
-    installed = filter(importlib.util.find_spec, ("accelerate", "ray", "horovod"))
+    installed = filter(importlib.util.find_spec, ("accelerate", "torchft", "ray", "horovod"))
     return {name: importlib.metadata.version(name) for name in installed}
 
 

@@ -20,7 +20,18 @@ import click
 from record import RESULTS, device, versions, write_result
 
 HERE = Path(__file__).parent
-PACKAGES_OF_PEERS = ["dask-pytorch-ddp", "boto3", "s3fs", "obstore", "accelerate", "ray", "daft", "horovod", "joblib"]
+PACKAGES_OF_PEERS = [
+    "dask-pytorch-ddp",
+    "boto3",
+    "s3fs",
+    "obstore",
+    "accelerate",
+    "torchft",
+    "ray",
+    "daft",
+    "horovod",
+    "joblib",
+]
 
 
 @dataclass(frozen=True)
@@ -92,7 +103,7 @@ def driver(paths):
 # --- the table
 
 NEAR, FAR = "0 ms, 0 children", "20 ms, 0 children"  # delay of each request to the storage, children of the DataLoader
-TOOLS = ("torchrun", "Accelerate", "Ray Train", "Horovod on Dask")
+TOOLS = ("torchrun", "Accelerate", "torchft", "Ray Train", "Horovod on Dask")
 OURS = "this on Dask"
 TABLE = [
     Task(

@@ -109,6 +109,10 @@ def test_a_job_that_begins_anew_is_not_taken_for_one_that_resumed(launchers):
         return launchers.rebirth(SimpleNamespace(killed=5, left=[], jobs=[before + rows(*later)]), expected=1.0)
 
     assert reborn((6, 10, 0, 1))["resumed"] == "no"  # the survivor, ending its step
-    assert reborn((8, 12, 0, 0), (9, 13, 1, 0))["resumed"] == "from start"
-    resumed = reborn((8, 12, 0, 1), (9, 13, 1, 1), (10, 12, 0, 2))
+    assert reborn(*[(8 + n, 12 + n % 2, n % 2, 0) for n in range(6)])["resumed"] == "from start"
+    resumed = reborn((6, 10, 0, 1), *[(8 + n, 12 + n % 2, n % 2, 1) for n in range(6)])
     assert (resumed["resumed"], resumed["again_s"]) == ("from checkpoint", 4)
+    kept = reborn(*[(8 + n, (10, 12)[n % 2], n % 2, 1) for n in range(6)])  # rank 0 keeps its process
+    assert (kept["resumed"], kept["again_s"]) == ("from checkpoint", 4)
+    healed = reborn((8, 10, 0, 1), (9, 12, 1, 1), (10, 10, 0, 2), (11, 12, 1, 2))
+    assert (healed["resumed"], healed["again_s"]) == ("where it was", 4)
