@@ -34,7 +34,7 @@ lab: setup
 run: setup
 	$(BIN)/python tools/render.py
 
-bench: setup  # all benchmarks with a goal, and one table of them; takes hours; peers: pip install -e '.[peers]'
+bench: setup  # all benchmarks of the table, and the table; takes hours, fetches 21 GB; peers: pip install -e '.[peers]'
 	$(BIN)/workshop bench
 
 faults: setup-test  # breaks the workshop in all the ways of tests/faults, and keeps what came of it for the book

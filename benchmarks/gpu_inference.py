@@ -57,11 +57,11 @@ def compare(n_photos, rounds, device="cuda"):
             WITHOUT_FORWARD: lambda: client.submit(without_forward, paths, weights, pure=False).result(),
             FORWARD: lambda: client.submit(forward_alone, n_photos, weights, pure=False).result(),
         }
-        skipped = {}
+        not_run = {}
         if importlib.util.find_spec("ray") and importlib.util.find_spec("pyarrow"):
             contestants[RAY] = partial(ray_data, paths, weights, device)
         else:
-            skipped[RAY] = "Ray is not installed: pip install 'ray[data]'"
+            not_run[RAY] = "Ray is not installed: pip install 'ray[data]'"
         cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
         with torch.inference_mode():  # CUDA's libraries choose their kernels in the first passes
             model(torch.zeros(GPU_FORWARD if device == "cuda" else 1, 3, 224, 224, device=device))
@@ -73,7 +73,8 @@ def compare(n_photos, rounds, device="cuda"):
                 seconds[name].append(run())
             click.echo(f"round {number + 1} of {rounds} done", err=True)
         client.shutdown()
-    return report(n_photos, rounds, seconds, skipped, os.environ.get("WORKSHOP_WEIGHTS") is not None)
+    seconds["bound"] = list(map(max, seconds[WITHOUT_FORWARD], seconds[FORWARD]))
+    return report(n_photos, rounds, seconds, not_run, os.environ.get("WORKSHOP_WEIGHTS") is not None)
 
 
 def write_links(folder, n_photos):
@@ -204,7 +205,7 @@ class ModelOfRay:
         return {"prediction": found, "loaded": np.full(len(found), self.loaded)}
 
 
-def report(n_photos, rounds, seconds, skipped, real_weights):
+def report(n_photos, rounds, seconds, not_run, real_weights):
     """Print the table, with the ratios that the project promises, and write the same as JSON; return its path."""
     rate = {name: n_photos / statistics.median(values) for name, values in seconds.items()}
     slower = min(WITHOUT_FORWARD, FORWARD, key=rate.get)
@@ -218,7 +219,7 @@ def report(n_photos, rounds, seconds, skipped, real_weights):
     width = max(map(len, rate))
     lines = [f"{'':{width}}  images/s"]
     lines += [f"{name:{width}}  {value:8.0f}" for name, value in rate.items()]
-    lines += [f"{name:{width}}  not run: {why}" for name, why in skipped.items()]
+    lines += [f"{name:{width}}  not run: {why}" for name, why in not_run.items()]
     lines += [f"{'bound, the slower stage':{width}}  {rate[slower]:8.0f}  {slower}"]
     lines += [f"{name:{width}}  {value:8.2f}" for name, value in ratios.items()]
     lines.append(f"{n_photos} JPEGs of 500x375, ResNet-50 in {precision_of()}; medians of {rounds} rounds")
@@ -235,7 +236,7 @@ def report(n_photos, rounds, seconds, skipped, real_weights):
             "precision": precision_of(),
             "images_per_s": rate,
             "ratios": ratios,
-            "skipped": skipped,
+            "not_run": not_run,
             "seconds": seconds,
             "printed": lines,
         },

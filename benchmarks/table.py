@@ -3,15 +3,20 @@
     python benchmarks/table.py [--run]
 
 --run first makes each benchmark of the table, one after the other, each in a process of its own; the table names one
-that fails, and the others go on. The table is read from results/<device>-<name>.json; after --run it is written there,
-too, as `table`. Ratios are those of each round; their median counts, and the least and the most are in brackets.
+that fails, and the others go on. (installing.py fetches about 21 GB.) The table is read from
+results/<device>-<name>.json; after --run it is written there, too, as `table`. Ratios are those of each round; their
+median counts, and the least and the most are in brackets.
 """
 
 import json
+import math
 import re
 import statistics
 import subprocess
 import sys
+import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,6 +76,17 @@ def contestant(start, *path, part="seconds"):
 def tool(name, figure):
     """Find a figure in the runs of a tool; None for a round without it, such as one without a kill."""
     return lambda result: [run.get(figure) for run in inside(result, "runs").get(name, [])]
+
+
+def restart(name):
+    """Find the seconds from a kill to the next step; for ever where the job did not come to the same loss."""
+
+    def seconds(run):
+        if "restarts_left" not in run:
+            return None  # a round without a kill
+        return run["again_s"] if run["same_loss"] == "yes" else math.inf
+
+    return lambda result: [seconds(run) for run in inside(result, "runs").get(name, [])]
 
 
 def row_of(part, *figures, **where):
@@ -157,8 +173,8 @@ TABLE = [
     Task(
         "DDP, from a kill to the next step",
         "launchers",
-        tool(OURS, "again_s"),
-        [Peer(t, tool(t, "again_s"), 1) for t in TOOLS],
+        restart(OURS),
+        [Peer(t, restart(t), 1) for t in TOOLS],
     ),
     Task(
         "many models",
@@ -185,7 +201,7 @@ RESULTS_READ = list(dict.fromkeys(task.result for task in TABLE if task.result))
 
 
 @click.command()
-@click.option("--run", is_flag=True, help="Make the benchmarks first; this takes hours.")
+@click.option("--run", is_flag=True, help="Make the benchmarks first; this takes hours, and fetches 21 GB.")
 def main(run):
     failed = run_all(RESULTS_READ) if run else {}
     results = {name: result for name, result in stored(device()).items() if name not in failed}
@@ -199,7 +215,7 @@ def main(run):
 
 
 def run_all(names, folder=HERE):
-    """Run the benchmarks one after the other; return {name: why it failed}."""
+    """Run the benchmarks one after the other; return {name: why it failed}. Ends the one that runs if it is ended."""
     failed = {}
     for name in names:
         script = folder / f"{name}.py"
@@ -207,20 +223,47 @@ def run_all(names, folder=HERE):
             failed[name] = f"there is no {name}.py"
             continue
         print(f"--- {name}", flush=True)
+        said = deque(maxlen=100)
         process = subprocess.Popen([sys.executable, script], stderr=subprocess.PIPE, text=True)
-        last = ""
-        for line in process.stderr:
-            sys.stderr.write(line)
-            last = line.strip() or last
-        if process.wait():
-            failed[name] = last or f"exit code {process.returncode}"
+        threading.Thread(target=pass_on, args=(process.stderr, said), daemon=True).start()
+        try:
+            code = process.wait()
+        finally:
+            process.terminate()
+            process.wait()
+        if code:
+            time.sleep(0.2)  # for its last words
+            failed[name] = reason(said) or f"exit code {code}"
     return failed
+
+
+def pass_on(stream, said):
+    for line in stream:
+        sys.stderr.write(line)
+        said.append(line.strip())
+
+
+def reason(said):
+    """Return the last line that names an error, else the last line.
+
+    >>> reason(["Traceback", "ValueError: no weights", "sys:1: ResourceWarning: unclosed"])
+    'ValueError: no weights'
+    """
+    errors = [line for line in said if re.match(r"[\w.]*(Error|Exception|Exit|Interrupt)\b", line)]
+    return next(reversed(errors or [line for line in said if line]), None)
 
 
 def stored(of_device, folder=RESULTS):
     """Return {name: result} of a device such as cpu2."""
     paths = folder.glob(f"{of_device}-*.json")
-    return {path.stem.removeprefix(f"{of_device}-").replace("-", "_"): json.loads(path.read_text()) for path in paths}
+    results = {}
+    for path in paths:
+        try:
+            results[path.stem.removeprefix(f"{of_device}-").replace("-", "_")] = json.loads(path.read_text())
+        except ValueError as error:
+            again = f"take it from git (git checkout {path.name}), or measure it anew"
+            raise click.ClickException(f"{path} is no JSON ({error}): {again}.") from error
+    return results
 
 
 def sources(results):
@@ -254,9 +297,9 @@ def judge(task, peer, result, failure=None):
     line = {"what": task.what, "result": task.result, "unit": task.unit, "ours": middle(ours, task.unit, result)}
     line |= {"peer": peer.name if peer else "", "theirs": middle(theirs, task.unit, result)}
     line |= {"goal": f"{'≥' if fast else '≤'} {goal:g} {'×' if peer else task.unit}" if goal else "", "met": ""}
-    values = ratios(ours, theirs, fast) if peer else ours
+    why = failure or why_not_run(peer.name if peer else task.what, result)
+    values = [] if why else ratios(ours, theirs, fast) if peer else ours
     if not values:
-        why = failure or why_not_run(peer.name if peer else task.what, result)
         return line | {"met": f"not measured: {why}" if why else "not measured"}
     reached = statistics.median(values)
     if goal:
@@ -277,6 +320,7 @@ def ratios(ours, theirs, fast):
     ([4.0, 2.0], [0.25])
     """
     rounds = [(a, b) for a, b in zip(ours, theirs, strict=False) if a is not None and b is not None]
+    rounds = [(a, b) for a, b in rounds if not a == b == math.inf]
     return [b / a if fast else a / b for a, b in rounds]
 
 
@@ -315,11 +359,13 @@ def spread(line):
 def digits(value):
     """Return a number with three digits, or more before the point; nothing for None.
 
-    >>> [digits(value) for value in (0.00452, 0.961, 1.2, 77.7, 512.87, 3915.2, None)]
-    ['0.00452', '0.961', '1.20', '77.7', '513', '3,915', '']
+    >>> [digits(value) for value in (0.00452, 0.961, 1.2, 77.7, 512.87, 3915.2, math.inf, None)]
+    ['0.00452', '0.961', '1.20', '77.7', '513', '3,915', 'never', '']
     """
     if value is None:
         return ""
+    if math.isinf(value):
+        return "never"
     return f"{value:,.0f}" if value >= 99.95 else f"{value:#.3g}"
 
 

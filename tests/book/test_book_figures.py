@@ -1,7 +1,12 @@
 """The figures of README.md and docs/figures.md are what benchmarks/results hold, and the table what was reached."""
 
 import importlib
+import signal
+import subprocess
+import sys
 
+import click
+import psutil
 import pytest
 from built import ROOT
 
@@ -15,6 +20,11 @@ def table(monkeypatch):
 @pytest.fixture
 def figures(table):
     return importlib.import_module("figures")
+
+
+def again(seconds, same_loss="yes"):
+    """What a run says of a restart after a kill."""
+    return {"again_s": seconds, "same_loss": same_loss, "restarts_left": []}
 
 
 @pytest.fixture
@@ -37,9 +47,9 @@ def results():
         },
         "launchers": {
             "runs": {
-                "this on Dask": [{"cold_s": 20.0, "again_s": 4.0}, {"cold_s": 10.0}],
-                "torchrun": [{"cold_s": 10.0, "again_s": 8.0}, {"cold_s": 10.0}],
-                "Accelerate": [{"cold_s": 5.0, "again_s": 2.0}, {"cold_s": 5.0}],
+                "this on Dask": [{"cold_s": 20.0, **again(4.0)}, {"cold_s": 10.0}],
+                "torchrun": [{"cold_s": 10.0, **again(8.0)}, {"cold_s": 10.0}],
+                "Accelerate": [{"cold_s": 5.0, **again(2.0)}, {"cold_s": 5.0}],
             }
         },
     }
@@ -82,6 +92,31 @@ def test_seconds_have_goals_at_most_as_long_and_a_round_without_a_kill_does_not_
     assert judged(table, results, "DDP, cold")["torchrun"]["reached"] == 1.5
 
 
+@pytest.mark.parametrize("lost", [again(None, "no"), again(5.0, "no")])
+def test_a_restart_that_fails_or_comes_to_another_loss_lasts_for_ever(table, results, lost):
+    results["launchers"]["runs"]["this on Dask"] = [{"cold_s": 10.0, **lost}, {"cold_s": 10.0, **again(4.0)}]
+    results["launchers"]["runs"]["torchrun"] = [{"cold_s": 10.0, **again(8.0)}] * 2
+    line = judged(table, results, "DDP, from a kill")["torchrun"]
+    assert (line["rounds"], line["met"]) == (2, "missed")
+    assert "never" in "\n".join(table.as_text([line]))
+
+
+def test_a_contestant_that_stopped_to_run_has_no_ratio(table, results):
+    results["launchers"]["not_run"] = {"torchrun": "it hung in round 2"}
+    assert judged(table, results, "DDP, from a kill")["torchrun"]["met"] == "not measured: it hung in round 2"
+
+
+def test_a_damaged_result_is_named(table, tmp_path):
+    (tmp_path / "cpu2-ddp.json").write_text("{")
+    with pytest.raises(click.ClickException, match="cpu2-ddp.json is no JSON"):
+        table.stored("cpu2", tmp_path)
+
+
+def test_each_part_has_its_place_on_a_page(figures):
+    pages = [(ROOT / page).read_text(encoding="utf-8") for page in figures.PAGES]
+    assert sorted(part[2] for page in pages for part in figures.PART.finditer(page)) == sorted(figures.PARTS)
+
+
 def test_the_table_says_what_was_not_measured_and_why(table, results):
     lines = judged(table, results, "classify")
     assert lines["Daft"]["met"] == "not measured"
@@ -93,11 +128,23 @@ def test_the_table_says_what_was_not_measured_and_why(table, results):
 
 
 def test_a_benchmark_that_fails_is_named_and_the_others_run(table, tmp_path, capfd):
-    (tmp_path / "first.py").write_text("raise SystemExit('boto3 is missing')")
+    (tmp_path / "first.py").write_text("import sys\nprint('KeyError: 1', file=sys.stderr)\nraise ValueError('no S3')")
     (tmp_path / "second.py").write_text("print('measured')")
     failed = table.run_all(["first", "second", "third"], tmp_path)
-    assert failed == {"first": "boto3 is missing", "third": "there is no third.py"}
+    assert failed == {"first": "ValueError: no S3", "third": "there is no third.py"}
     assert "measured" in capfd.readouterr().out
+
+
+def test_a_benchmark_ends_with_the_table(table, tmp_path):
+    (tmp_path / "slow.py").write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)")
+    code = f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks')!r})\nimport pathlib, table\n"
+    code += f"table.run_all(['slow'], pathlib.Path({str(tmp_path)!r}))"
+    running = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert "slow" in running.stdout.readline()
+    process = psutil.Process(int(running.stdout.readline()))
+    running.send_signal(signal.SIGINT)
+    assert running.wait(60) and not process.is_running()
+    running.stdout.close()
 
 
 def test_a_rate_is_photos_by_the_median_of_seconds_and_a_ratio_the_median_of_the_rounds(figures, results):
