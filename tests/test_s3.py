@@ -3,10 +3,14 @@
 import multiprocessing
 import os
 import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -131,6 +135,40 @@ def test_what_obstore_is_not_told_is_left_to_s3fs(options, server):
     assert set(server.agents) == {"aiobotocore"}
 
 
+def test_an_address_that_is_given_counts_before_that_of_the_environment(server, request, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+    by_obstore, by_s3fs = read_by_each(server, {"anon": True, "endpoint_url": server.url}, request)
+    assert by_obstore == by_s3fs
+
+
+@pytest.mark.parametrize("excluded", ["*", "127.0.0.1", "127.0.0.1:{port}"])
+@pytest.mark.parametrize("proxy", ["http_proxy", "ALL_PROXY"])
+def test_no_proxy_is_asked_that_s3fs_would_not_ask(proxy, excluded, server, request, monkeypatch):
+    monkeypatch.setenv(proxy, "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", excluded.format(port=server.server_port))
+    by_obstore, by_s3fs = read_by_each(server, {"anon": True, "client_kwargs": {"endpoint_url": server.url}}, request)
+    assert by_obstore == by_s3fs
+
+
+def test_a_setting_that_only_obstore_heeds_is_left_to_s3fs(server, monkeypatch):
+    monkeypatch.setenv("AWS_SERVER_SIDE_ENCRYPTION", "sse-c")
+    read_files(["s3://bucket/1.jpg"], {"anon": True, "client_kwargs": {"endpoint_url": server.url}})
+    assert set(server.agents) == {"aiobotocore"}
+
+
+def test_a_bucket_is_no_file(server):
+    (content,) = read_files(["s3://bucket"], {"anon": True, "client_kwargs": {"endpoint_url": server.url}})
+    assert isinstance(content, Exception)
+
+
+def test_a_name_that_obstore_does_not_take_stops_no_other(server):
+    options = {"anon": True, "client_kwargs": {"endpoint_url": server.url}}
+    read_files(["s3://bucket/a//b.jpg"], options)
+    server.agents.clear()
+    read_files([f"s3://bucket/{name}" for name in ("a//b.jpg", "1.jpg", "2.jpg")], options)
+    assert sorted(server.agents) == ["aiobotocore", "object_store", "object_store"]
+
+
 def test_a_key_that_obstore_would_change_is_left_to_s3fs(server):
     options = {"anon": True, "client_kwargs": {"endpoint_url": server.url}}
     for key in ("twice//1.jpg", "up/../1.jpg", "folder/"):
@@ -188,11 +226,47 @@ def test_an_unreachable_server_is_waited_for_once_not_for_each_file():
 def test_a_forked_process_reads_after_its_parent_has_read(s3):
     paths = list_photos("s3://workshop/served/dogs", storage_options=s3)
     expected = read_files(paths, s3)
-    assert s3_module._process == os.getpid()
     with multiprocessing.get_context("fork").Pool(2) as pool:
         reading = [pool.apply_async(read_files, (paths, s3)) for _ in range(4)]
         listing = pool.apply_async(list_photos, ("s3://workshop/served/dogs",), {"storage_options": s3})
         assert [read.get(60) for read in reading] == [expected] * 4 and listing.get(60) == paths
+
+
+def test_a_forked_process_reads_where_obstore_could_not(server):
+    options = {"anon": True, "client_kwargs": {"endpoint_url": server.url}, "config_kwargs": {"read_timeout": 30}}
+    options["config_kwargs"]["s3"] = {"addressing_style": "path"}
+    read_files(["s3://bucket/1.jpg"], options)
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert b"/bucket/1.jpg" in pool.apply_async(read_files, (["s3://bucket/1.jpg"], options)).get(60)[0]
+
+
+def test_a_program_that_is_interrupted_while_it_reads_ends():
+    code = "import sys; from workshop_utils.data import read_files; print('reads', flush=True)\n"
+    code += "read_files(['s3://bucket/1.jpg'], {'anon': True, 'client_kwargs': {'endpoint_url': sys.argv[1]}})"
+    with socket.create_server(("127.0.0.1", 0)) as slow:
+        url = f"http://127.0.0.1:{slow.getsockname()[1]}"
+        running = subprocess.Popen([sys.executable, "-c", code, url], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert running.stdout.readline()
+        asks, _ = slow.accept()
+        asks.recv(1000)
+        asks.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\nLast-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\n\r\n")
+        trickle(asks, running)
+        time.sleep(1)
+        running.send_signal(signal.SIGINT)
+        assert running.wait(60)
+        running.stdout.close()
+
+
+def trickle(asks, running):
+    """Send a byte each second while a process runs."""
+
+    def send():
+        with asks, suppress(OSError):
+            while running.poll() is None:
+                asks.sendall(b"x")
+                time.sleep(1)
+
+    threading.Thread(target=send).start()
 
 
 def test_many_threads_read_at_once(s3):

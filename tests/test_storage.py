@@ -56,9 +56,28 @@ def test_s3_is_read_anonymously_only_where_nothing_names_somebody(monkeypatch, t
         with monkeypatch.context() as environment:
             environment.setenv(name, "me")
             assert default_storage_options("s3://bucket/dogs") == {}
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "")
     (tmp_path / ".aws").mkdir()
-    (tmp_path / ".aws" / "credentials").write_text("[default]")
+    (tmp_path / ".aws" / "credentials").write_text("[default]\n")
+    (tmp_path / ".aws" / "config").write_text("[default]\nregion = eu-west-9\n")
+    assert default_storage_options("s3://bucket/dogs") == {"anon": True}
+
+
+@pytest.mark.parametrize("variable", [None, "AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"])
+@pytest.mark.parametrize("line", ["aws_access_key_id = me", "credential_process = /bin/me", "sso_session = us"])
+def test_s3_is_signed_for_where_a_file_of_aws_names_somebody(variable, line, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = tmp_path / "elsewhere" if variable else tmp_path / ".aws" / "config"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(f"[default]\n{line}\n")
+    if variable:
+        monkeypatch.setenv(variable, str(file))
     assert default_storage_options("s3://bucket/dogs") == {}
+
+
+def test_options_of_botocore_may_be_none():
+    fs, _ = open_address("s3://bucket/dogs", {"anon": True, "config_kwargs": None})
+    assert fs.config_kwargs["max_pool_connections"] == 64
 
 
 def test_an_address_is_opened_with_its_own_options_before_the_workshops():

@@ -4,16 +4,19 @@ s3fs says what is true: it finds endpoint, region and credentials, and each erro
 """
 
 import asyncio
+import atexit
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from itertools import chain
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
+from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 import fsspec
@@ -30,11 +33,20 @@ OF_ACCOUNT = {"anon", "key", "secret", "token", "username", "password", "profile
 OF_CACHE = {"use_listings_cache", "listings_expiry_time", "max_paths", "cache_regions"}
 OPTIONS = OF_ACCOUNT | OF_CACHE | {"client_kwargs", "config_kwargs", "max_concurrency"}
 OF_CLIENT = {"endpoint_url", "region_name"}
+ONLY_OBSTORES = ("AWS_SSE_", "AWS_SERVER_SIDE_ENCRYPTION")  # variables that s3fs does not heed
 OF_CONFIG = {"max_pool_connections", "connect_timeout", "read_timeout", "retries"}
 
 # {s3fs's filesystem: {bucket: (its S3Store, or None, and when to make another, in seconds of the monotonic clock)}}
 _stores: WeakKeyDictionary[fsspec.AbstractFileSystem, dict] = WeakKeyDictionary()
-_process: int | None = None  # the one that obstore's threads belong to: a fork copies everything but threads
+_is_fork = False  # of a process that may have used obstore: a fork copies everything but threads
+
+
+def _note_fork() -> None:
+    global _is_fork
+    _is_fork = _is_fork or "obstore" in sys.modules
+
+
+os.register_at_fork(after_in_child=_note_fork)
 
 
 def read_objects(fs: fsspec.AbstractFileSystem, paths: Sequence[str]) -> list[bytes | None]:
@@ -47,7 +59,9 @@ def read_objects(fs: fsspec.AbstractFileSystem, paths: Sequence[str]) -> list[by
     parts = [fs.split_path(path) for path in paths]
     stores = {bucket: _store_of(fs, bucket) for bucket, _, _ in set(parts)}
     silent: set[str] = set()  # buckets whose last request failed without an answer
-    contents = list(_threads().map(partial(_read, stores, silent), parts))
+    if not any(stores.values()):
+        return [None] * len(paths)
+    contents = list(_threads().imap(partial(_read, stores, silent), parts))
     read_from = {part[0] for part, content in zip(parts, contents, strict=True) if content is not None}
     for bucket in silent - read_from:
         _stores[fs][bucket] = None, time.monotonic() + PAUSE_S
@@ -71,13 +85,13 @@ def list_folders(fs: fsspec.AbstractFileSystem, root: str, is_wanted: Callable[[
     try:
         below = store.list_with_delimiter(prefix or None)["common_prefixes"]
         wanted = [folder for folder in below if is_wanted(f"{bucket}/{folder}")]
-        return list(chain.from_iterable(_threads().map(list_one, wanted)))
+        return list(chain.from_iterable(_threads().imap(list_one, wanted)))
     except Exception:  # `fs` will say what is wrong
         return None
 
 
 def _can_use_obstore(fs):
-    if "s3" not in fs.protocol or _process not in (None, os.getpid()):  # after a fork, obstore waits for ever
+    if "s3" not in fs.protocol or _is_fork:  # obstore would wait for ever
         return False
     try:
         import obstore  # noqa: F401
@@ -92,7 +106,9 @@ def _can_use_obstore(fs):
 
 @cache
 def _threads():
-    return ThreadPoolExecutor(REQUESTS, "obstore")  # took half of the processor's time that an event loop did
+    pool = ThreadPool(REQUESTS)  # took half of the processor's time that an event loop did
+    atexit.register(pool.terminate)
+    return pool  # its threads are daemons: a program that is interrupted ends, and does not wait for storage
 
 
 def _read(stores, silent, part):
@@ -100,8 +116,8 @@ def _read(stores, silent, part):
 
     bucket, key, version = part
     store = stores[bucket]
-    if version or not store or key != key.strip("/"):
-        return None  # obstore ignores slashes at the ends, and would read another key
+    if version or not store or not key or key != key.strip("/"):
+        return None  # obstore ignores slashes at the ends, and would read another key, or a listing
     if bucket in silent:
         return None  # so that nobody waits for each of a thousand files
     try:
@@ -110,6 +126,8 @@ def _read(stores, silent, part):
         return content
     except (FileNotFoundError, PermissionDeniedError, UnauthenticatedError):
         silent.discard(bucket)
+    except ValueError:  # a name that obstore does not take, such as a//b: it asked nothing
+        pass
     except Exception:
         silent.add(bucket)
     return None
@@ -134,17 +152,20 @@ async def _make_store(fs, bucket, failed_before):
     from botocore import UNSIGNED
     from obstore.store import S3Store
 
-    global _process
     client = await fs.set_session()
     url, region, config = client.meta.endpoint_url, client.meta.region_name, client.meta.config
     if config.s3 or config.proxies or config.signature_version not in ("s3v4", UNSIGNED):
         return None
+    if any(name.startswith(ONLY_OBSTORES) for name in os.environ):
+        return None
     if failed_before:
         region = await asyncio.wait_for(_ask_region(client, bucket), TIMEOUT_S)
         url = re.sub(r"^(https?)://s3\.([\w-]+\.)?amazonaws\.com$", rf"\1://s3.{region}.amazonaws.com", url)
-    store = S3Store(
+    return S3Store(
         bucket,
-        endpoint=url,
+        aws_endpoint_url_s3=url,  # obstore prefers AWS_ENDPOINT_URL_S3 to `endpoint`
+        request_payer=False,  # nor does s3fs heed AWS_REQUEST_PAYER
+        s3_express=False,
         region=region,
         virtual_hosted_style_request=False,
         skip_signature=bool(fs.anon),
@@ -156,18 +177,21 @@ async def _make_store(fs, bucket, failed_before):
             "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2},
         },
     )
-    _process = os.getpid()
-    return store
 
 
 def _http_settings(fs, url):
-    given = fs.config_kwargs
+    from botocore.utils import get_environ_proxies
+
+    given, parts = fs.config_kwargs, urlsplit(url)
     settings = {
         "allow_http": url.startswith("http://"),
         "connect_timeout": f"{given.get('connect_timeout', TIMEOUT_S)}s",
         "read_timeout": f"{given.get('read_timeout', TIMEOUT_S)}s",
         "timeout": "1h",  # of a whole file: obstore's own, 30 s, is short for a large one on a slow line
     }
+    # obstore reads the environment's proxies in another way: it heeds ALL_PROXY, and no_proxy=* not for a number.
+    proxy = get_environ_proxies(url).get(parts.scheme)
+    settings |= {"proxy_url": proxy} if proxy else {"proxy_url": url, "proxy_excludes": parts.hostname}
     if authorities := fs.session.get_config_variable("ca_bundle"):
         settings["root_certificate"] = Path(authorities).read_bytes()
     return settings

@@ -1,6 +1,7 @@
 """Where files lie: the cache folder, a place for all workers, any address; and files written whole or not at all."""
 
 import os
+import re
 import shutil
 import tempfile
 import uuid
@@ -12,6 +13,16 @@ import fsspec
 import platformdirs
 from fsspec.implementations.local import LocalFileSystem
 
+# Variables that name who asks S3, and lines of ~/.aws that do.
+OF_SOMEBODY = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_PROFILE",
+    "AWS_DEFAULT_PROFILE",
+    "AWS_WEB_IDENTITY",
+    "AWS_CONTAINER_CREDENTIALS",
+    "FSSPEC_S3_",
+)
+HOLDS_CREDENTIALS = re.compile(r"^\s*(aws_access_key_id|credential_process|role_arn|sso_|login_session)", re.MULTILINE)
 S3_CONNECTIONS = 64  # botocore allows 10, so a batch of 32 would wait four times for storage far away
 
 
@@ -98,9 +109,13 @@ def default_storage_options(url: str | os.PathLike) -> dict:
 
     This does not look for the role of a cloud's instance: set FSSPEC_S3_ANON=false to use one.
     """
-    signs = ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY", "AWS_CONTAINER_CREDENTIALS", "FSSPEC_S3_")
-    known = any(name.startswith(signs) for name in os.environ) or Path.home().joinpath(".aws/credentials").exists()
-    return {} if known or not str(url).startswith("s3://") else {"anon": True}
+    if not str(url).startswith("s3://") or fsspec.config.conf.get("s3"):
+        return {}
+    in_home = {"AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials", "AWS_CONFIG_FILE": "~/.aws/config"}
+    files = [Path(os.path.expanduser(os.environ.get(name, usual))) for name, usual in in_home.items()]
+    known = any(value and name.startswith(OF_SOMEBODY) for name, value in os.environ.items())
+    known = known or any(HOLDS_CREDENTIALS.search(file.read_text()) for file in files if file.is_file())
+    return {} if known else {"anon": True}
 
 
 def open_address(url: str | os.PathLike, storage_options: dict | None = None) -> tuple[fsspec.AbstractFileSystem, str]:
@@ -115,7 +130,7 @@ def open_address(url: str | os.PathLike, storage_options: dict | None = None) ->
     # This is cheap: fsspec keeps one filesystem per process and set of options. A forked process needs one of its own.
     options = default_storage_options(url) if storage_options is None else storage_options
     if str(url).startswith("s3://"):
-        of_botocore = {"max_pool_connections": S3_CONNECTIONS, **options.get("config_kwargs", {})}
+        of_botocore = {"max_pool_connections": S3_CONNECTIONS, **(options.get("config_kwargs") or {})}
         # With more than one request per file at a time, s3fs asks for each file's size before it asks for the file.
         options = {"max_concurrency": 1, **options, "config_kwargs": of_botocore}
     return fsspec.core.url_to_fs(str(url), **options)
