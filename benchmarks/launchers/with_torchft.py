@@ -1,8 +1,11 @@
 """The job for torchft: python with_torchft.py RESTARTS FOLDER...
 
-torchft replaces a dead replica while the others stay: it takes the weights of one that lives, not the checkpoint's. So
-each rank is a replica of one process under a torchrun of its own, which starts it again; this script starts them and
-the lighthouse, where they meet. A step counts only if both took part, as min_replica_size says.
+torchft replaces a dead replica while the others stay, and gives it the weights of one that lives. So each rank is a
+replica of one process, under a torchrun of its own that starts it again; this script starts them, and the lighthouse
+where they meet. A step counts only if both took part, as min_replica_size says.
+
+With torchft 0.2.0 and PyTorch 2.15 the survivor ends, too: an assertion in torchft's hook of DDP fails after the first
+all-reduce that fails. Its torchrun starts it again, and both read the checkpoint.
 """
 
 import os
@@ -30,6 +33,8 @@ from torch.utils.data import DataLoader
 from torchft import DistributedDataParallel, DistributedSampler, Manager, Optimizer, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
 
+NOT_SHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # a Manager needs the store that this takes from it
+
 
 def train(folder, rank):
     model = build_model()
@@ -56,6 +61,10 @@ def train(folder, rank):
     sampler = DistributedSampler(dataset, rank, N_RANKS, group_rank=0, num_replicas=1, shuffle=False)
     batches = list(DataLoader(dataset, BATCH_SIZE, sampler=sampler))
     checkpoint = Path(folder, "checkpoint.pt")
+    if checkpoint.exists():
+        saved = torch.load(checkpoint)
+        load(saved)
+        manager.load_state_dict(saved["torchft"])
     while (step := manager.current_step()) < EPOCHS * STEPS_PER_EPOCH:
         wrapped.zero_grad()  # waits for the other replica, and takes its weights where this one lags behind
         step = manager.current_step()
@@ -76,7 +85,8 @@ def replicas(folder, restarts):
     """Run all replicas until they end; raise RuntimeError once one fails for good."""
     agent = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
     agent += [f"--max-restarts={restarts}", __file__, "replica", folder]
-    running = [subprocess.Popen([*agent, str(rank)]) for rank in range(N_RANKS)]
+    environment = {name: value for name, value in os.environ.items() if name != NOT_SHARED}
+    running = [subprocess.Popen([*agent, str(rank)], env=environment) for rank in range(N_RANKS)]
     while None in (codes := [process.poll() for process in running]) and not any(codes):
         time.sleep(0.1)
     for process in running:
