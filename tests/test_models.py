@@ -13,6 +13,7 @@ from samples import sign_in
 
 from workshop_utils import models
 from workshop_utils.models import (
+    NoCheckpoint,
     WeightsError,
     checkpoint_exists,
     load_checkpoint,
@@ -136,7 +137,17 @@ def test_a_truncated_file_is_named(path, share):
     save_checkpoint(path, arch="resnet18", num_classes=5, state_dict=RESNET18)
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * share)])
-    with pytest.raises(WeightsError, match=str(path)):
+    with pytest.raises(NoCheckpoint, match=str(path)):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_a_file_with_a_flipped_bit_is_named(path, share):
+    save_checkpoint(path, arch="resnet18", num_classes=5, state_dict=RESNET18)
+    content = bytearray(path.read_bytes())
+    content[int(len(content) * share)] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(NoCheckpoint, match=f"{path}.*is damaged"):
         load_checkpoint(path)
 
 

@@ -2,7 +2,9 @@
 
 import os
 import socket
+import zipfile
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,6 +22,10 @@ WEIGHTS_HOST = ("download.pytorch.org", 443)
 
 class WeightsError(RuntimeError):
     """Weights cannot be loaded; the message says which, why, and what to do."""
+
+
+class NoCheckpoint(WeightsError):
+    """A file can be read, and is no whole checkpoint."""
 
 
 def load_resnet(weights: str | os.PathLike = "auto") -> tuple[ResNet, Callable, list[str]]:
@@ -98,20 +104,30 @@ def load_checkpoint(path: str | os.PathLike) -> dict:
     """Return the dict in a checkpoint file, on the CPU, without running any code that the file may hold.
 
     path: a local path, or any address that fsspec can open.
-    Raises WeightsError.
+    Raises NoCheckpoint if the file can be read and is no whole checkpoint, else WeightsError.
     """
     try:
         fs, key = open_fresh(path)
-        with fs.open(key, "rb") as file:
-            checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+        file = fs.open(key, "rb") if isinstance(fs, LocalFileSystem) else BytesIO(fs.cat_file(key))
     except FileNotFoundError as error:
         raise WeightsError(f"There is no file {str(path)!r}: check the path, or unset WORKSHOP_WEIGHTS.") from error
-    except Exception as error:  # torch.load and fsspec raise errors of many types for other files
-        reason = str(error).split("\n")[0][:200]
-        raise WeightsError(f"{str(path)!r} cannot be loaded as a PyTorch checkpoint: {reason}") from error
+    except Exception as error:  # fsspec raises errors of many types
+        raise WeightsError(f"{str(path)!r} cannot be read: {_in_short(error)}") from error
+    try:
+        with file:
+            if zipfile.is_zipfile(file) and (part := zipfile.ZipFile(file).testzip()):  # torch.load would not notice
+                raise ValueError(f"its part {part!r} is damaged")
+            file.seek(0)
+            checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load raises errors of many types for other files
+        raise NoCheckpoint(f"{str(path)!r} cannot be loaded as a PyTorch checkpoint: {_in_short(error)}") from error
     if not isinstance(checkpoint, dict):
-        raise WeightsError(f"{str(path)!r} holds a {type(checkpoint).__name__}, not a dict of named values.")
+        raise NoCheckpoint(f"{str(path)!r} holds a {type(checkpoint).__name__}, not a dict of named values.")
     return checkpoint
+
+
+def _in_short(error):
+    return str(error).split("\n")[0][:200]
 
 
 def checkpoint_exists(path: str | os.PathLike) -> bool:

@@ -52,16 +52,24 @@ def disk(folder, options):
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_a_run_whose_latest_checkpoint_is_cut_short_goes_on_from_the_one_before_it_and_says_so(tmp_path, told):
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [cut_short, flip_a_bit])
+def test_a_run_whose_latest_checkpoint_is_damaged_goes_on_from_the_one_before_it_and_says_so(damage, tmp_path, told):
     path = tmp_path / "run.pt"
     whole = run(path)
-    cut_short(path)
+    damage(path)
     with pytest.warns(UserWarning, match=rf"(?s){path}.* goes on from the checkpoint before it, '{path}.before'"):
         numbers, weights = run(path)
     assert numbers["resumed_at"] == 2
     assert all(torch.equal(weights[name], whole[1][name]) for name in weights)
     assert [load_checkpoint(file)["training"]["step"] for file in (path, f"{path}.before")] == [3, 2]
-    told("the latest checkpoint cut short", "goes on from the one before it, and warns; equal to the last bit")
+    what = "cut short" if damage is cut_short else "with a bit flipped"
+    told(f"the latest checkpoint {what}", "goes on from the one before it, and warns; equal to the last bit")
 
 
 def test_a_damaged_checkpoint_does_not_replace_the_one_before_it(tmp_path):

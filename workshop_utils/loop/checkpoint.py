@@ -1,7 +1,6 @@
 """The checkpoint of a training run: all ranks resume from it, and rank 0 writes it."""
 
 import os
-import pickle
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -11,7 +10,7 @@ from distributed.worker import warn
 
 from workshop_utils.loop.preemption import Preempted, ranks_told
 from workshop_utils.loop.ranks import check_all_alike, world
-from workshop_utils.models import WeightsError, checkpoint_exists, load_checkpoint, save_checkpoint
+from workshop_utils.models import NoCheckpoint, checkpoint_exists, load_checkpoint, save_checkpoint
 from workshop_utils.storage import open_fresh
 
 CURE = "Delete it, or choose another checkpoint."
@@ -82,10 +81,9 @@ class RunCheckpoint:
     def _load(self, path):
         try:
             return load_checkpoint(path)
-        except WeightsError as error:
-            of_content = isinstance(error.__cause__, (RuntimeError, EOFError, pickle.UnpicklingError))
-            if not (of_content and checkpoint_exists(before := f"{path}.before")):
-                raise  # storage that does not answer may do so later
+        except NoCheckpoint as error:  # others are of storage that does not answer, and may do so later
+            if not checkpoint_exists(before := f"{path}.before"):
+                raise
             saved, self.damaged = load_checkpoint(before), True
             if world()[0] == 0:
                 warn(f"{error} The run goes on from the checkpoint before it, {before!r}.")
