@@ -117,6 +117,27 @@ def environment(settings: Mapping[str, str]) -> Iterator[None]:
         os.environ.update({name: value for name, value in before.items() if os.environ.get(name) != value})
 
 
+@contextmanager
+def torch_as_found() -> Iterator[None]:
+    """Restore PyTorch's settings and the working directory after the block, which may end in the midst of a change.
+
+    Else the next attempt of a rank that outlived a death would run with others than the rank that is new.
+    """
+    import torch
+
+    folder, dtype, threads = os.getcwd(), torch.get_default_dtype(), torch.get_num_threads()
+    precision, deterministic = torch.get_float32_matmul_precision(), torch.get_deterministic_debug_mode()
+    with torch.set_grad_enabled(torch.is_grad_enabled()), torch.autograd.set_detect_anomaly(torch.is_anomaly_enabled()):
+        try:
+            yield
+        finally:
+            os.chdir(folder)
+            torch.set_default_dtype(dtype)
+            torch.set_num_threads(threads)
+            torch.set_float32_matmul_precision(precision)
+            torch.set_deterministic_debug_mode(deterministic)
+
+
 def serve_store(host: str) -> "list[TCPStore]":
     """Return a store for the ranks of a job, which listens on this worker's address alone, until it is released.
 
@@ -176,7 +197,8 @@ def run_rank(bootstrap: Callable, meeting: Meeting, mine: Assignment) -> bytes:
 
     _running = worker, mine
     try:
-        return bootstrap(run, store, mine)
+        with torch_as_found():
+            return bootstrap(run, store, mine)
     except BaseException as error:
         if not told:
             told.append(_tell(store, mine, error))
