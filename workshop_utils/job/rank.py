@@ -119,19 +119,18 @@ def environment(settings: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def torch_as_found() -> Iterator[None]:
-    """Restore PyTorch's settings and the working directory after the block, which may end in the midst of a change.
+    """Restore PyTorch's settings after the block, which may end in the midst of a change.
 
     Else the next attempt of a rank that outlived a death would run with others than the rank that is new.
     """
     import torch
 
-    folder, dtype, threads = os.getcwd(), torch.get_default_dtype(), torch.get_num_threads()
+    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
     precision, deterministic = torch.get_float32_matmul_precision(), torch.get_deterministic_debug_mode()
     with torch.set_grad_enabled(torch.is_grad_enabled()), torch.autograd.set_detect_anomaly(torch.is_anomaly_enabled()):
         try:
             yield
         finally:
-            os.chdir(folder)
             torch.set_default_dtype(dtype)
             torch.set_num_threads(threads)
             torch.set_float32_matmul_precision(precision)
