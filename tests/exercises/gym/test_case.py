@@ -12,6 +12,7 @@ import cloudpickle
 import numpy as np
 import pandas as pd
 import pytest
+import torch.distributed as dist
 
 from workshop_utils.cluster import start_cluster
 from workshop_utils.exercises import NotYet, gym
@@ -19,6 +20,7 @@ from workshop_utils.exercises.gym import case as gym_case
 from workshop_utils.exercises.gym import scores
 from workshop_utils.exercises.gym.faults import FOUND, Drawn, draw
 from workshop_utils.exercises.gym.run import PIECES, disguised
+from workshop_utils.results import log_metrics
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
 NUMBER = {one.kind: number for number, one in FOUND.items()} | {"none": 0}
@@ -123,6 +125,18 @@ def test_a_hanging_job_says_so_and_the_next_case_ends_it(room, capsys):
         assert "CancelledError" in hangs.result(wait_s=0)
         assert ended(healthy).diagnose("none") == 10
     assert "Your looks: metrics 1, result 1." in capsys.readouterr().out
+
+
+def test_a_case_is_there_when_both_ranks_have_logged_a_step(room, monkeypatch):
+    def late(plan):
+        for step in (9, 10):
+            time.sleep(dist.get_rank())
+            log_metrics(step=step)
+
+    gym.start(room, seed_of("none")).stop()  # which makes the clean run, of the real function
+    monkeypatch.setattr(gym_case, "train_sketches", late)
+    with gym.start(room, seed_of("none")) as case:
+        assert set(case._job.metrics()["rank"]) == {0, 1}
 
 
 def test_looks_are_counted_and_refusals_and_the_clean_run_are_not(room, capsys):
