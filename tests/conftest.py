@@ -24,6 +24,7 @@ from workshop_utils.dogs.sketches import write_sketches
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 WORKERS_ARE = "distributed.worker.multiprocessing-method"
+FORK_WORKERS = "workshop.fork-workers"
 IMPORTED_ONCE = ["torchvision", "workshop_utils.horovod", "workshop_utils.inference", "workshop_utils.training"]
 FAILED = pytest.StashKey[bool]()
 
@@ -34,10 +35,10 @@ def pytest_configure(config):
     # The suite is about the CPU, whatever the machine; `pytest -m gpu` is about the GPU.
     if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        # Workers are forked from a process that has imported PyTorch, as each import takes seconds of a core. Users'
-        # workers are spawned: so they are in tests/test_cluster.py, on several hosts and in notebooks. These here keep
-        # the environment of the first: what PyTorch or glibc reads when it starts has no effect in a later one.
-        dask.config.set({WORKERS_ARE: "forkserver"})
+        # All workers are forked from one process, as each import of PyTorch takes seconds of a core. A user's clusters
+        # have one such process each: so they do in tests/test_cluster.py and in notebooks. Workers here keep the
+        # environment of the first: what PyTorch or glibc reads when it starts has no effect in a later one.
+        dask.config.set({WORKERS_ARE: "forkserver", FORK_WORKERS: False})
         get_mp_context().set_forkserver_preload(IMPORTED_ONCE)
 
 

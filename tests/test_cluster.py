@@ -70,8 +70,8 @@ def end_of(client):
 
 
 @pytest.fixture(autouse=True)
-def workers_are_spawned():
-    with dask.config.set({"distributed.worker.multiprocessing-method": "spawn"}):
+def workers_are_started_as_a_users():
+    with dask.config.set({"distributed.worker.multiprocessing-method": "spawn", "workshop.fork-workers": True}):
         yield
 
 

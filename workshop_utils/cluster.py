@@ -7,6 +7,7 @@ import os
 import platform
 import shlex
 import socket
+import sys
 import warnings
 from collections import Counter
 from multiprocessing import current_process
@@ -18,6 +19,7 @@ from distributed import Client, LocalCluster
 from distributed.comm import get_address_host
 from distributed.core import Status
 
+from workshop_utils.forking import fork_workers
 from workshop_utils.joining import ClusterError, join, refuse_other_versions
 from workshop_utils.object_store import LOOPBACK, spare_loopback_the_proxy
 from workshop_utils.progress import waiting
@@ -168,6 +170,8 @@ def _start_local(n_workers, threads_per_worker, memory_limit):
     port = _dashboard_port()
     _set_worker_environment(torch_threads=max(1, CPU_COUNT // n_workers))
     _close_earlier()
+    if Cluster is LocalCluster and sys.platform == "linux" and dask.config.get("workshop.fork-workers", True):
+        fork_workers()
     busy = not port_is_free(port)
     with waiting(f"starting {n_workers} workers" if n_workers > 1 else "starting a worker"):
         client = Client(

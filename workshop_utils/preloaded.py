@@ -1,0 +1,22 @@
+"""What the process has imported that local workers are forked from: see `forking`. Nothing else imports this."""
+
+import os
+import signal
+
+import numpy as np
+
+import workshop_utils.inference
+import workshop_utils.training  # noqa: F401
+
+SERVER = os.getpid()
+
+
+def _begin() -> None:
+    if os.getppid() == SERVER:  # later, a worker's own forks come here too
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        np.random.seed()  # else all workers would draw the same; Python and PyTorch see to their own
+
+
+# Slurm signals all processes of a job. Without this one, nannies would take their workers for dead.
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.register_at_fork(after_in_child=_begin)
