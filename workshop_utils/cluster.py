@@ -47,6 +47,10 @@ def start_cluster(
     `workshop.dashboard-port` (`DASK_WORKSHOP__DASHBOARD_PORT`), 8787 unless set, and any free port for 0. A notebook
     has one local cluster at a time: starting another closes the one before, and a line says so.
 
+    On Linux without a GPU, local workers are forked from a process that has imported PyTorch, so that one that died is
+    back in a second. They find the environment variables of this call. With Dask's setting `workshop.fork-workers`
+    (`DASK_WORKSHOP__FORK_WORKERS`) False, each is a process of its own from the start, as Dask has it.
+
     n_workers: how many workers to start; None for the default above. Ignored where a running cluster is joined.
     threads_per_worker: tasks that one local worker runs at a time.
     memory_limit: of one local worker, as `LocalCluster` takes it: such as "2 GiB", bytes, or "auto" for a share of this

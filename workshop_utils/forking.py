@@ -3,6 +3,7 @@
 import os
 from multiprocessing import forkserver
 from threading import Thread
+from typing import Any
 
 import dask
 from distributed.utils import get_mp_context
@@ -20,7 +21,7 @@ def fork_workers() -> None:
 
 def _leave_server() -> None:
     """Have the next child of this process forked from another server. The one before ends with its last child."""
-    server = forkserver._forkserver  # type: ignore[attr-defined]  # multiprocessing has no public name for this
+    server: Any = forkserver._forkserver  # type: ignore[attr-defined]  # multiprocessing has no public name for this
     with server._lock:
         if server._forkserver_pid is not None:
             os.close(server._forkserver_alive_fd)

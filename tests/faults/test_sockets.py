@@ -100,7 +100,15 @@ def test_all_sockets_of_a_running_workshop_are_on_loopback_and_the_lab_asks_for_
         wait_for(lambda: any("ipykernel" in program for program, _ in listening(mark)), logs)
         wait_for(lambda: any("tensorboard" in program for program, _ in listening(mark)), logs)
         found = listening(mark)
-        for part in ("workshop lab", "workshop room", "ipykernel", "script.py", "spawn_main", "weed", "tensorboard"):
+        for part in (
+            "workshop lab",
+            "workshop room",
+            "ipykernel",
+            "script.py",
+            "multiprocessing.forkserver",
+            "weed",
+            "tensorboard",
+        ):
             assert any(part in program for program, _ in found), (part, found)
         assert {address for _, address in found} <= {"127.0.0.1", "::1"}, found
     finally:

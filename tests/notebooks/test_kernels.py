@@ -40,7 +40,7 @@ def kernel(tmp_path, monkeypatch):
     process = psutil.Process(manager.provisioner.pid)
     processes = process.children(recursive=True)
     names = " ".join(" ".join(one.cmdline()) for one in processes)
-    assert "spawn_main" in names and "weed server" in names and len(processes) >= 5, names
+    assert "multiprocessing.forkserver" in names and "weed server" in names and len(processes) >= 5, names
     yield manager, process, processes
     client.stop_channels()
     manager.shutdown_kernel(now=True)

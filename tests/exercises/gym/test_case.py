@@ -119,7 +119,7 @@ def test_a_hanging_job_says_so_and_the_next_case_ends_it(room, capsys):
     begun, seen = time.monotonic(), hangs.workers()
     assert seen["n_threads"].notna().all() and list(seen["children"]) == [1, 1]
     assert time.monotonic() - begun < 25  # the rank that hangs is not waited for
-    with gym.start(room, seed_of("none")) as healthy:  # on new workers, which import PyTorch first
+    with gym.start(room, seed_of("none")) as healthy:  # on new workers
         assert set(healthy.metrics()["rank"]) == {0, 1}
         assert "<Case of seed" in repr(hangs) and "ended" in repr(hangs)
         assert "CancelledError" in hangs.result(wait_s=0)

@@ -26,7 +26,7 @@ from workshop_utils.storage import cache_folder, open_address, share, shared_fol
 
 N_RANKS = 2
 N_EACH = PER_EPOCH * BATCH_SIZE // len(HELD_OUT)  # sketches of each breed
-BEGIN_S = 60  # time limit for both ranks to log a step: new workers import PyTorch first
+BEGIN_S = 60  # time limit for both ranks to log a step: spawned workers import PyTorch first
 RERUN_S = 45  # time limit of a rerun, which takes seconds on free cores
 CLOSE = 1e-3  # relative difference of losses from those of the clean run
 SLOWEST = 2.5  # times the steps before any fault, that later ones may take
