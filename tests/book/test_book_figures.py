@@ -136,7 +136,8 @@ def test_a_benchmark_that_fails_is_named_and_the_others_run(table, tmp_path, cap
 
 
 def test_a_benchmark_ends_with_the_table(table, tmp_path):
-    (tmp_path / "slow.py").write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)")
+    slow = "import os, time\ntime.sleep(2)\nprint(os.getpid(), flush=True)\ntime.sleep(600)"
+    (tmp_path / "slow.py").write_text(slow)  # by its first line the table waits for it: before, Python can miss a Ctrl-C
     code = f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks')!r})\nimport pathlib, table\n"
     code += f"table.run_all(['slow'], pathlib.Path({str(tmp_path)!r}))"
     running = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
