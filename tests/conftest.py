@@ -1,6 +1,7 @@
 """What many tests share: one cluster, one S3 server, a few sketches, small random weights, the real photos if there."""
 
 import builtins
+import importlib
 import os
 import signal
 import sys
@@ -66,6 +67,13 @@ def no_settings_of_the_users(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path / "cache"))
     monkeypatch.delattr(builtins, "__IPYTHON__", raising=False)  # left by a test that had a shell
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    """Import a script of benchmarks/ by its name."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    return importlib.import_module
 
 
 class SharedCluster:

@@ -52,6 +52,7 @@ def test_a_worker_has_imported_pytorch_also_the_one_after_a_death(two):
     until(lambda: victim not in (now := two.run(os.getpid, on_error="ignore").values()) and len(now) == 2, "no new one")
     assert all(two.run(has_torch).values())
     assert server_of(two).ppid() == os.getpid()
+    assert not any(two.run(lambda: sys.modules["workshop_utils.s3"]._is_fork).values())  # obstore can be used there
 
 
 def test_each_cluster_finds_the_environment_of_its_start_and_its_server_ends_with_it(monkeypatch):

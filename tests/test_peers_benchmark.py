@@ -1,21 +1,11 @@
 """The peers of inference and of many models are timed fairly, and a contestant that is not there says so."""
 
-import importlib
 import importlib.util
 import json
 import time
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-
-
-@pytest.fixture
-def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module
 
 
 def test_the_clock_of_a_peer_leaves_its_start_out(benchmark):

@@ -136,8 +136,9 @@ def test_a_benchmark_that_fails_is_named_and_the_others_run(table, tmp_path, cap
 
 
 def test_a_benchmark_ends_with_the_table(table, tmp_path):
+    # By the first line of slow.py the table waits for its end: just before it waits, Python can miss a Ctrl-C.
     slow = "import os, time\ntime.sleep(2)\nprint(os.getpid(), flush=True)\ntime.sleep(600)"
-    (tmp_path / "slow.py").write_text(slow)  # by its first line the table waits for it: before, Python can miss a Ctrl-C
+    (tmp_path / "slow.py").write_text(slow)
     code = f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks')!r})\nimport pathlib, table\n"
     code += f"table.run_all(['slow'], pathlib.Path({str(tmp_path)!r}))"
     running = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
