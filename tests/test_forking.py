@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import random
 import signal
 import sys
 import time
@@ -10,6 +11,8 @@ import dask
 import numpy as np
 import psutil
 import pytest
+import torch
+from distributed import Client, LocalCluster
 
 from workshop_utils import ddp
 from workshop_utils.cluster import start_cluster
@@ -17,13 +20,13 @@ from workshop_utils.cluster import start_cluster
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def workers_are_forked():
     with dask.config.set({"distributed.worker.multiprocessing-method": "spawn", "workshop.fork-workers": True}):
         yield
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def two():
     with start_cluster(2) as client, client.cluster:
         yield client
@@ -38,6 +41,10 @@ def server_of(client):
     return psutil.Process(parent)
 
 
+def servers():
+    return [child for child in psutil.Process().children() if "multiprocessing.forkserver" in " ".join(child.cmdline())]
+
+
 def until(is_so, what, limit_s=60):
     give_up = time.monotonic() + limit_s
     while not is_so():
@@ -45,32 +52,62 @@ def until(is_so, what, limit_s=60):
         time.sleep(0.1)
 
 
-def test_a_worker_has_imported_pytorch_also_the_one_after_a_death(two):
-    assert all(two.run(has_torch).values())
-    before = two.run(os.getpid)
-    os.kill(victim := min(before.values()), signal.SIGKILL)
-    until(lambda: victim not in (now := two.run(os.getpid, on_error="ignore").values()) and len(now) == 2, "no new one")
-    assert all(two.run(has_torch).values())
-    assert server_of(two).ppid() == os.getpid()
-    assert not any(two.run(lambda: sys.modules["workshop_utils.s3"]._is_fork).values())  # obstore can be used there
+def until_replaced(client, victim):
+    def is_replaced():
+        now = client.run(os.getpid, on_error="ignore").values()
+        return victim not in now and len(now) == 2
+
+    until(is_replaced, "no new worker")
 
 
-def test_each_cluster_finds_the_environment_of_its_start_and_its_server_ends_with_it(monkeypatch):
+def test_a_worker_has_imported_pytorch_also_the_one_after_a_death():
+    with start_cluster(2) as client, client.cluster:
+        assert all(client.run(has_torch).values())
+        assert not any(client.run(lambda: sys.modules["workshop_utils.s3"]._is_fork).values())  # obstore can be used
+        server = server_of(client)
+        assert server.ppid() == os.getpid()
+        server.terminate()  # as Slurm does to all processes of a job: the server stays
+        for deadly in (signal.SIGKILL, signal.SIGTERM):
+            os.kill(victim := min(client.run(os.getpid).values()), deadly)
+            until_replaced(client, victim)
+        assert all(client.run(has_torch).values()) and server_of(client) == server
+
+
+def test_a_new_worker_finds_the_environment_of_its_start_and_an_old_server_ends(monkeypatch):
     monkeypatch.setenv("ONLY_BEFORE", "1")
-    with start_cluster(2, threads_per_worker=1) as client, client.cluster:
+    with start_cluster(2) as client, client.cluster:
         assert set(client.run(os.getenv, "ONLY_BEFORE").values()) == {"1"}
         first = server_of(client)
-    monkeypatch.delenv("ONLY_BEFORE")
-    monkeypatch.setenv("ONLY_LATER", "2")
+        monkeypatch.delenv("ONLY_BEFORE")
+        monkeypatch.setenv("ONLY_LATER", "2")
+        os.kill(victim := min(client.run(os.getpid).values()), signal.SIGKILL)
+        until_replaced(client, victim)
+        seen = client.run(lambda: (os.getenv("ONLY_BEFORE"), os.getenv("ONLY_LATER"))).values()
+        assert set(seen) == {("1", None), (None, "2")}
+    until(lambda: not servers(), "a server is left though its cluster is closed")
+    assert not first.is_running()
+
+
+def test_pytorch_computes_on_all_cores_of_a_workers_share():
     with start_cluster(1) as client, client.cluster:
-        assert client.submit(lambda: (os.getenv("ONLY_BEFORE"), os.getenv("ONLY_LATER"))).result() == (None, "2")
         threads = client.submit(lambda: __import__("torch").get_num_threads()).result()
         assert threads == int(client.submit(os.getenv, "OMP_NUM_THREADS").result()) == os.cpu_count()
-    until(lambda: not first.is_running(), "the server of the first cluster is still there, or a zombie")
 
 
-def test_workers_draw_other_numbers_from_numpy_and_python(two):
-    for draw in (lambda: np.random.random(), lambda: __import__("random").random()):
+def test_a_cluster_of_the_users_own_is_as_dasks_settings_say(two):
+    settings = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0", "silence_logs": 50}
+    with LocalCluster(**settings) as cluster, Client(cluster) as client:
+        assert set(client.run(os.getppid).values()) == {os.getpid()}
+        assert not any(client.run(has_torch).values())
+
+
+def test_workers_draw_other_numbers(two):
+    for draw in (
+        lambda: np.random.random(),
+        lambda: random.random(),
+        lambda: torch.rand(1).item(),
+        lambda: torch.initial_seed(),
+    ):
         assert len(set(two.run(draw).values())) == 2
 
 
@@ -92,25 +129,20 @@ def test_a_worker_forks_as_any_process_does(two):
     assert list(two.run(drawn_in_a_child).values()) == [(drawn, True)] * 2  # in the main thread, as signals need
 
 
-def test_two_clusters_side_by_side_have_a_server_each(two):
+def test_of_two_clusters_each_keeps_its_number_of_threads(two):
     with start_cluster(1) as other, other.cluster:
-        assert server_of(other) != server_of(two)
         assert ddp.run(two, os.getpid) != ddp.run(other, os.getpid)
+        os.kill(victim := min(two.run(os.getpid).values()), signal.SIGKILL)
+        until_replaced(two, victim)
+        threads = [set(client.run(os.getenv, "OMP_NUM_THREADS").values()) for client in (two, other)]
+        assert threads == [{str(os.cpu_count() // 2)}, {str(os.cpu_count())}]
     assert len(ddp.run(two, os.getpid)) == 2
 
 
-def test_sigterm_ends_a_worker_and_not_the_server_of_all(two):
-    server, before = server_of(two), set(two.run(os.getpid).values())
-    server.terminate()
-    os.kill(victim := min(before), signal.SIGTERM)
-    until(lambda: victim not in (now := two.run(os.getpid, on_error="ignore").values()) and len(now) == 2, "no new one")
-    assert server_of(two) == server
-    assert before - {victim} < set(two.run(os.getpid).values())
-
-
 def test_where_the_server_is_killed_its_workers_are_replaced_from_a_new_one(two):
-    server, before = server_of(two), set(two.run(os.getpid).values())
-    server.kill()
+    before = set(two.run(os.getpid).values())
+    for server in servers():
+        server.kill()
 
     def all_new():
         now = set(two.run(os.getpid, on_error="ignore").values())
@@ -118,7 +150,7 @@ def test_where_the_server_is_killed_its_workers_are_replaced_from_a_new_one(two)
 
     until(all_new, "the workers of the dead server are still in use")
     until(lambda: not any(map(psutil.pid_exists, before)), "workers of the dead server live on")
-    assert len(ddp.run(two, os.getpid)) == 2 and server_of(two) != server
+    assert len(ddp.run(two, os.getpid)) == 2
 
 
 def test_a_setting_has_them_spawned():

@@ -10,6 +10,7 @@ import socket
 import sys
 import warnings
 from collections import Counter
+from functools import partial
 from multiprocessing import current_process
 
 import dask
@@ -19,7 +20,7 @@ from distributed import Client, LocalCluster
 from distributed.comm import get_address_host
 from distributed.core import Status
 
-from workshop_utils.forking import fork_workers
+from workshop_utils.forking import ForkingNanny
 from workshop_utils.joining import ClusterError, join, refuse_other_versions
 from workshop_utils.object_store import LOOPBACK, spare_loopback_the_proxy
 from workshop_utils.progress import waiting
@@ -48,8 +49,8 @@ def start_cluster(
     has one local cluster at a time: starting another closes the one before, and a line says so.
 
     On Linux without a GPU, local workers are forked from a process that has imported PyTorch, so that one that died is
-    back in a second. They find the environment variables of this call. With Dask's setting `workshop.fork-workers`
-    (`DASK_WORKSHOP__FORK_WORKERS`) False, each is a process of its own from the start, as Dask has it.
+    back in a second (in six where the environment variables of this process have changed). With Dask's setting
+    `workshop.fork-workers` (`DASK_WORKSHOP__FORK_WORKERS`) False, each starts Python anew, as Dask has it.
 
     n_workers: how many workers to start; None for the default above. Ignored where a running cluster is joined.
     threads_per_worker: tasks that one local worker runs at a time.
@@ -174,8 +175,6 @@ def _start_local(n_workers, threads_per_worker, memory_limit):
     port = _dashboard_port()
     _set_worker_environment(torch_threads=max(1, CPU_COUNT // n_workers))
     _close_earlier()
-    if Cluster is LocalCluster and sys.platform == "linux" and dask.config.get("workshop.fork-workers", True):
-        fork_workers()
     busy = not port_is_free(port)
     with waiting(f"starting {n_workers} workers" if n_workers > 1 else "starting a worker"):
         client = Client(
@@ -205,7 +204,9 @@ def _choose_local(n_workers):
     """Return (number of workers, class of cluster) for this machine."""
     gpus = n_gpus()
     if not gpus:
-        return n_workers or min(4, CPU_COUNT), LocalCluster
+        forks = sys.platform == "linux" and dask.config.get("workshop.fork-workers", True)
+        Cluster = partial(LocalCluster, worker_class=ForkingNanny) if forks else LocalCluster
+        return n_workers or min(4, CPU_COUNT), Cluster
     hide = "hide the GPUs with CUDA_VISIBLE_DEVICES='' to work on the CPU"
     if n_workers and n_workers > gpus:
         raise ClusterError(

@@ -1,22 +1,83 @@
 """Have local workers forked from a process that has imported PyTorch, so that a new one takes a second, not five."""
 
+import asyncio
 import os
 from multiprocessing import forkserver
-from threading import Thread
-from typing import Any
+from threading import Lock, Thread
+from typing import Any, Literal
 
 import dask
+from distributed import Nanny
+from distributed.core import Status
+from distributed.proctitle import enable_proctitle_on_children
 from distributed.utils import get_mp_context
 
+IMPORTED = ["distributed.nanny", "workshop_utils.preloaded"]
 
-def fork_workers() -> None:
-    """Let the nannies of this process fork their workers, from now on, from a new server.
 
-    A worker finds the environment of the moment in which the server starts, with the first of its workers.
+class ForkingNanny(Nanny):
+    """A nanny whose worker is forked from a server, which all nannies of this class have in common.
+
+    A worker finds the environment that a new process would find: where that has changed, there is a new server.
     """
-    dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
-    get_mp_context().set_forkserver_preload(["distributed.nanny", "workshop_utils.preloaded"])
-    _leave_server()
+
+    async def instantiate(self) -> Status:
+        enable_proctitle_on_children()  # it sets a variable: the first of some workers is to find what all find
+        while not _server.begin(self, {**os.environ, **self.pre_spawn_env}):
+            await asyncio.sleep(0.05)
+        try:
+            return await super().instantiate()
+        finally:
+            _server.end(self)
+
+    async def close(self, *args: Any, **settings: Any) -> Literal["OK"]:  # type: ignore[override]
+        try:
+            return await super().close(*args, **settings)
+        finally:
+            _server.leave(self)
+
+
+class _Server:
+    """What this process knows of the server that workers are forked from."""
+
+    def __init__(self):
+        self.lock = Lock()  # clusters have threads of their own
+        self.environment: dict | None = None  # None: there is no server
+        self.nannies: set = set()
+        self.starting: set = set()
+        self.setting: Any = None
+
+    def begin(self, nanny, environment):
+        """Prepare for a start, and return True; False as long as others start that need another environment."""
+        with self.lock:
+            if environment != self.environment:
+                if self.starting:
+                    return False
+                _leave_server()
+                self.environment = environment
+            if not self.starting:
+                # Dask has one setting for all clusters of a process, so it is set no longer than a worker starts.
+                self.setting = dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
+                get_mp_context().set_forkserver_preload(IMPORTED)
+            self.starting.add(nanny)
+            self.nannies.add(nanny)
+            return True
+
+    def end(self, nanny):
+        with self.lock:
+            self.starting.discard(nanny)
+            if not self.starting:
+                self.setting.__exit__(None, None, None)
+
+    def leave(self, nanny):
+        with self.lock:
+            self.nannies.discard(nanny)
+            if not self.nannies and self.environment is not None:
+                _leave_server()
+                self.environment = None
+
+
+_server = _Server()
 
 
 def _leave_server() -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 
 import numpy as np
+import torch
 
 import workshop_utils.inference
 import workshop_utils.training  # noqa: F401
@@ -14,7 +15,8 @@ SERVER = os.getpid()
 def _begin() -> None:
     if os.getppid() == SERVER:  # later, a worker's own forks come here too
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        np.random.seed()  # else all workers would draw the same; Python and PyTorch see to their own
+        np.random.seed()  # else all workers would draw the same numbers; Python sees to its own
+        torch.seed()
 
 
 # Slurm signals all processes of a job. Without this one, nannies would take their workers for dead.
