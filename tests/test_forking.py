@@ -6,6 +6,7 @@ import random
 import signal
 import sys
 import time
+from threading import Thread
 
 import dask
 import numpy as np
@@ -86,6 +87,23 @@ def test_a_new_worker_finds_the_environment_of_its_start_and_an_old_server_ends(
         assert set(seen) == {("1", None), (None, "2")}
     until(lambda: not servers(), "a server is left though its cluster is closed")
     assert not first.is_running()
+
+
+def test_the_stop_button_does_not_end_a_server_that_still_imports():
+    told = []
+
+    def stop():
+        until(servers, "no server")
+        time.sleep(0.5)
+        for server in servers():
+            told.append(server)
+            server.send_signal(signal.SIGINT)
+
+    stopping = Thread(target=stop)
+    stopping.start()
+    with start_cluster(1) as client, client.cluster:
+        stopping.join()
+        assert [server_of(client)] == told
 
 
 def test_pytorch_computes_on_all_cores_of_a_workers_share():

@@ -1,7 +1,7 @@
 """Have local workers forked from a process that has imported PyTorch, so that a new one takes a second, not five."""
 
-import asyncio
 import os
+import time
 from multiprocessing import forkserver
 from threading import Lock, Thread
 from typing import Any, Literal
@@ -12,8 +12,6 @@ from distributed.core import Status
 from distributed.proctitle import enable_proctitle_on_children
 from distributed.utils import get_mp_context
 
-IMPORTED = ["distributed.nanny", "workshop_utils.preloaded"]
-
 
 class ForkingNanny(Nanny):
     """A nanny whose worker is forked from a server, which all nannies of this class have in common.
@@ -23,8 +21,7 @@ class ForkingNanny(Nanny):
 
     async def instantiate(self) -> Status:
         enable_proctitle_on_children()  # it sets a variable: the first of some workers is to find what all find
-        while not _server.begin(self, {**os.environ, **self.pre_spawn_env}):
-            await asyncio.sleep(0.05)
+        _server.begin(self, {**os.environ, **self.pre_spawn_env})
         try:
             return await super().instantiate()
         finally:
@@ -48,20 +45,16 @@ class _Server:
         self.setting: Any = None
 
     def begin(self, nanny, environment):
-        """Prepare for a start, and return True; False as long as others start that need another environment."""
         with self.lock:
             if environment != self.environment:
-                if self.starting:
-                    return False
                 _leave_server()
                 self.environment = environment
             if not self.starting:
                 # Dask has one setting for all clusters of a process, so it is set no longer than a worker starts.
                 self.setting = dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
-                get_mp_context().set_forkserver_preload(IMPORTED)
+                get_mp_context().set_forkserver_preload(["workshop_utils.preloaded"])
             self.starting.add(nanny)
             self.nannies.add(nanny)
-            return True
 
     def end(self, nanny):
         with self.lock:
@@ -85,6 +78,11 @@ def _leave_server() -> None:
     server: Any = forkserver._forkserver  # type: ignore[attr-defined]  # multiprocessing has no public name for this
     with server._lock:
         if server._forkserver_pid is not None:
-            os.close(server._forkserver_alive_fd)
-            Thread(target=os.waitpid, args=(server._forkserver_pid, 0), daemon=True).start()
-            server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
+            Thread(target=_end_server, args=(server._forkserver_pid, server._forkserver_alive_fd), daemon=True).start()
+            server._forkserver_pid = None
+
+
+def _end_server(pid, alive_fd):
+    time.sleep(1)  # another thread may be about to ask this server for a child
+    os.close(alive_fd)
+    os.waitpid(pid, 0)

@@ -1,8 +1,14 @@
 """What the process has imported that local workers are forked from: see `forking`. Nothing else imports this."""
 
+# ruff: noqa: E402
 import os
 import signal
 
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # else the stop button, which signals a kernel's children, ends the import
+# Slurm signals all processes of a job. Without this one, nannies would take their workers for dead.
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+import distributed.nanny  # noqa: F401
 import numpy as np
 import torch
 
@@ -19,6 +25,5 @@ def _begin() -> None:
         torch.seed()
 
 
-# Slurm signals all processes of a job. Without this one, nannies would take their workers for dead.
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
 os.register_at_fork(after_in_child=_begin)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as a worker finds it; the server itself ignores it from here
