@@ -75,6 +75,15 @@ def workers_are_started_as_a_users():
         yield
 
 
+@pytest.mark.parametrize("forked", [True, False])
+def test_the_stop_button_keeps_the_workers(forked):
+    """Jupyter sends SIGINT to all processes of the kernel's group."""
+    with dask.config.set({"workshop.fork-workers": forked}), start_cluster(1) as client, client.cluster:
+        (before,) = client.run(os.getpid).values()
+        os.kill(before, signal.SIGINT)
+        assert client.submit(os.getpid).result(timeout=30) == before
+
+
 def kill_a_worker(client):
     """Kill one worker of this machine and wait until its nanny has started another."""
     before = client.run(os.getpid)

@@ -6,6 +6,7 @@ import logging
 import os
 import platform
 import shlex
+import signal
 import socket
 import sys
 import warnings
@@ -19,6 +20,7 @@ from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster
 from distributed.comm import get_address_host
 from distributed.core import Status
+from distributed.diagnostics.plugin import WorkerPlugin
 
 from workshop_utils.forking import ForkingNanny
 from workshop_utils.joining import ClusterError, join, refuse_other_versions
@@ -188,6 +190,7 @@ def _start_local(n_workers, threads_per_worker, memory_limit):
                 dashboard_address=f"{LOOPBACK}:{0 if busy else port}",
             )
         )
+    client.register_plugin(_LivesOn())
     if busy:
         warnings.warn(
             f"Port {port} is busy, probably with the cluster of another notebook, so this one's dashboard "
@@ -198,6 +201,13 @@ def _start_local(n_workers, threads_per_worker, memory_limit):
     if hasattr(builtins, "__IPYTHON__"):  # a program may want two clusters side by side
         _started.append(client)
     return client
+
+
+class _LivesOn(WorkerPlugin):
+    """Keeps a worker when the stop button is pressed: Jupyter signals all processes of the kernel's group."""
+
+    def setup(self, worker):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _choose_local(n_workers):

@@ -4,7 +4,7 @@
 import os
 import signal
 
-signal.signal(signal.SIGINT, signal.SIG_IGN)  # else the stop button, which signals a kernel's children, ends the import
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # Jupyter's stop button signals the kernel's children, too
 # Slurm signals all processes of a job. Without this one, nannies would take their workers for dead.
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
@@ -26,4 +26,3 @@ def _begin() -> None:
 
 
 os.register_at_fork(after_in_child=_begin)
-signal.signal(signal.SIGINT, signal.default_int_handler)  # as a worker finds it; the server itself ignores it from here
