@@ -90,6 +90,7 @@ def test_a_new_worker_finds_the_environment_of_its_start_and_an_old_server_ends(
 
 
 def test_the_stop_button_does_not_end_a_server_that_still_imports():
+    until(lambda: not servers(), "the server of the test before is still there")
     told = []
 
     def stop():
