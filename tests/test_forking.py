@@ -172,6 +172,12 @@ def test_where_the_server_is_killed_its_workers_are_replaced_from_a_new_one(two)
     assert len(ddp.run(two, os.getpid)) == 2
 
 
+def test_only_the_server_ignores_signals():
+    assert "workshop_utils.preloaded" not in sys.modules
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
 def test_a_setting_has_them_spawned():
     with dask.config.set({"workshop.fork-workers": False}), start_cluster(1) as client, client.cluster:
         assert set(client.run(os.getppid).values()) == {os.getpid()}

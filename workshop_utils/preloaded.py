@@ -1,4 +1,7 @@
-"""What the process has imported that local workers are forked from: see `forking`. Nothing else imports this."""
+"""What the process has imported that local workers are forked from: see `forking`.
+
+Nothing else may import this, as it has the process ignore signals.
+"""
 
 # ruff: noqa: E402
 import os
