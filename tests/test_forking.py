@@ -18,11 +18,14 @@ from distributed import Client, LocalCluster
 from workshop_utils import ddp
 from workshop_utils.cluster import start_cluster
 
+OTHERS: set = set()  # servers of the tests before
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
 
 
 @pytest.fixture(autouse=True, scope="module")
 def workers_are_forked():
+    OTHERS.update(servers())
     with dask.config.set({"distributed.worker.multiprocessing-method": "spawn", "workshop.fork-workers": True}):
         yield
 
@@ -43,7 +46,8 @@ def server_of(client):
 
 
 def servers():
-    return [child for child in psutil.Process().children() if "multiprocessing.forkserver" in " ".join(child.cmdline())]
+    children = psutil.Process().children()
+    return {child for child in children if "multiprocessing.forkserver" in " ".join(child.cmdline())} - OTHERS
 
 
 def until(is_so, what, limit_s=60):
