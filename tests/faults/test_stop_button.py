@@ -71,9 +71,8 @@ def test_after_the_stop_button_each_cell_runs(path, monkeypatch, told):
                 reply = answer(client, request, STOPPED_WITHIN_S)
                 assert reply is not None, f"does not stop: {cell.source}"
             reply = answer(client, client.execute(cell.source), CELL_LIMIT_S)
-            if (
-                reply and reply.get("ename") == "WorkersBusy"
-            ):  # Dask cannot end a function that runs: the error's own cure
+            if reply and reply.get("ename") == "WorkersBusy":
+                # Dask cannot end a function that runs. This is the error's own cure.
                 answer(client, client.execute("client.restart()"), CELL_LIMIT_S)
                 reply = answer(client, client.execute(cell.source), CELL_LIMIT_S)
             assert reply is not None, f"does not end after it was stopped: {cell.source}"
