@@ -52,7 +52,7 @@ def said():
         "Dask": of_modules("distributed.scheduler", "distributed.worker_memory"),
         "JupyterLab": [jupyter.read_text(encoding="utf-8")],
         "Python": [*of_modules("multiprocessing.process"), str(missing.value)],
-        "PyTorch": of_notebooks(),
+        "PyTorch": [*of_notebooks(), *of_modules("torch")],
         "fsspec": of_modules("fsspec.asyn"),
     }
 
