@@ -1,6 +1,5 @@
 """What many tests share: one cluster, one S3 server, a few sketches, small random weights, the real photos if there."""
 
-import builtins
 import importlib
 import os
 import signal
@@ -66,7 +65,6 @@ def no_settings_of_the_users(monkeypatch, tmp_path):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delattr(builtins, "__IPYTHON__", raising=False)  # left by a test that had a shell
 
 
 @pytest.fixture

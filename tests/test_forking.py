@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from threading import Thread
@@ -109,6 +110,21 @@ def test_the_stop_button_does_not_end_a_server_that_still_imports():
     with start_cluster(1) as client, client.cluster:
         stopping.join()
         assert [server_of(client)] == told
+
+
+def test_a_file_in_the_working_directory_is_not_taken_for_a_library(tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/tqdm.py").write_text("raise RuntimeError")
+    (tmp_path / "script.py").write_text(
+        "from workshop_utils.cluster import start_cluster\n"
+        "if __name__ == '__main__':\n"
+        "    with start_cluster(1) as client, client.cluster:\n"
+        "        print(client.submit(lambda: 'torch' in __import__('sys').modules).result())\n"
+    )
+    environment = {**os.environ, "DASK_WORKSHOP__DASHBOARD_PORT": "0"}
+    command = [sys.executable, tmp_path / "script.py"]
+    said = subprocess.run(command, cwd=tmp_path / "here", env=environment, capture_output=True, text=True, timeout=100)
+    assert said.stdout == "True\n", said.stderr
 
 
 def test_pytorch_computes_on_all_cores_of_a_workers_share():

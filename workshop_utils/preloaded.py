@@ -6,7 +6,9 @@ Nothing else may import this, as it has the process ignore signals.
 # ruff: noqa: E402
 import os
 import signal
+import sys
 
+sys.path[:] = filter(None, sys.path)  # without the working directory, whose files could be taken for libraries
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # Jupyter's stop button signals the kernel's children, too
 # Slurm signals all processes of a job. Without this one, nannies would take their workers for dead.
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

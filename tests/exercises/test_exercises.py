@@ -1,12 +1,21 @@
 """What all checks share: a hint in one line, never a traceback, and whose answer it was."""
 
+import builtins
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
+from IPython.core.interactiveshell import InteractiveShell
 
 from workshop_utils.exercises import NotYet, exercise, expect, ours, passed, reconcile, unanswered
+
+
+@pytest.fixture
+def shell():
+    yield InteractiveShell.instance()
+    InteractiveShell.clear_instance()
+    del builtins.__IPYTHON__  # else the tests that follow would be in a notebook
 
 
 @exercise
@@ -63,10 +72,7 @@ def test_a_check_says_whose_answer_it_was(capsys):
     assert repr(solution) == "2" and repr(ours("ab")) == "'ab'"
 
 
-def test_an_error_in_an_attendees_cell_names_its_line():
-    from IPython.core.interactiveshell import InteractiveShell
-
-    shell = InteractiveShell.instance()
+def test_an_error_in_an_attendees_cell_names_its_line(shell):
     shell.compile.get_code_name = lambda *of_a_cell: "/tmp/ipykernel_1/2.py"
     shell.run_cell("def my_answer(x):\n    return 1 / x")
     check = exercise(lambda answer: print(answer(0)))
@@ -121,10 +127,7 @@ def test_a_check_that_fails_itself_gives_a_hint_with_the_reason():
         check(3)
 
 
-def test_a_hint_is_one_line_in_a_notebook(capsys):
-    from IPython.core.interactiveshell import InteractiveShell
-
-    shell = InteractiveShell.instance()
+def test_a_hint_is_one_line_in_a_notebook(shell, capsys):
     result = shell.run_cell("from workshop_utils.exercises import expect\nexpect(False, 'look at the index.')")
     assert isinstance(result.error_in_exec, NotYet)
     assert capsys.readouterr().out == "Not yet: look at the index.\n"
