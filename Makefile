@@ -64,7 +64,7 @@ test: setup-test
 	$(COMPARE) --each-on-one-core $(ON_ONE_CORE)
 	$(COMPARE) $(filter-out $(ON_ONE_CORE),$(ALL))
 
-FIRST_HALF := $(addprefix tests/,book job loop tool tools) $(wildcard tests/test_[a-e]*.py)
+FIRST_HALF := $(addprefix tests/,book job loop tool tools) $(wildcard tests/test_[a-i]*.py)
 unit: setup-test  # in two halves side by side, as either leaves a core idle half of the time
 	@mkdir -p build
 	@$(BIN)/pytest $(FIRST_HALF) workshop_utils > build/first-half.log 2>&1 & first=$$!; \
