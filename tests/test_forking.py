@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.util import get_temp_dir
 from threading import Thread
 
 import dask
@@ -90,8 +91,7 @@ def test_a_new_worker_finds_the_environment_of_its_start_and_an_old_server_ends(
         until_replaced(client, victim)
         seen = client.run(lambda: (os.getenv("ONLY_BEFORE"), os.getenv("ONLY_LATER"))).values()
         assert set(seen) == {("1", None), (None, "2")}
-    until(lambda: not servers(), "a server is left though its cluster is closed")
-    assert not first.is_running()
+    until(lambda: not servers() and not first.is_running(), "a server is left though its cluster is closed")
 
 
 def test_the_stop_button_does_not_end_a_server_that_still_imports():
@@ -125,6 +125,27 @@ def test_a_file_in_the_working_directory_is_not_taken_for_a_library(tmp_path):
     command = [sys.executable, tmp_path / "script.py"]
     said = subprocess.run(command, cwd=tmp_path / "here", env=environment, capture_output=True, text=True, timeout=100)
     assert said.stdout == "True\n", said.stderr
+
+
+def test_other_children_of_the_program_keep_their_own_server():
+    context = multiprocessing.get_context("forkserver")
+    children = []
+
+    def server_of_a_child():
+        children.append(child := context.Process(target=time.sleep, args=(600,)))
+        child.start()
+        return psutil.Process(psutil.Process(child.pid).ppid())
+
+    own = server_of_a_child()
+    files = set(os.listdir(get_temp_dir()))
+    with start_cluster(1) as client, client.cluster:
+        assert server_of_a_child() == own != server_of(client)
+    until(lambda: set(os.listdir(get_temp_dir())) <= files, "a server's socket is left")
+    assert server_of_a_child() == own
+    for child in children:
+        child.terminate()
+        child.join(30)
+        assert child.exitcode == -signal.SIGTERM
 
 
 def test_pytorch_computes_on_all_cores_of_a_workers_share():
@@ -168,14 +189,16 @@ def test_a_worker_forks_as_any_process_does(two):
     assert list(two.run(drawn_in_a_child).values()) == [(drawn, True)] * 2  # in the main thread, as signals need
 
 
-def test_of_two_clusters_each_keeps_its_number_of_threads(two):
-    with start_cluster(1) as other, other.cluster:
+def test_of_two_clusters_each_keeps_its_number_of_threads():
+    with start_cluster(2) as two, two.cluster, start_cluster(1) as other, other.cluster:
+        server = server_of(two)
         assert ddp.run(two, os.getpid) != ddp.run(other, os.getpid)
         os.kill(victim := min(two.run(os.getpid).values()), signal.SIGKILL)
         until_replaced(two, victim)
         threads = [set(client.run(os.getenv, "OMP_NUM_THREADS").values()) for client in (two, other)]
         assert threads == [{str(os.cpu_count() // 2)}, {str(os.cpu_count())}]
-    assert len(ddp.run(two, os.getpid)) == 2
+        assert server_of(two) == server != server_of(other)
+        assert len(ddp.run(two, os.getpid)) == 2
 
 
 def test_where_the_server_is_killed_its_workers_are_replaced_from_a_new_one(two):
