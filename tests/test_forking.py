@@ -215,6 +215,13 @@ def test_where_the_server_is_killed_its_workers_are_replaced_from_a_new_one(two)
     assert len(ddp.run(two, os.getpid)) == 2
 
 
+def test_a_worker_starts_children_as_dasks_settings_say():
+    with start_cluster(1) as client, client.cluster:
+        setting = "distributed.worker.multiprocessing-method"
+        found = client.submit(lambda: (multiprocessing.get_start_method(), dask.config.get(setting))).result()
+        assert found == ("spawn", "spawn")
+
+
 def test_only_the_server_ignores_signals():
     assert "workshop_utils.preloaded" not in sys.modules
     assert signal.getsignal(signal.SIGINT) == signal.default_int_handler

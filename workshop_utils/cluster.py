@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections import Counter
 from functools import partial
-from multiprocessing import current_process
+from multiprocessing import current_process, set_start_method
 
 import dask
 import pandas as pd
@@ -190,7 +190,7 @@ def _start_local(n_workers, threads_per_worker, memory_limit):
                 dashboard_address=f"{LOOPBACK}:{0 if busy else port}",
             )
         )
-    client.register_plugin(_LivesOn())
+    client.register_plugin(_LocalWorker())
     if busy:
         warnings.warn(
             f"Port {port} is busy, probably with the cluster of another notebook, so this one's dashboard "
@@ -203,11 +203,17 @@ def _start_local(n_workers, threads_per_worker, memory_limit):
     return client
 
 
-class _LivesOn(WorkerPlugin):
-    """Keeps a worker when the stop button is pressed: Jupyter signals all processes of the kernel's group."""
+class _LocalWorker(WorkerPlugin):
+    """Keeps a worker when the stop button is pressed, and has a forked one start its own children as others do."""
+
+    def __init__(self):
+        self.method = dask.config.get("distributed.worker.multiprocessing-method")
 
     def setup(self, worker):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Jupyter signals all processes of the kernel's group
+        # A process starts children as it was started. Those of a fork server, as a DataLoader has, would outlive it.
+        set_start_method(self.method, force=True)
+        dask.config.set({"distributed.worker.multiprocessing-method": self.method})
 
 
 def _choose_local(n_workers):

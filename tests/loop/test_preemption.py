@@ -4,11 +4,13 @@ import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import threading
 import time
 
 import cloudpickle
+import psutil
 import pytest
 import torch.distributed as dist
 from test_training import FIVE_STEPS, Reads, noise, trained
@@ -106,6 +108,26 @@ def test_a_child_that_reads_images_outlives_a_signal_to_all_processes_but_not_it
     os.kill(process.pid, signal.SIGTERM)
     process.join(10)
     assert process.exitcode == 0
+
+
+def test_a_child_of_a_fork_server_ends_after_its_parent(tmp_path):
+    """On a GPU, DataLoader has such children; DataLoader itself looks only whether the server is there."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import multiprocessing, os, time\n"
+        "from workshop_utils.loop.batches import heed_parent_alone\n"
+        "def child(parent):\n"
+        "    heed_parent_alone(parent)\n"
+        "    print(os.getpid(), flush=True)\n"
+        "    time.sleep(1000)\n"
+        "if __name__ == '__main__':\n"
+        "    multiprocessing.get_context('forkserver').Process(target=child, args=(os.getpid(),)).start()\n"
+    )
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE) as parent:
+        child = psutil.Process(int(parent.stdout.readline()))
+        assert child.parent().pid != parent.pid
+        parent.kill()
+    child.wait(30)
 
 
 def test_one_rank_is_told_and_both_save_the_same_step(client, tmp_path):

@@ -14,6 +14,7 @@ from functools import partial
 from multiprocessing import forkserver
 from typing import Any
 
+import psutil
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
@@ -120,14 +121,16 @@ def heed_parent_alone(parent: int, _: int = 0) -> None:
 
     Slurm signals all processes of a job. Without its images the parent could not finish the step and save it (seen in
     8 of 8 runs). A child that ignored the signal could not be ended, and its parent would wait for it for ever.
+    Where the parent died, this process ends, too: a child of a fork server would not notice.
     """
     if not hasattr(signal, "sigwaitinfo"):  # macOS, where there is no Slurm
         return
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def wait() -> None:
-        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
-            pass
+        told = None
+        while psutil.pid_exists(parent) and not (told and told.si_pid == parent):
+            told = signal.sigtimedwait({signal.SIGTERM}, 5)
         os._exit(0)
 
     threading.Thread(target=wait, name="heed-parent-alone", daemon=True).start()
