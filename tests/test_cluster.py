@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 import warnings
@@ -42,6 +43,11 @@ def scheduler(n_workers=0, **settings):
     settings = {"protocol": "tcp", "host": LOOPBACK, "dashboard_address": f"{LOOPBACK}:0", **settings}
     with LocalCluster(n_workers=n_workers, threads_per_worker=1, processes=False, **settings) as cluster:
         yield cluster.scheduler_address
+
+
+def free_port():
+    with socket.create_server((LOOPBACK, 0)) as server:
+        return server.getsockname()[1]
 
 
 @contextmanager
@@ -82,6 +88,20 @@ def test_the_stop_button_keeps_the_workers(forked):
         (before,) = client.run(os.getpid).values()
         os.kill(before, signal.SIGINT)
         assert client.submit(os.getpid).result(timeout=30) == before
+
+
+@pytest.mark.parametrize("after_s", [0.1, 0.5, 1])
+def test_a_start_that_is_stopped_leaves_no_cluster(after_s):
+    before, main = set(psutil.Process().children()), threading.main_thread().ident
+    with dask.config.set({"workshop.fork-workers": False, "workshop.dashboard-port": free_port()}):
+        stop = threading.Timer(after_s, signal.pthread_kill, (main, signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            stop.start()
+            start_cluster(1)
+            time.sleep(60)
+        assert port_is_free(dask.config.get("workshop.dashboard-port"))
+    left = {child for child in psutil.Process().children() if "resource_tracker" not in " ".join(child.cmdline())}
+    assert left <= before
 
 
 def kill_a_worker(client):
@@ -163,8 +183,7 @@ def test_a_busy_dashboard_port_is_replaced_by_a_working_one_that_the_warning_nam
 
 
 def test_the_dashboard_has_the_port_of_dasks_setting_and_any_free_port_for_0():
-    with socket.create_server((LOOPBACK, 0)) as server:
-        free = server.getsockname()[1]
+    free = free_port()
     with dask.config.set({"workshop.dashboard-port": free}), end_of(start_cluster(1)) as client:
         assert f":{free}/" in client.dashboard_link
     with (
@@ -177,8 +196,7 @@ def test_the_dashboard_has_the_port_of_dasks_setting_and_any_free_port_for_0():
 
 def test_a_notebook_that_starts_a_second_cluster_closes_its_first_but_not_one_that_it_joined(monkeypatch, capsys):
     monkeypatch.setattr(builtins, "__IPYTHON__", True, raising=False)
-    with socket.create_server((LOOPBACK, 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     with (
         dask.config.set({"workshop.dashboard-port": port}),
         scheduler(1) as address,

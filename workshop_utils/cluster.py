@@ -11,6 +11,7 @@ import socket
 import sys
 import warnings
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing import current_process, set_start_method
 
@@ -179,16 +180,15 @@ def _start_local(n_workers, threads_per_worker, memory_limit):
     _close_earlier()
     busy = not port_is_free(port)
     with waiting(f"starting {n_workers} workers" if n_workers > 1 else "starting a worker"):
-        client = Client(
-            Cluster(
-                n_workers=n_workers,
-                threads_per_worker=threads_per_worker,
-                memory_limit=memory_limit,
-                host=LOOPBACK,
-                silence_logs=logging.CRITICAL,  # a failed task's error waits in its future
-                worker_dashboard_address=f"{LOOPBACK}:0",
-                dashboard_address=f"{LOOPBACK}:{0 if busy else port}",
-            )
+        client = _start_to_its_end(
+            Cluster,
+            n_workers=n_workers,
+            threads_per_worker=threads_per_worker,
+            memory_limit=memory_limit,
+            host=LOOPBACK,
+            silence_logs=logging.CRITICAL,  # a failed task's error waits in its future
+            worker_dashboard_address=f"{LOOPBACK}:0",
+            dashboard_address=f"{LOOPBACK}:{0 if busy else port}",
         )
     client.register_plugin(_LocalWorker())
     if busy:
@@ -201,6 +201,20 @@ def _start_local(n_workers, threads_per_worker, memory_limit):
     if hasattr(builtins, "__IPYTHON__"):  # a program may want two clusters side by side
         _started.append(client)
     return client
+
+
+def _start_to_its_end(Cluster, **settings):
+    """Return a client of a new cluster; where the stop button is pressed meanwhile, close what has been started.
+
+    Dask closes no cluster that is half started, and what nobody closes keeps its workers and its port.
+    """
+    with ThreadPoolExecutor(1) as elsewhere:  # the stop button reaches the main thread alone
+        starting = elsewhere.submit(Cluster, **settings)
+        try:
+            return Client(starting.result())
+        except KeyboardInterrupt:
+            starting.result().close()
+            raise
 
 
 class _LocalWorker(WorkerPlugin):
