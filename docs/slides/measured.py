@@ -107,7 +107,7 @@ def launchers():
     for tool, row in rows.items():
         name = "**`ddp.launch` on Dask**" if tool == "this on Dask" else tool
         warm = f"{row['warm_s']:.1f}" if "warm_s" in row else "–"
-        killed = [f"{row['says_s']:.1f}", f"{row['knows_s']:.1f}", f"{row['again_s']:.0f}"]
+        killed = [f"{row['says_s']:.1f}", f"{row['knows_s']:.1f}", f"{row['again_s']:.1f}"]
         shown.append((name, row["lines"], f"{row['cold_s']:.1f}", warm, f"{row['step_s']:.2f}", *killed))
     head = ("", "lines of yours", "cold", "warm", "a&nbsp;step", "killed: printed", "raised", "goes&nbsp;on")
     return {
