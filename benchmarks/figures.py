@@ -57,7 +57,8 @@ def goals(results):
     """Return the table that `workshop bench` prints, of what has a result."""
     lines = [line for line in judge_all(results) if line["result"] in results]
     head = ("what", "ours", "peer", "peer's", "ratio", "rounds", "goal", "reached")
-    return markdown(head, cells(lines), right=(1, 3, 4, 5, 6))
+    rows = [(*row[:6], row[6].replace(" ", "\u00a0"), row[7]) for row in cells(lines)]  # a goal stays on one line
+    return markdown(head, rows, right=(1, 3, 4, 5, 6))
 
 
 def classifying(results):

@@ -19,7 +19,8 @@ def hold_back_requests(endpoint, delay_s):
     packets it and its answer have. Opening a connection takes no longer, and no connection waits for another.
     """
     command = [sys.executable, "-I", __file__, endpoint.rpartition(":")[2], str(delay_s)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as proxy:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, start_new_session=True) as proxy:  # Jupyter's stop button ends a session
         yield f"http://{LOOPBACK}:{proxy.stdout.readline().strip()}"  # leaving closes its stdin: the end
 
 

@@ -2,6 +2,8 @@
 
 import http.client
 import os
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +16,7 @@ from workshop_utils.data import list_photos
 
 DELAY_S = 0.4
 BODY = os.urandom(2**22)  # many packets
+ROOT = Path(__file__).parents[1]
 
 
 class Echo(BaseHTTPRequestHandler):
@@ -32,7 +35,7 @@ class Echo(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def address(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
     from latency import hold_back_requests
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
@@ -60,6 +63,23 @@ def test_each_request_of_a_connection_is_held_back_once_and_bytes_pass_unchanged
         assert DELAY_S <= seconds < 2 * DELAY_S
 
 
+def test_an_interrupt_of_the_process_group_leaves_the_proxy_running():
+    """Jupyter's stop button sends one."""
+    code = (
+        "import http.server, os, signal, sys, threading, urllib.request\n"
+        "sys.path.append('benchmarks')\n"
+        "from latency import hold_back_requests\n"
+        "server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), http.server.SimpleHTTPRequestHandler)\n"
+        "threading.Thread(target=server.serve_forever, daemon=True).start()\n"
+        "with hold_back_requests(f'http://127.0.0.1:{server.server_port}', 0) as address:\n"
+        "    try: os.killpg(0, signal.SIGINT); signal.pause()\n"
+        "    except KeyboardInterrupt: print(urllib.request.urlopen(address, timeout=20).status)"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, start_new_session=True, timeout=60)
+    assert done.stdout == "200\n", done.stderr
+
+
 def test_connections_do_not_wait_for_each_other(address):
     start = time.perf_counter()
     with ThreadPoolExecutor(16) as pool:
@@ -68,7 +88,7 @@ def test_connections_do_not_wait_for_each_other(address):
 
 
 def test_all_readers_give_the_same_bytes_in_the_same_order(monkeypatch, s3):
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import storage
 
     paths = list_photos("s3://workshop/served/dogs", storage_options=s3)[::-1]

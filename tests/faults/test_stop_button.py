@@ -61,8 +61,8 @@ def test_after_the_stop_button_each_cell_runs(path, monkeypatch, told):
     draw, stopped = random.Random(f"{path.stem} {date.today().isocalendar()[:2]}"), 0
     cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
     with kernel(ROOT / "notebooks") as (manager, client):
-        # Where the import of PyTorch itself is stopped, only a new kernel helps: PyTorch refuses to be imported again.
-        answer(client, client.execute("import torch"), CELL_LIMIT_S)
+        # Where an import is stopped, only a new kernel helps: PyTorch refuses to be imported again, Dask lacks modules.
+        answer(client, client.execute("import distributed, plotnine, torchvision"), CELL_LIMIT_S)
         for cell in cells:
             request = client.execute(cell.source)
             if answer(client, request, draw.uniform(0, LONGEST_WAIT_S)) is None:
@@ -71,13 +71,15 @@ def test_after_the_stop_button_each_cell_runs(path, monkeypatch, told):
                 reply = answer(client, request, STOPPED_WITHIN_S)
                 assert reply is not None, f"does not stop: {cell.source}"
             reply = answer(client, client.execute(cell.source), CELL_LIMIT_S)
+            if reply and reply["status"] == "aborted":  # it came while the kernel still cleared its queue
+                reply = answer(client, client.execute(cell.source), CELL_LIMIT_S)
             if reply and reply.get("ename") == "WorkersBusy":
                 # Dask cannot end a function that runs. This is the error's own cure.
                 answer(client, client.execute("client.restart()"), CELL_LIMIT_S)
                 reply = answer(client, client.execute(cell.source), CELL_LIMIT_S)
             assert reply is not None, f"does not end after it was stopped: {cell.source}"
             allowed = "raises-exception" in cell.metadata.get("tags", [])
-            assert allowed or reply["status"] == "ok", (cell.source, reply["ename"], reply["evalue"])
+            assert allowed or reply["status"] == "ok", (cell.source, reply)
     told(f"the stop button in {path.stem}", f"{stopped} of {len(cells)} cells were stopped; each ran afterwards")
 
 
