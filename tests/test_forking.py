@@ -1,5 +1,6 @@
 """Local workers are forked from one process that has imported PyTorch, and are like new ones in all else."""
 
+import atexit
 import multiprocessing
 import os
 import random
@@ -7,8 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from multiprocessing.util import get_temp_dir
-from threading import Thread
+from pathlib import Path
 
 import dask
 import numpy as np
@@ -19,6 +22,7 @@ from distributed import Client, LocalCluster
 
 from workshop_utils import ddp
 from workshop_utils.cluster import start_cluster
+from workshop_utils.forking import METHOD, start_method
 
 OTHERS: set = set()  # servers of the tests before
 
@@ -28,7 +32,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are for
 @pytest.fixture(autouse=True, scope="module")
 def workers_are_forked():
     OTHERS.update(servers())
-    with dask.config.set({"distributed.worker.multiprocessing-method": "spawn", "workshop.fork-workers": True}):
+    with dask.config.set({METHOD: "spawn", "workshop.fork-workers": True}):
         yield
 
 
@@ -52,11 +56,11 @@ def servers():
     return {child for child in children if "multiprocessing.forkserver" in " ".join(child.cmdline())} - OTHERS
 
 
-def until(is_so, what, limit_s=60):
+def until(is_so, what, limit_s=60, pause_s=0.1):
     give_up = time.monotonic() + limit_s
     while not is_so():
         assert time.monotonic() < give_up, what
-        time.sleep(0.1)
+        time.sleep(pause_s)
 
 
 def until_replaced(client, victim):
@@ -94,22 +98,50 @@ def test_a_new_worker_finds_the_environment_of_its_start_and_an_old_server_ends(
     until(lambda: not servers() and not first.is_running(), "a server is left though its cluster is closed")
 
 
-def test_the_stop_button_does_not_end_a_server_that_still_imports():
+@contextmanager
+def signalled(number, after_s):
+    """Send a signal to the server that begins inside, `after_s` after its begin. Yields a list, which names it then."""
     until(lambda: not servers(), "the server of the test before is still there")
     told = []
 
-    def stop():
-        until(servers, "no server")
-        time.sleep(0.5)
-        for server in servers():
-            told.append(server)
-            server.send_signal(signal.SIGINT)
+    def send():
+        until(servers, "no server", pause_s=0.001)
+        time.sleep(after_s)
+        told.extend(servers())
+        assert (dask.config.get(METHOD), start_method()) == ("forkserver", "spawn")
+        told[0].send_signal(number)
 
-    stopping = Thread(target=stop)
-    stopping.start()
-    with start_cluster(1) as client, client.cluster:
-        stopping.join()
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(send)
+        yield told
+        sent.result()
+
+
+@pytest.mark.parametrize("after_s", [0, 0.04, 0.5])
+def test_the_stop_button_does_not_end_a_server_that_still_imports(after_s):
+    with signalled(signal.SIGINT, after_s) as told, start_cluster(1) as client, client.cluster:
         assert [server_of(client)] == told
+        (blocked,) = client.run(lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ())).values()
+        assert not blocked & {signal.SIGINT, signal.SIGTERM}
+
+
+def test_a_server_that_is_killed_while_it_imports_ends_the_start_but_not_the_next():
+    with signalled(signal.SIGKILL, 0.5), pytest.raises(RuntimeError, match="failed to start"):
+        start_cluster(1)
+    with start_cluster(1) as client, client.cluster:
+        assert client.submit(has_torch).result()
+
+
+def test_a_worker_that_ends_cleans_up_and_what_it_started_keeps_no_server(tmp_path):
+    def begin():
+        atexit.register(Path(tmp_path, str(os.getpid())).touch)
+        os.system("sleep 90 >/dev/null 2>&1 &")
+        return os.getpid()
+
+    with start_cluster(1) as client, client.cluster:
+        pid = client.submit(begin).result()
+    until(lambda: not servers(), "the server is left", limit_s=30)
+    assert [path.name for path in tmp_path.iterdir()] == [str(pid)]
 
 
 def test_a_file_in_the_working_directory_is_not_taken_for_a_library(tmp_path):

@@ -23,7 +23,7 @@ from distributed.comm import get_address_host
 from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 
-from workshop_utils.forking import ForkingNanny
+from workshop_utils.forking import METHOD, ForkingNanny, start_method
 from workshop_utils.joining import ClusterError, join, refuse_other_versions
 from workshop_utils.object_store import LOOPBACK, spare_loopback_the_proxy
 from workshop_utils.progress import waiting
@@ -190,7 +190,6 @@ def _start_local(n_workers, threads_per_worker, memory_limit):
             worker_dashboard_address=f"{LOOPBACK}:0",
             dashboard_address=f"{LOOPBACK}:{0 if busy else port}",
         )
-    client.register_plugin(_LocalWorker())
     if busy:
         warnings.warn(
             f"Port {port} is busy, probably with the cluster of another notebook, so this one's dashboard "
@@ -204,16 +203,22 @@ def _start_local(n_workers, threads_per_worker, memory_limit):
 
 
 def _start_to_its_end(Cluster, **settings):
-    """Return a client of a new cluster; where the stop button is pressed meanwhile, close what has been started.
+    """Return a client of a new cluster; where the stop button is pressed meanwhile, shut down what has been started.
 
     Dask closes no cluster that is half started, and what nobody closes keeps its workers and its port.
     """
-    with ThreadPoolExecutor(1) as elsewhere:  # the stop button reaches the main thread alone
-        starting = elsewhere.submit(Cluster, **settings)
+
+    def start():
+        client = Client(Cluster(**settings))
+        client.register_plugin(_LocalWorker())
+        return client
+
+    with ThreadPoolExecutor(1) as elsewhere:  # the stop button reaches the main thread alone, also when pressed twice
+        starting = elsewhere.submit(start)
         try:
-            return Client(starting.result())
+            return starting.result()
         except KeyboardInterrupt:
-            starting.result().close()
+            starting.add_done_callback(lambda started: started.exception() or started.result().shutdown())
             raise
 
 
@@ -221,13 +226,13 @@ class _LocalWorker(WorkerPlugin):
     """Keeps a worker when the stop button is pressed, and has a forked one start its own children as others do."""
 
     def __init__(self):
-        self.method = dask.config.get("distributed.worker.multiprocessing-method")
+        self.method = start_method()
 
     def setup(self, worker):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Jupyter signals all processes of the kernel's group
         # A process starts children as it was started. Those of a fork server, as a DataLoader has, would outlive it.
         set_start_method(self.method, force=True)
-        dask.config.set({"distributed.worker.multiprocessing-method": self.method})
+        dask.config.set({METHOD: self.method})
 
 
 def _choose_local(n_workers):

@@ -1,7 +1,8 @@
 """Have local workers forked from a process that has imported PyTorch, so that a new one takes a second, not five."""
 
 import os
-from multiprocessing import forkserver
+import signal
+from multiprocessing import forkserver, resource_tracker
 from threading import Lock, Thread
 from typing import Any, Literal
 
@@ -9,6 +10,8 @@ import dask
 from distributed import Nanny
 from distributed.core import Status
 from distributed.proctitle import enable_proctitle_on_children
+
+METHOD = "distributed.worker.multiprocessing-method"
 
 
 class ForkingNanny(Nanny):
@@ -25,9 +28,11 @@ class ForkingNanny(Nanny):
         finally:
             _servers.end(self)
 
-    async def close(self, *args: Any, **settings: Any) -> Literal["OK"]:  # type: ignore[override]
+    async def close(self, timeout: float = 5, reason: str = "nanny-close") -> Literal["OK"]:  # type: ignore[override]
+        if reason == "nanny-instantiate-failed" and self.process and self.process.status == Status.starting:
+            self.process.status = Status.stopped  # it has never been; Dask would wait for its end for ever
         try:
-            return await super().close(*args, **settings)
+            return await super().close(timeout, reason)
         finally:
             _servers.leave(self)
 
@@ -45,13 +50,15 @@ class _Servers:
         self.used_by: dict[Nanny, frozenset] = {}
         self.starting: set[Nanny] = set()
         self.setting: Any = None
+        self.method: str = ""
         self.of_multiprocessing = forkserver.connect_to_new_process
 
     def begin(self, nanny, environment):
         with self.lock:
             self.used_by[nanny] = frozenset(environment.items())
             if not self.starting:
-                self.setting = dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
+                self.method = dask.config.get(METHOD)
+                self.setting = dask.config.set({METHOD: "forkserver"})
                 forkserver.connect_to_new_process = self._connect_to_new_process
             self.starting.add(nanny)
             self._end_unused()
@@ -70,7 +77,7 @@ class _Servers:
 
     def _connect_to_new_process(self, fds):
         with self.lock:
-            server = self.servers.setdefault(frozenset(os.environ.items()), _new_server())
+            server = self.servers.setdefault(frozenset(os.environ.items()), _Server())
         return server.connect_to_new_process(fds)
 
     def _end_unused(self):
@@ -79,10 +86,27 @@ class _Servers:
             Thread(target=self.servers.pop(environment)._stop, daemon=True).start()
 
 
-def _new_server():
-    server: Any = forkserver.ForkServer()  # it is not started before the first child is asked for
-    server.set_forkserver_preload(["workshop_utils.preloaded"])
-    return server
+class _Server(forkserver.ForkServer):
+    """Is not started before the first child is asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.set_forkserver_preload(["workshop_utils.preloaded"])
+
+    def ensure_running(self):
+        resource_tracker.ensure_running()  # now, as it would unblock the signals
+        # The stop button could end a server that has just begun. Its first import, of `preloaded`, unblocks them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        try:
+            super().ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _servers = _Servers()
+
+
+def start_method() -> str:
+    """Return how Dask is to start processes here, which is another way as long as a worker is forked."""
+    with _servers.lock:
+        return _servers.method if _servers.starting else dask.config.get(METHOD)

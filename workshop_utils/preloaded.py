@@ -4,14 +4,18 @@ Nothing else may import this, as it has the process ignore signals.
 """
 
 # ruff: noqa: E402
+import atexit
 import os
 import signal
 import sys
+from contextlib import suppress
+from multiprocessing import util
 
 sys.path[:] = filter(None, sys.path)  # without the working directory, whose files could be taken for libraries
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # Jupyter's stop button signals the kernel's children, too
 # Slurm signals all processes of a job. Without this one, nannies would take their workers for dead.
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
 
 import distributed.nanny  # noqa: F401
 import numpy as np
@@ -23,11 +27,18 @@ import workshop_utils.training  # noqa: F401
 SERVER = os.getpid()
 
 
-def _begin() -> None:
-    if os.getppid() == SERVER:  # later, a worker's own forks come here too
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        np.random.seed()  # else all workers would draw the same numbers; Python sees to its own
-        torch.seed()
+def _begin(server: int) -> None:
+    if os.getppid() != server:  # a worker's own forks come here too
+        return
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    np.random.seed()  # else all workers would draw the same numbers; Python sees to its own
+    torch.seed()
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number > 2:
+            with suppress(OSError):  # the folder's own
+                os.set_inheritable(number, False)  # else a program that a task starts keeps the server alive
+    # The child of a fork server ends without what `atexit` has.
+    util.Finalize(None, atexit._run_exitfuncs, exitpriority=-1000)
 
 
-os.register_at_fork(after_in_child=_begin)
+util.register_after_fork(sys.modules[__name__], lambda here: _begin(here.SERVER))
