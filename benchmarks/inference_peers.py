@@ -5,6 +5,7 @@ that have done so; so a peer's clock leaves its start out, and begins when a qua
 """
 
 import importlib.util
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -117,8 +118,10 @@ def with_ray(paths, weights):
 
 def with_daft(paths, weights):
     import daft
+    from daft.pickle import cloudpickle
 
     daft.set_runner_native()
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # its processes do not find this file
 
     def classified(use_process, size):
         @daft.cls(cpus=1, max_concurrency=CPU_COUNT, use_process=use_process)
