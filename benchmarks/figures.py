@@ -205,14 +205,16 @@ def how_fast(results):
     ours, naive, loop, bound = (
         f"{rate(photos, contestant(start)(photos)):.1f}" for start in ("classify", "up", "DataLoader", "bound")
     )
+    peers = [name for name in ("Ray Data", "Daft") if any(way.startswith(name) for way in photos["seconds"])]
+    beside = "".join(f", {rate(photos, contestant(name)(photos)):.1f} with {name}" for name in peers)
     step = {tool: statistics.median(run["step"] for run in ran) for tool, ran in ddp["runs"].items()}
     here, there = launchers["rows"][OURS], launchers["rows"]["torchrun"]
     rows = [
         [
             "ResNet-50 over photos, with `classify` of notebook 04",
             f"{ours} photos/s",
-            f"{naive} with a task a photo, {loop} with the best `DataLoader` loop; {bound} if the cores did nothing "
-            "but decode and forward passes",
+            f"{naive} with a task a photo, {loop} with the best `DataLoader` loop{beside}; {bound} if the cores did "
+            "nothing but decode and forward passes",
         ],
         ["a batch from S3, with `ImageFolder`", *from_s3(s3, NEAR)],
         ["the same, if each answer takes 20 ms", *from_s3(s3, FAR)],

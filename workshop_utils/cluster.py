@@ -193,8 +193,8 @@ def _start_local(n_workers, threads_per_worker, memory_limit):
     if busy:
         warnings.warn(
             f"Port {port} is busy, probably with the cluster of another notebook, so this one's dashboard "
-            f"is at {client.dashboard_link}. To free port and memory, shut the other notebook's kernel down "
-            "and restart this one.",
+            f"is at {client.dashboard_link}; panes beside the notebook show the other one. To free port and memory, "
+            "shut the other notebook's kernel down (Kernel > Shut Down Kernel there) and restart this one.",
             stacklevel=3,
         )
     if hasattr(builtins, "__IPYTHON__"):  # a program may want two clusters side by side

@@ -6,6 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from distributed import Client, LocalCluster
 from IPython.core.interactiveshell import InteractiveShell
 
 from workshop_utils.exercises import NotYet, exercise, expect, ours, passed, reconcile, unanswered
@@ -70,6 +71,17 @@ def test_a_check_says_whose_answer_it_was(capsys):
     assert correct == again == "Correct. Two." and by_us == "That was our solution. Two."
     assert unanswered(solution) and not unanswered(2), "a solution's cell that runs twice answers twice"
     assert repr(solution) == "2" and repr(ours("ab")) == "'ab'"
+
+
+def test_a_check_of_a_closed_cluster_says_so():
+    @exercise
+    def check(answer, client):
+        client.submit(abs, answer).result()
+
+    with LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster, Client(cluster) as client:
+        check(-1, client)
+    with pytest.raises(NotYet, match="the cluster is closed"):
+        check(-1, client)
 
 
 def test_an_error_in_an_attendees_cell_names_its_line(shell):

@@ -12,6 +12,9 @@ from numbers import Integral
 from types import FunctionType, ModuleType
 from typing import Any, ParamSpec, TypeVar
 
+from distributed import Client
+
+CLOSED = "the cluster is closed, as the last cell does that. Restart the kernel, and run the notebook from the top."
 Answer = Any  # whatever an attendee wrote
 Arguments = ParamSpec("Arguments")
 Solution = TypeVar("Solution")
@@ -82,7 +85,8 @@ def exercise(check: Callable[Arguments, None]) -> Callable[Arguments, None]:
         except NotYet:
             raise
         except Exception as error:
-            raise NotYet(_what_failed(error)) from None
+            closed = any(isinstance(each, Client) and each.status == "closed" for each in (*args, *named.values()))
+            raise NotYet(CLOSED if closed else _what_failed(error)) from None
         finally:
             if os.environ.get("WORKSHOP_ROOM"):
                 _tell_the_room(check, state)
