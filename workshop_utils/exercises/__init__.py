@@ -12,8 +12,6 @@ from numbers import Integral
 from types import FunctionType, ModuleType
 from typing import Any, ParamSpec, TypeVar
 
-from distributed import Client
-
 CLOSED = "the cluster is closed, as the last cell does that. Restart the kernel, and run the notebook from the top."
 Answer = Any  # whatever an attendee wrote
 Arguments = ParamSpec("Arguments")
@@ -85,6 +83,8 @@ def exercise(check: Callable[Arguments, None]) -> Callable[Arguments, None]:
         except NotYet:
             raise
         except Exception as error:
+            from distributed import Client  # for a second, which a check that passes does not wait
+
             closed = any(isinstance(each, Client) and each.status == "closed" for each in (*args, *named.values()))
             raise NotYet(CLOSED if closed else _what_failed(error)) from None
         finally:
