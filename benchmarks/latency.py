@@ -20,7 +20,7 @@ def hold_back_requests(endpoint, delay_s):
     """
     command = [sys.executable, "-I", __file__, endpoint.rpartition(":")[2], str(delay_s)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes, start_new_session=True) as proxy:  # Jupyter's stop button ends a session
+    with subprocess.Popen(command, **pipes, start_new_session=True) as proxy:  # spares it Jupyter's stop button
         yield f"http://{LOOPBACK}:{proxy.stdout.readline().strip()}"  # leaving closes its stdin: the end
 
 

@@ -78,7 +78,10 @@ def test_a_check_of_a_closed_cluster_says_so():
     def check(answer, client):
         client.submit(abs, answer).result()
 
-    with LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster, Client(cluster) as client:
+    with (
+        LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0") as cluster,
+        Client(cluster) as client,
+    ):
         check(-1, client)
     with pytest.raises(NotYet, match="the cluster is closed"):
         check(-1, client)

@@ -12,7 +12,7 @@ from numbers import Integral
 from types import FunctionType, ModuleType
 from typing import Any, ParamSpec, TypeVar
 
-CLOSED = "the cluster is closed, as the last cell does that. Restart the kernel, and run the notebook from the top."
+CLOSED = "the cluster is closed: the last cell does that. Restart the kernel, and run the notebook from the top."
 Answer = Any  # whatever an attendee wrote
 Arguments = ParamSpec("Arguments")
 Solution = TypeVar("Solution")
