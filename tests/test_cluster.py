@@ -19,6 +19,7 @@ import pytest
 import torch
 from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster
+from processes import command_of, has_ended
 
 from workshop_utils.cluster import (
     DASHBOARD_PORT,
@@ -100,15 +101,18 @@ def test_a_start_that_is_stopped_leaves_no_cluster(after_s):
             start_cluster(1)
             time.sleep(60)
 
-        def is_left():
-            children = set(psutil.Process().children()) - before
-            workers = [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
-            return workers or not port_is_free(dask.config.get("workshop.dashboard-port"))
+        def left():
+            commands = {
+                command_of(child)
+                for child in set(psutil.Process().children()) - before
+                if not has_ended(child.pid) and "resource_tracker" not in command_of(child)
+            }
+            return commands or not port_is_free(dask.config.get("workshop.dashboard-port"))
 
         give_up = time.monotonic() + (30 if len(after_s) > 1 else 0)  # who has pressed twice does not wait for the end
-        while is_left() and time.monotonic() < give_up:
+        while left() and time.monotonic() < give_up:
             time.sleep(0.1)
-        assert not is_left()
+        assert not left()
 
 
 def kill_a_worker(client):

@@ -19,6 +19,7 @@ import psutil
 import pytest
 import torch
 from distributed import Client, LocalCluster
+from processes import command_of
 
 from workshop_utils import ddp
 from workshop_utils.cluster import start_cluster
@@ -53,7 +54,7 @@ def server_of(client):
 
 def servers():
     children = psutil.Process().children()
-    return {child for child in children if "multiprocessing.forkserver" in " ".join(child.cmdline())} - OTHERS
+    return {child for child in children if "multiprocessing.forkserver" in command_of(child)} - OTHERS
 
 
 def until(is_so, what, limit_s=60, pause_s=0.1):

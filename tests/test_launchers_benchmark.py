@@ -3,13 +3,12 @@
 import importlib
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import cloudpickle
-import psutil
 import pytest
+from processes import has_ended
 
 from workshop_utils import ddp
 
@@ -92,14 +91,11 @@ def test_processes_that_a_tool_leaves_are_found_and_ended(launchers, tool, monke
 
 
 def is_gone_soon(pid, timeout_s=10):
-    """Whether a process that was killed ends; one without a parent that asks after it stays as a zombie."""
+    """Say whether a process that was killed ends."""
     give_up = time.monotonic() + timeout_s
-    while psutil.pid_exists(pid) and time.monotonic() < give_up:
-        with suppress(psutil.NoSuchProcess):
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return True
+    while not has_ended(pid) and time.monotonic() < give_up:
         time.sleep(0.05)
-    return not psutil.pid_exists(pid)
+    return has_ended(pid)
 
 
 def test_a_job_that_begins_anew_is_not_taken_for_one_that_resumed(launchers):

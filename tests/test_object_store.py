@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import s3fs
+from processes import command_of, has_ended
 from samples import S3_SECRET
 
 from workshop_utils import object_store
@@ -35,25 +36,17 @@ def server_of(storage_options):
     """The server's process, and a function that tells what there is of it: processes, folders, sockets."""
     port = storage_options["client_kwargs"]["endpoint_url"].rpartition(":")[2]
     weeds = [process for process in psutil.process_iter(["name"]) if process.info["name"] == "weed"]
-    server = next(process for process in weeds if f"-s3.port={port}" in process.cmdline())
+    server = next(process for process in weeds if f"-s3.port={port}" in command_of(process))
     flags = dict(flag.lstrip("-").split("=") for flag in server.cmdline() if "=" in flag)
     ports = [value for name, value in flags.items() if ".port" in name and value != "0"]
     processes = [server, server.parent()]
 
     def traces():
         sockets = [path for port in ports for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock")]
-        running = [process for process in processes if process.is_running() and not has_ended(process)]
+        running = [process for process in processes if not has_ended(process.pid)]
         return [*running, *sockets, *([flags["dir"]] if Path(flags["dir"]).exists() else [])]
 
     return server, traces
-
-
-def has_ended(process):
-    """Whether it is over; after an interrupt, Popen asks only later how it ended, and till then it is a zombie."""
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def assert_nothing_is_left(traces):

@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
+from processes import has_ended
 
 ROOT = Path(__file__).parents[1]
 
@@ -65,16 +65,9 @@ def test_a_step_ends_at_its_limit_with_the_processes_it_started(monkeypatch, tmp
     log = tmp_path / "log"
     assert prove_gpu.outcome(("sh", "-c", "sleep 60 & echo $!; wait"), log, set()) == "not done after 1 s"
     give_up = time.monotonic() + 10
-    while is_running(int(log.read_text().splitlines()[-1])):
+    while not has_ended(int(log.read_text().splitlines()[-1])):
         assert time.monotonic() < give_up
         time.sleep(0.05)
-
-
-def is_running(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.mark.long

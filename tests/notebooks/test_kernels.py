@@ -7,6 +7,7 @@ import sys
 import psutil
 import pytest
 from jupyter_client.manager import KernelManager
+from processes import command_of, has_ended
 
 STARTED = """
 from torch.utils.data import DataLoader
@@ -39,7 +40,7 @@ def kernel(tmp_path, monkeypatch):
     assert reply["content"]["status"] == "ok", reply["content"]
     process = psutil.Process(manager.provisioner.pid)
     processes = process.children(recursive=True)
-    names = " ".join(" ".join(one.cmdline()) for one in processes)
+    names = " ".join(map(command_of, processes))
     assert "multiprocessing.forkserver" in names and "weed server" in names and len(processes) >= 5, names
     yield manager, process, processes
     client.stop_channels()
@@ -64,4 +65,4 @@ def test_a_kernel_leaves_no_orphan(kernel, end):
     manager, process, processes = kernel
     end(manager, process)
     _, alive = psutil.wait_procs(processes, timeout=20)
-    assert not [one.cmdline() for one in alive if one.status() != psutil.STATUS_ZOMBIE]
+    assert not [command_of(one) for one in alive if not has_ended(one.pid)]
