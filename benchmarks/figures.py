@@ -71,6 +71,7 @@ def classifying(results):
         "Ray Data": "Ray Data",
         "Daft": "Daft",
         "**`classify` on two workers**": "classify",
+        '`classify` with `precision="int8"`, calibrated before': "int8",
         "bound, if the cores did nothing but decode and forward passes": "bound",
     }
     rows = []

@@ -58,8 +58,9 @@ def main(n_photos, rounds):
         for bf16, size, children in product((False, True), (BATCH_SIZE, CPU_FORWARD), (0, 2)):
             name = f"DataLoader, {'bf16 channels-last' if bf16 else 'fp32'}, batches of {size}, {children} children"
             contestants[name] = partial(data_loader, folder, weights, children, size, bf16)
-        contestants["classify"] = lambda: classify(client, paths, batch_size=CPU_FORWARD, weights=weights)
-        classify(client, paths[:BATCH_SIZE], weights=weights)  # every worker imports and loads once, outside the clock
+        for name, precision in {"classify": "auto", "int8, classify": "int8"}.items():
+            contestants[name] = partial(classify, client, paths, weights=weights, precision=precision)
+            contestants[name]()  # every worker imports, loads, and calibrates once, outside the clock
         others, not_run = peers(paths, str(weights))
         seconds = {name: [] for name in [*contestants, *others, "bound"]}
         for number in range(rounds):
@@ -151,6 +152,7 @@ def report(n_photos, rounds, seconds, not_run, core_seconds, real_weights):
         "classify / best fp32 DataLoader": rate["classify"] / best["fp32"],
         "classify / best bf16 DataLoader": rate["classify"] / best["bf16"],
         "classify / bound": rate["classify"] / rate["bound"],
+        "int8, classify / classify": rate["int8, classify"] / rate["classify"],
     }
     for peer in ("Ray Data", "Daft"):
         if of_peer := [rate[name] for name in rate if name.startswith(peer)]:

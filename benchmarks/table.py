@@ -135,6 +135,17 @@ TABLE = [
         ],
         "photos/s",
     ),
+    Task(
+        "the same in int8",
+        "inference",
+        contestant("int8"),
+        [
+            Peer("ours in bf16", contestant("classify"), 1.5),
+            Peer("Ray Data in bf16", contestant("Ray Data")),
+            Peer("Daft in bf16", contestant("Daft")),
+        ],
+        "photos/s",
+    ),
     *(
         Task(
             f"read bytes from S3, {latency}",

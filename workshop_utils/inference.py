@@ -6,7 +6,7 @@ import threading
 import unicodedata
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from itertools import chain, islice
@@ -20,8 +20,9 @@ from workshop_utils.cluster import known_workers
 from workshop_utils.data import IN_BREED, read_files
 from workshop_utils.decode import load_on_cpu, load_on_gpu
 from workshop_utils.dogs.breeds import BREEDS
+from workshop_utils.int8 import to_int8
 from workshop_utils.models import IMAGENET_WEIGHTS, WeightsError, load_resnet, named_weights, resolve_weights
-from workshop_utils.precision import ieee_float32, precision_of
+from workshop_utils.precision import PRECISIONS, ieee_float32, precision_of
 from workshop_utils.progress import bar
 from workshop_utils.storage import version_of
 
@@ -32,8 +33,10 @@ CPU_BATCHES_PER_TASK, GPU_BATCHES_PER_TASK = 8, 256
 # it takes 26 ms.
 CPU_FORWARD, GPU_FORWARD = 16, 256
 CPU_AHEAD, GPU_AHEAD = 1, 3  # batches that are read or decoded during a forward pass
+CALIBRATION = 32  # photos, the first ones, from which a model in int8 learns the range of its values: 12 s of a core
 TASKS_PER_THREAD = 4  # tasks on the cluster at a time: while the next one in order takes long, other threads have work
 _loading = threading.Lock()
+_in_int8: dict[tuple, torch.nn.Module] = {}  # the last model in int8, by its weights' checksum and calibration photos
 
 
 def classify(
@@ -54,7 +57,8 @@ def classify(
     batch_size: photos that a worker reads in one call. A forward pass takes CPU_FORWARD or GPU_FORWARD of them.
     storage_options: what fsspec needs to open `paths`; None for anonymous reading of s3:// without credentials.
     weights: as in `load_resnet`; a file must be readable from the workers.
-    precision: "fp32", "bf16", or "auto" for bf16 if the worker's CPU or GPU has it.
+    precision: "fp32", "bf16", or "auto" for bf16 if the worker's CPU or GPU has it; or "int8", on CPUs, for which each
+    worker calibrates the model with the first CALIBRATION photos that can be read. A few predictions differ.
     Raises what loading the weights raises, and WeightsError if workers had different weights. A worker that dies costs
     time, but no rows: Dask runs its batches again. A bar shows how many photos are done.
 
@@ -98,10 +102,16 @@ def classify_stream(
         raise ValueError(f"paths is the single path {str(paths)!r}: give a list of paths.")
     if not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size is {batch_size!r}: give a whole number of at least 1.")
-    precision_of(precision)  # raises ValueError for an unknown one
-    photos = map(str, paths)
-    batches = iter(lambda: list(islice(photos, batch_size)), [])
+    precision_of(precision, (*PRECISIONS, "int8"))  # raises ValueError for an unknown one
+    photos: Iterator[str] = map(str, paths)
     on_gpu = any("gpu" in about for about in known_workers(client).values())
+    calibration: list[str] = []
+    if precision == "int8":
+        if on_gpu:
+            raise ValueError("precision is 'int8', which is for CPUs, but a worker has a GPU: write 'auto'.")
+        calibration = list(islice(photos, CALIBRATION))
+        photos = chain(calibration, photos)
+    batches = iter(lambda: list(islice(photos, batch_size)), [])
     tasks = split_guided(batches, _n_threads(client), GPU_BATCHES_PER_TASK if on_gpu else CPU_BATCHES_PER_TASK)
     start = partial(
         client.submit,
@@ -110,19 +120,29 @@ def classify_stream(
         weights=resolve_weights(weights),
         precision=precision,
         storage_options=storage_options,
+        calibration=calibration,
     )
     return _frames(client, start, tasks)
 
 
 def classify_batches(
-    batches: list[list[str]], *, weights: str = "auto", precision: str = "auto", storage_options: dict | None = None
+    batches: list[list[str]],
+    *,
+    weights: str = "auto",
+    precision: str = "auto",
+    storage_options: dict | None = None,
+    calibration: Sequence[str] = (),
 ) -> tuple[int, list[tuple]]:
     """Return (checksum of the weights, `classify`'s rows) for lists of paths, from this process.
 
     Later lists are decoded during a forward pass.
+    calibration: for "int8", the paths of the photos with which the model is calibrated.
     """
-    checksum, (model, transform, categories) = loaded_with_checksum(weights, precision)
-    on_gpu, device, rows, truths = is_on_gpu(model), next(model.parameters()).device, [], _truths(categories)
+    if precision == "int8":
+        checksum, (model, transform, categories) = _loaded_in_int8(weights, calibration, storage_options)
+    else:
+        checksum, (model, transform, categories) = loaded_with_checksum(weights, precision)
+    on_gpu, rows, truths = is_on_gpu(model), [], _truths(categories)
     if on_gpu:  # fewer and larger batches
         photos = list(chain.from_iterable(batches))
         batches = [photos[start : start + GPU_FORWARD] for start in range(0, len(photos), GPU_FORWARD)]
@@ -131,7 +151,7 @@ def classify_batches(
         ThreadPoolExecutor(1) as decoder,
         ThreadPoolExecutor(torch.get_num_threads()) as pool,
     ):
-        load = partial(load_on_gpu, device=device) if on_gpu else load_on_cpu
+        load = partial(load_on_gpu, device=next(model.parameters()).device) if on_gpu else load_on_cpu
 
         def start(paths):
             contents = reader.submit(read_files, paths, storage_options)
@@ -162,6 +182,25 @@ def loaded_with_checksum(
     version = None if name in ("auto", "imagenet", "sketches") else version_of(name)
     with _loading:  # otherwise two threads of a worker would both load
         return _load_model(name, precision, version)
+
+
+def _loaded_in_int8(weights, paths, storage_options):
+    """Return what `loaded_with_checksum` does, the model in int8: calibrated with these photos, the first time."""
+    checksum, (model, transform, categories) = loaded_with_checksum(weights, "fp32")
+    key = (checksum, *paths)
+    with _loading:
+        if key not in _in_int8:
+            with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+                images, errors = load_on_cpu(read_files(paths, storage_options), paths, transform, pool)
+            if not len(images):
+                raise ValueError(
+                    f"A model in int8 is calibrated with the first {len(paths)} photos, and none of these can be "
+                    f"classified. The first is {paths[0]}: {errors[0]}. Give photos that can be read, or "
+                    "precision='auto'."
+                )
+            _in_int8.clear()
+            _in_int8[key] = to_int8(model, images, CPU_FORWARD)
+        return checksum, (_in_int8[key], transform, categories)
 
 
 def split_guided(batches: Iterable, n_threads: int, longest: int = CPU_BATCHES_PER_TASK) -> Iterator[list]:
@@ -226,7 +265,7 @@ def _load_model(weights, precision, version):
 
 def is_on_gpu(model: torch.nn.Module) -> bool:
     """Return whether a model is on a GPU, which then decodes its photos, too."""
-    return next(model.parameters()).is_cuda
+    return any(parameter.is_cuda for parameter in model.parameters())  # a model in int8 has none
 
 
 def _started_ahead(start, items, n_ahead):
@@ -243,7 +282,7 @@ def _started_ahead(start, items, n_ahead):
 @ieee_float32()
 @torch.inference_mode()
 def _forward(model, images):
-    like = next(model.parameters())
+    like = next(model.parameters(), torch.empty(0))  # a model in int8 has none: it takes float32, on the CPU
     images = images.to(like.device, like.dtype, memory_format=torch.channels_last)
     parts = [images] if images.is_cuda else images.split(CPU_FORWARD)
     logits = torch.cat([model(part) for part in parts]).float()  # (batch, n_categories)

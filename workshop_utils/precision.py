@@ -14,13 +14,13 @@ _users = 0  # threads of this process inside `ieee_float32`
 _replaced: list[tuple[Any, str]] = []  # the settings that the first of them changed, and their values before
 
 
-def precision_of(precision: str = "auto") -> str:
-    """Return "bf16" or "fp32": what `precision` ("auto", "fp32", "bf16") means on this machine.
+def precision_of(precision: str = "auto", accepted: tuple[str, ...] = PRECISIONS) -> str:
+    """Return what `precision` means on this machine: for "auto" it is "bf16" or "fp32", else the precision itself.
 
-    Raises ValueError for anything else.
+    Raises ValueError if it is not `accepted`.
     """
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision is {precision!r}: write one of {', '.join(PRECISIONS)}.")
+    if precision not in accepted:
+        raise ValueError(f"precision is {precision!r}: write one of {', '.join(accepted)}.")
     if precision != "auto":
         return precision
     if torch.cuda.is_available():
