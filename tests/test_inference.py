@@ -448,7 +448,7 @@ def test_a_model_in_int8_is_calibrated_anew_for_other_photos(paths, weights):
 def test_int8_says_which_photos_it_cannot_be_calibrated_with(client, weights, tmp_path):
     broken = tmp_path / "broken.jpg"
     broken.write_bytes(b"no photo")
-    with pytest.raises(ValueError, match=rf"first 1 photos, .*broken\.jpg: .*precision='auto'"):
+    with pytest.raises(ValueError, match=r"first 1 photos, .*broken\.jpg: .*precision='auto'"):
         classify(client, [broken], weights=weights, precision="int8")
 
 
