@@ -57,7 +57,7 @@ def classify(
     batch_size: photos that a worker reads in one call. A forward pass takes CPU_FORWARD or GPU_FORWARD of them.
     storage_options: what fsspec needs to open `paths`; None for anonymous reading of s3:// without credentials.
     weights: as in `load_resnet`; a file must be readable from the workers.
-    precision: "fp32", "bf16", or "auto" for bf16 if the worker's CPU or GPU has it; or "int8", on CPUs, for which each
+    precision: "fp32", "bf16", or "auto" for bf16 where the worker is faster in it; or "int8", on CPUs, for which each
     worker calibrates the model with the first CALIBRATION photos that can be read. A few predictions differ.
     Raises what loading the weights raises, and WeightsError if workers had different weights. A worker that dies costs
     time, but no rows: Dask runs its batches again. A bar shows how many photos are done.

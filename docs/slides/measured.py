@@ -65,7 +65,7 @@ def ladder():
     slowest = float(rungs[0][2])
     rows = []
     for letter, name, ms, waiting in rungs:
-        rest, name = int(ms) - int(waiting), name.replace("float32 again", "this CPU has no bf16: f again")
+        rest, name = int(ms) - int(waiting), name.replace("float32 again", "this CPU is not faster in bf16: f again")
         bars = f"{bar(rest / slowest)}{bar(int(waiting) / slowest, 'waiting')}"
         rows.append((f"**{letter}** {name}", f"{ms} ms", bars))
     [(delay_ms,)] = printed("04", r"^delay added to the storage: (\d+) ms")
