@@ -67,7 +67,7 @@ def classifying(results):
     ways = {
         "the recipe of the workshop that this one succeeds: a task per photo, the model loaded per batch, fp32": "up",
         "best `DataLoader` loop in fp32": "DataLoader, fp32",
-        "best `DataLoader` loop in bf16, channels-last": "DataLoader, bf16",
+        "best `DataLoader` loop in bf16": "DataLoader, bf16",
         "Ray Data": "Ray Data",
         "Daft": "Daft",
         "**`classify` on two workers**": "classify",
@@ -81,6 +81,7 @@ def classifying(results):
             rows.append([way, *(f"**{figure}**" if "*" in way else figure for figure in figures)])
     weights = "ImageNet weights" if found["real_weights"] else "random weights, which cost the same time"
     about = f"{found['photos']} JPEGs of 500×375, ResNet-50 with {weights}; medians of {found['rounds']} rounds."
+    about += f" Where no precision is named, it is {found['precision']}."
     return f"{about}\n\n{markdown(('way', 'photos/s', '× that recipe'), rows)}"
 
 

@@ -140,9 +140,9 @@ TABLE = [
         "inference",
         contestant("int8"),
         [
-            Peer("ours in bf16", contestant("classify"), 1.5),
-            Peer("Ray Data in bf16", contestant("Ray Data")),
-            Peer("Daft in bf16", contestant("Daft")),
+            Peer("ours, default precision", contestant("classify"), 1.5),
+            Peer("Ray Data", contestant("Ray Data")),
+            Peer("Daft", contestant("Daft")),
         ],
         "photos/s",
     ),

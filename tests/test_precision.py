@@ -111,11 +111,16 @@ def test_a_thread_that_leaves_first_changes_nothing_for_one_that_still_computes(
 def test_precision_is_as_asked_or_what_the_machine_is_fast_in(monkeypatch):
     assert (precision_of("fp32"), precision_of("bf16")) == ("fp32", "bf16")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for fast, expected in ((True, "bf16"), (False, "fp32")):
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda fast=fast: {"avx512_bf16": fast})
-        assert precision_of() == expected
-    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)  # as on other kinds of processors
-    assert precision_of() == "fp32"
+    amd, intel = {"cpu_name": "AMD EPYC"}, {"cpu_name": "Intel Xeon"}
+    for has, expected in (
+        (amd | {"avx512_bf16": True, "amx_bf16": False}, "bf16"),
+        (amd | {"avx512_bf16": False, "amx_bf16": False}, "fp32"),
+        (intel | {"avx512_bf16": True, "amx_bf16": True}, "bf16"),
+        (intel | {"avx512_bf16": True, "amx_bf16": False}, "fp32"),
+        ({}, "fp32"),  # as on other kinds of processors
+    ):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda has=has: has)
+        assert precision_of() == expected, has
 
 
 def test_a_precision_that_does_not_exist_is_named():

@@ -33,7 +33,7 @@ class Settings:
     #: True keeps BatchNorm's running statistics and normalises with them. With False each rank normalises with its own
     #: part of the batch, and several ranks no longer equal one process.
     freeze_batchnorm: bool = True
-    precision: str = "fp32"  #: "fp32", "bf16" or "auto": bf16 where the machine has it; the weights stay float32
+    precision: str = "fp32"  #: "fp32", "bf16" or "auto", the faster one here; the weights stay float32
     compression: str | None = None  #: "fp16" or "bf16": the type in which gradients travel
     seed: int = 0  #: of the order of images and all else that is drawn
 
