@@ -204,8 +204,8 @@ def stepping(results):
 def how_fast(results):
     """Return the README's table: cold beside warm, and what is slower here beside what is faster."""
     photos, s3, ddp, launchers = (results[name] for name in ("inference", "storage", "ddp", "launchers"))
-    ours, naive, loop, bound = (
-        f"{rate(photos, contestant(start)(photos)):.1f}" for start in ("classify", "up", "DataLoader", "bound")
+    ours, int8, naive, loop, bound = (
+        f"{rate(photos, contestant(start)(photos)):.1f}" for start in ("classify", "int8", "up", "DataLoader", "bound")
     )
     peers = [name for name in ("Ray Data", "Daft") if any(way.startswith(name) for way in photos["seconds"])]
     beside = "".join(f", {rate(photos, contestant(name)(photos)):.1f} with {name}" for name in peers)
@@ -218,6 +218,7 @@ def how_fast(results):
             f"{naive} with a task a photo, {loop} with the best `DataLoader` loop{beside}; {bound} if the cores did "
             "nothing but decode and forward passes",
         ],
+        ["the same in int8", f"{int8} photos/s", f"{ours} in {photos['precision']}"],
         ["a batch from S3, with `ImageFolder`", *from_s3(s3, NEAR)],
         ["the same, if each answer takes 20 ms", *from_s3(s3, FAR)],
         ["a job's first step, with the start of a cluster", *pair(here["cold_s"], there["cold_s"], 1)],
@@ -229,7 +230,7 @@ def how_fast(results):
             *pair(here["again_s"], there["again_s"], 1),
         ],
     ]
-    rows[4][2] += ": it starts Python and imports PyTorch for each run"
+    rows[5][2] += ": it starts Python and imports PyTorch for each run"
     where = " and on ".join(dict.fromkeys(on(found["machine"]) for found in (photos, s3, ddp, launchers)))
     about = f"Measured on {where}, side by side; all tables, and the command for yours, are in the book's "
     about += "[figures](docs/figures.md)."

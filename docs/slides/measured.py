@@ -77,25 +77,32 @@ def ladder():
     }
 
 
+def times_best_loop(inference):
+    """Return how many times as fast as the best loop in one process `classify` is."""
+    return min(inference["ratios"][f"classify / best {precision} DataLoader"] for precision in ("fp32", "bf16"))
+
+
 def classified():
     """Return the rates of `classify` and of its rivals, in photos a second."""
     inference = result("inference")
     rates = inference["images_per_s"]
+    precision = inference["precision"]
     shown = {
         "first version: a model per batch, fp32": max(v for k, v in rates.items() if k.startswith("up")),
         "best `DataLoader` loop, fp32": max(v for k, v in rates.items() if k.startswith("DataLoader, fp32")),
         "best `DataLoader` loop, bf16": max(v for k, v in rates.items() if k.startswith("DataLoader, bf16")),
-        "**`classify`, two workers, bf16**": rates["classify"],
+        f"**`classify`, two workers, {precision}**": rates["classify"],
     }
     if peers := [rate for name, rate in rates.items() if name.startswith(("Ray Data", "Daft"))]:
-        shown["best of Ray Data and Daft, bf16"] = max(peers)
-    shown["bound of these cores, bf16"] = rates["bound"]
-    rows = [(name, f"{rate:.0f}", bar(rate / rates["bound"])) for name, rate in shown.items()]
+        shown[f"best of Ray Data and Daft, {precision}"] = max(peers)
+    shown[f"bound of these cores, {precision}"] = rates["bound"]
+    shown["**`classify` in int8**"] = rates["int8, classify"]
+    rows = [(name, f"{rate:.0f}", bar(rate / max(shown.values()))) for name, rate in shown.items()]
     machine = inference["machine"]
     return {
         "classified": table(("", "photos a second", ""), *rows),
         "times": f"{inference['ratios']['classify / upstream']:.1f}",
-        "times_loop": f"{inference['ratios']['classify / best bf16 DataLoader']:.1f}",
+        "times_loop": f"{times_best_loop(inference):.1f}",
         "photos": inference["photos"],
         "rounds": inference["rounds"],
         "machine": f"{machine['cores']} cores of an {machine['processor']}, no GPU",
@@ -178,7 +185,7 @@ def gains():
     shown = {
         "many models, one a worker": min(float(seconds) for (seconds,) in in_turn) / float(at_once),
         "training, slow storage": float(waits),
-        "classifying photos": result("inference")["ratios"]["classify / best bf16 DataLoader"],
+        "classifying photos": times_best_loop(result("inference")),
         "training a ResNet-18": float(ranks) / float(threads),
         "training a tiny model": float(tiny),
     }

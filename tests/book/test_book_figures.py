@@ -35,6 +35,7 @@ def results():
             "photos": 100,
             "rounds": 3,
             "real_weights": True,
+            "precision": "bf16",
             "seconds": {
                 "upstream: slow": [10.0, 10.0, 20.0],
                 "DataLoader, fp32, a": [9.0, 8.0, 10.0],

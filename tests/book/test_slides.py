@@ -162,7 +162,8 @@ def test_numbers_are_those_that_were_measured(text):
     def result(name):
         return json.loads((ROOT / f"benchmarks/results/cpu2-{name}.json").read_text(encoding="utf-8"))
 
-    assert f"two workers, bf16 {result('inference')['images_per_s']['classify']:.0f} " in text
+    inference = result("inference")
+    assert f"two workers, {inference['precision']} {inference['images_per_s']['classify']:.0f} " in text
     row = result("launchers")["rows"]["this on Dask"]
     assert (
         f"{row['cold_s']:.1f} {row['warm_s']:.1f} {row['step_s']:.2f} {row['says_s']:.1f} {row['knows_s']:.1f}" in text
