@@ -1,7 +1,7 @@
 """Ray Data and Daft on the task of inference.py: the same photos, model, precision, decoding and forward passes.
 
 Peers: pip install -e '.[peers]'. Both start their processes and load the model in each run. `classify` finds workers
-that have done so; so a peer's clock leaves its start out, and begins when a quarter of the photos are classified.
+that have done so; so a peer's clock leaves its start out: what counts is its pace between two moments in the middle.
 """
 
 import importlib.util
@@ -31,16 +31,20 @@ def peers(paths: Sequence[str], weights: str) -> tuple[dict[str, Callable[[], It
 
 
 def steady_seconds(predictions: Iterator, n_photos: int) -> float:
-    """Return the seconds for all photos, at the pace after the first quarter; raise ValueError if some are missing."""
-    done, begun, n_before = 0, 0.0, 0
+    """Return the seconds for all photos, at the pace from a quarter of them to three quarters.
+
+    At both, about as many photos are half done. At the end none are, so the pace up to there would be too fast.
+    Raises ValueError if some photos are missing.
+    """
+    done, passed = 0, []  # (photos, moment), twice
     for part in predictions:
         done += len(part)
-        if not begun and done >= n_photos / 4:
-            begun, n_before = time.perf_counter(), done
-        ended = time.perf_counter()
+        if done >= (1 + 2 * len(passed)) * n_photos / 4:
+            passed.append((done, time.perf_counter()))
     if done != n_photos:
         raise ValueError(f"{done} of {n_photos} photos are classified.")
-    return (ended - begun) * n_photos / (n_photos - n_before)
+    (n_before, begun), (n_after, ended) = passed
+    return (ended - begun) * n_photos / (n_after - n_before)
 
 
 # --- what both run

@@ -8,16 +8,22 @@ import pytest
 from click.testing import CliRunner
 
 
-def test_the_clock_of_a_peer_leaves_its_start_out(benchmark):
-    def slow_to_start():
-        time.sleep(0.5)
-        yield [0] * 25
-        for _ in range(3):
-            time.sleep(0.05)
-            yield [0] * 25
+def test_the_clock_of_a_peer_leaves_its_start_and_its_end_out(benchmark, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
 
-    # 75 photos in 0.15 s, so 100 in 0.2 s.
-    assert benchmark("inference_peers").steady_seconds(slow_to_start(), 100) == pytest.approx(0.2, rel=0.5)
+    def two_processes():
+        """Two processes need 2 s for a part of 5 photos. The first one ends, in pairs, just before the second."""
+        nonlocal now
+        now = 100  # they start slowly
+        for _ in range(10):
+            now += 1.5
+            yield [0] * 5
+            now += 0.5
+            yield [0] * 5
+
+    # 10 photos in 2 s; from the first part after a quarter to the last one, 65 photos seem to take 12.5 s.
+    assert benchmark("inference_peers").steady_seconds(two_processes(), 100) == pytest.approx(20)
 
 
 def test_a_peer_that_loses_photos_has_no_figure(benchmark):
