@@ -357,9 +357,12 @@ def test_s3fs_reads_a_batch_in_one_concurrent_call(monkeypatch, without_obstore,
 def test_s3_is_asked_for_all_files_of_a_batch_before_it_has_answered_for_one(client, request):
     if client == "s3fs":
         request.getfixturevalue("without_obstore")
-    everybody, agents = threading.Barrier(32, timeout=3), set()
+    everybody, agents = threading.Barrier(32, timeout=30), set()
 
-    class Server(BaseHTTPRequestHandler):
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 32  # by default 5, and the kernel lets the other connections try again a second later
+
+    class Answer(BaseHTTPRequestHandler):
         def do_GET(self):
             everybody.wait()
             agents.add(self.headers["User-Agent"].partition("/")[0])
@@ -372,7 +375,7 @@ def test_s3_is_asked_for_all_files_of_a_batch_before_it_has_answered_for_one(cli
         def log_message(self, *args):
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+    with Server(("127.0.0.1", 0), Answer) as server:
         threading.Thread(target=server.serve_forever).start()
         options = {"anon": True, "client_kwargs": {"endpoint_url": f"http://127.0.0.1:{server.server_port}"}}
         contents = read_files([f"s3://bucket/{n}" for n in range(32)], options)

@@ -153,7 +153,7 @@ def test_a_benchmark_ends_with_the_table(table, tmp_path):
 def test_a_rate_is_photos_by_the_median_of_seconds_and_a_ratio_the_median_of_the_rounds(figures, results):
     written = figures.classifying(results)
     assert "100 JPEGs of 500×375, ResNet-50 with ImageNet weights; medians of 3 rounds." in written
-    assert "fp32 | 10.0 | 1.00 |" in written and "channels-last | 33.3 | 5.00 |" in written
+    assert "fp32 | 10.0 | 1.00 |" in written and "loop in bf16 | 33.3 | 5.00 |" in written
     assert "| **`classify` on two workers** | **40.0** | **5.00** |" in written
     assert "Ray Data" not in written
 
