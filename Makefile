@@ -34,7 +34,7 @@ lab: setup
 run: setup
 	$(BIN)/python tools/render.py
 
-bench: setup  # all benchmarks of the table, and the table; takes hours, fetches 21 GB; peers: pip install -e '.[peers]'
+bench: setup  # all benchmarks of the table, and the table; takes hours, fetches 12 GB; peers: pip install -e '.[peers]'
 	$(BIN)/workshop bench
 
 faults: setup-test  # breaks the workshop in all the ways of tests/faults, and keeps what came of it for the book
@@ -113,7 +113,7 @@ $(READY): requirements.txt pyproject.toml
 	@tools/why_broken.sh $(VENV) remove
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || \
 	  { rm -rf $(VENV); echo "Python cannot make a virtual environment. On Debian: apt install python3-venv"; exit 1; }
-	@echo "Fetching and installing packages, about $(if $(FOR_CPU),1,6) GB on Linux: minutes on a fast network, longer on a slow one."
+	@echo "Fetching and installing packages, about $(if $(FOR_CPU),0.6,3.4) GB on Linux: minutes on a fast network, longer on a slow one."
 	@echo $$PPID >$(INSTALLING)
 	$(BIN)/pip install --quiet --disable-pip-version-check uv
 	$(if $(FOR_CPU),$(INSTALL_FOR_CPU),$(INSTALL))

@@ -4,7 +4,7 @@
 
 The clone has the last commit of this checkout; caches of pip and uv are empty. What is fetched is what all network
 interfaces but loopback receive meanwhile, so let nothing else use the network, whose speed is part of the seconds. A
-round fetches about 7 GB: hence three rounds, not five. One GB is 10⁹ bytes.
+round fetches about 4 GB: hence three rounds, not five. One GB is 10⁹ bytes.
 """
 
 import os

@@ -3,7 +3,7 @@
     python benchmarks/table.py [--run]
 
 --run first makes each benchmark of the table, one after the other, each in a process of its own; the table names one
-that fails, and the others go on. (installing.py fetches about 21 GB.) The table is read from
+that fails, and the others go on. (installing.py fetches about 12 GB.) The table is read from
 results/<device>-<name>.json; after --run it is written there, too, as `table`. Ratios are those of each round; their
 median counts, and the least and the most are in brackets.
 """
@@ -212,7 +212,7 @@ RESULTS_READ = list(dict.fromkeys(task.result for task in TABLE if task.result))
 
 
 @click.command()
-@click.option("--run", is_flag=True, help="Make the benchmarks first; this takes hours, and fetches 21 GB.")
+@click.option("--run", is_flag=True, help="Make the benchmarks first; this takes hours, and fetches 12 GB.")
 def main(run):
     failed = run_all(RESULTS_READ) if run else {}
     results = {name: result for name, result in stored(device()).items() if name not in failed}

@@ -112,7 +112,7 @@ def sketches(per_breed: int | None) -> None:
 @click.option("--list", "listed", is_flag=True, help="List the benchmarks instead.")
 @click.option("--table", is_flag=True, help="Print the table of what was measured earlier instead.")
 def bench(name: str | None, listed: bool, table: bool) -> None:
-    """Run the benchmark NAME; without NAME, run all of the table (hours, and 21 GB are fetched), and print it."""
+    """Run the benchmark NAME; without NAME, run all of the table (hours, and 12 GB are fetched), and print it."""
     texts = {script: script.read_text(encoding="utf-8") for script in sorted((_project() / "benchmarks").glob("*.py"))}
     scripts = {script.stem: script for script, text in texts.items() if text.endswith("    main()\n")}
     if listed:
