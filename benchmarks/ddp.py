@@ -158,7 +158,6 @@ def report(runs, n_ranks, n_steps, one_gpu):
         lines.append(f"one GPU, {size} images a step, seconds and images/s relative to the plain loop")
         lines += [f"{name:34}{step:>10.4f}{plain / step:>20.3f}" for name, step in seconds.items()]
     print("\n".join(lines))
-    ratios = {key: medians["dask"][key] / medians["torchrun"][key] for key in medians["dask"]}
     path = write_result(
         "ddp",
         {
@@ -166,7 +165,6 @@ def report(runs, n_ranks, n_steps, one_gpu):
             "steps": n_steps,
             "batch_size": BATCH_SIZE,
             "seconds": medians,
-            "ratios": ratios,
             "one_gpu": one_gpu,
             "runs": runs,
             "printed": lines,

@@ -139,24 +139,12 @@ def core_seconds_per_photo(paths, weights):
 
 
 def report(n_photos, rounds, seconds, not_run, core_seconds, real_weights):
-    """Print the table, with the ratios that the project promises, and write the same as JSON."""
+    """Print the rates, and write them as JSON; table.py says which goals they meet."""
     rate = {name: n_photos / statistics.median(values) for name, values in seconds.items()}
     of_upstream = next(iter(rate.values()))
     width = max(map(len, rate))
     lines = [f"{'':{width}}  images/s  × upstream"]
     lines += [f"{name:{width}}  {value:8.1f}  {value / of_upstream:10.2f}" for name, value in rate.items()]
-    best = {kind: max(rate[name] for name in rate if f"DataLoader, {kind}" in name) for kind in ("fp32", "bf16")}
-    ratios = {
-        "classify / upstream": rate["classify"] / of_upstream,
-        "classify / best fp32 DataLoader": rate["classify"] / best["fp32"],
-        "classify / best bf16 DataLoader": rate["classify"] / best["bf16"],
-        "classify / bound": rate["classify"] / rate["bound"],
-        "int8, classify / classify": rate["int8, classify"] / rate["classify"],
-    }
-    for peer in ("Ray Data", "Daft"):
-        if of_peer := [rate[name] for name in rate if name.startswith(peer)]:
-            ratios[f"classify / best {peer}"] = rate["classify"] / max(of_peer)
-    lines += [f"{name:{width}}  {value:8.2f}" for name, value in ratios.items()]
     decode, forward = (statistics.mean(part) for part in zip(*core_seconds, strict=True))
     lines += [f"{name}: {why}" for name, why in not_run.items()]
     lines.append(f"core-ms per photo: decode {decode * 1e3:.1f}, forward {forward * 1e3:.1f} in {precision_of()}")
@@ -170,7 +158,6 @@ def report(n_photos, rounds, seconds, not_run, core_seconds, real_weights):
             "real_weights": real_weights,
             "precision": precision_of(),
             "images_per_s": rate,
-            "ratios": ratios,
             "seconds": seconds,
             "not_run": not_run,
             "peers": versions(["ray", "daft"]),

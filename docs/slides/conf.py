@@ -8,7 +8,7 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "_ext")]
+sys.path[:0] = [str(HERE), str(HERE.parent / "_ext"), str(HERE.parents[1] / "benchmarks")]
 
 from measured import numbers  # noqa: E402, as it is beside this file
 

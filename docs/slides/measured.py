@@ -2,9 +2,12 @@
 
 import json
 import re
+import statistics
 from pathlib import Path
 
 from book.stored import read_stored
+from figures import times
+from table import contestant, ratios
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,7 +82,7 @@ def ladder():
 
 def times_best_loop(inference):
     """Return how many times as fast as the best loop in one process `classify` is."""
-    return min(inference["ratios"][f"classify / best {precision} DataLoader"] for precision in ("fp32", "bf16"))
+    return times(contestant("classify")(inference), contestant("DataLoader")(inference))
 
 
 def classified():
@@ -101,7 +104,7 @@ def classified():
     machine = inference["machine"]
     return {
         "classified": table(("", "photos a second", ""), *rows),
-        "times": f"{inference['ratios']['classify / upstream']:.1f}",
+        "times": f"{times(contestant('classify')(inference), contestant('upstream')(inference)):.1f}",
         "times_loop": f"{times_best_loop(inference):.1f}",
         "photos": inference["photos"],
         "rounds": inference["rounds"],
@@ -112,6 +115,7 @@ def classified():
 def launchers():
     """Return a table of all launchers, in seconds, and how a step compares with torchrun's in both benchmarks."""
     rows = result("launchers")["rows"]
+    steps = ([run["step"] for run in result("ddp")["runs"][tool]] for tool in ("dask", "torchrun"))
     shown = []
     for tool, row in rows.items():
         name = "**`ddp.launch` on Dask**" if tool == "this on Dask" else tool
@@ -122,7 +126,7 @@ def launchers():
     return {
         "launchers": table(head, *shown),
         "small_step": compared(rows["this on Dask"]["step_s"] / rows["torchrun"]["step_s"]),
-        "large_step": compared(result("ddp")["ratios"]["step"]),
+        "large_step": compared(statistics.median(ratios(*steps, fast=False))),
     }
 
 
