@@ -2,10 +2,10 @@
 
     python benchmarks/inference.py [--photos N] [--rounds N]
 
-All read the same JPEGs of 500×375 and run the same ResNet-50, one after the other in each round; the medians over the
-rounds count. WORKSHOP_WEIGHTS names the weights; without it they are random, which costs the same time.
-Peers: pip install -e '.[peers]'; inference_peers.py says how their time is taken. With a GPU, the contestants are those
-of gpu_inference.py.
+All read the same JPEGs of 500×375 (two read such of 224×224 as well) and run the same ResNet-50, one after the other in
+each round; the medians over the rounds count. WORKSHOP_WEIGHTS names the weights; without it they are random, which
+costs the same time. Peers: pip install -e '.[peers]'; inference_peers.py says how their time is taken. With a GPU, the
+contestants are those of gpu_inference.py.
 """
 
 import os
@@ -22,12 +22,12 @@ import torch
 import torchvision
 from dask.system import CPU_COUNT
 from inference_peers import peers, steady_seconds
-from jpegs import random_weights, write_jpegs
+from jpegs import SMALL, random_weights, write_jpegs
 from record import versions, write_result
 from torch.utils.data import DataLoader
 
 from workshop_utils.cluster import start_cluster
-from workshop_utils.data import ImageFolder, decode_photo, list_photos, read_files
+from workshop_utils.data import ImageFolder, decode_photo, read_files
 from workshop_utils.inference import CPU_FORWARD, classify, loaded_model, precision_of
 from workshop_utils.models import load_resnet
 
@@ -39,7 +39,7 @@ BATCH_SIZE = 32
 @click.option(
     "--photos",
     "n_photos",
-    type=int,
+    type=click.IntRange(min=8 * BATCH_SIZE),  # the pace of a peer is that between two of its batches
     help=f"JPEGs that each contestant classifies.  [default: {N_PHOTOS}; on a GPU {N_PHOTOS_GPU}]",
 )
 @click.option("--rounds", default=5, show_default=True, help="Times each contestant runs.")
@@ -50,17 +50,19 @@ def main(n_photos, rounds):
         return compare(n_photos or N_PHOTOS_GPU, rounds)
     n_photos = n_photos or N_PHOTOS
     with tempfile.TemporaryDirectory() as folder:
-        write_jpegs(folder, n_photos)
+        photos = f"{folder}/photos"
+        paths, small = write_jpegs(photos, n_photos), write_jpegs(f"{folder}/small", n_photos, SMALL)
         weights = os.environ.get("WORKSHOP_WEIGHTS") or random_weights(folder)
-        paths = list_photos(folder)
         client = start_cluster(threads_per_worker=1)
-        contestants = {"upstream: delayed per image, model per batch, fp32": lambda: upstream(paths, weights)}
+        contestants = {"upstream: delayed per image, model per batch, fp32": partial(upstream, paths, weights)}
         for bf16, size, children in product((False, True), (BATCH_SIZE, CPU_FORWARD), (0, 2)):
             name = f"DataLoader, {'bf16' if bf16 else 'fp32'}, batches of {size}, {children} children"
-            contestants[name] = partial(data_loader, folder, weights, children, size, bf16)
+            contestants[name] = partial(data_loader, photos, weights, children, size, bf16)
         for name, precision in {"classify": "auto", "int8, classify": "int8"}.items():
             contestants[name] = partial(classify, client, paths, weights=weights, precision=precision)
             contestants[name]()  # every worker imports, loads, and calibrates once, outside the clock
+        contestants["224 px, upstream"] = partial(upstream, small, weights)
+        contestants["224 px, classify"] = partial(classify, client, small, weights=weights)
         others, not_run = peers(paths, str(weights))
         seconds = {name: [] for name in [*contestants, *others, "bound"]}
         for number in range(rounds):

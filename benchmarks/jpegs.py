@@ -5,20 +5,24 @@ from pathlib import Path
 import torch
 import torchvision
 
+from workshop_utils.data import list_photos
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.dogs.sketches import draw_dog
 
 SIZE = (500, 375)  # pixels, the commonest size in Stanford Dogs
+SMALL = (224, 224)  # what ResNet-50 takes
 
 
-def write_jpegs(folder, n_photos):
-    """Write sketches cut to SIZE, spread over the breeds."""
+def write_jpegs(folder, n_photos, size=SIZE):
+    """Write sketches cut to `size`, at least as wide as high, spread over the breeds; return their paths."""
+    width, height = size
     for number in range(n_photos):
         breed = BREEDS[number % len(BREEDS)]
         target = Path(folder, breed.folder)
-        target.mkdir(exist_ok=True)
-        sketch = draw_dog(breed, number, size=SIZE[0]).crop((0, SIZE[0] - SIZE[1], *SIZE[:1], SIZE[0]))
+        target.mkdir(parents=True, exist_ok=True)
+        sketch = draw_dog(breed, number, size=width).crop((0, width - height, width, width))
         sketch.save(target / f"{breed.wnid}_{number}.jpg", quality=90)
+    return list_photos(str(folder))
 
 
 def random_weights(folder):

@@ -136,7 +136,14 @@ TABLE = [
         "photos/s",
     ),
     Task(
-        "the same in int8",
+        "classify photos of 224 px",
+        "inference",
+        contestant("224 px, classify"),
+        [Peer("upstream's recipe", contestant("224 px, upstream"), 6)],
+        "photos/s",
+    ),
+    Task(
+        "classify photos in int8",
         "inference",
         contestant("int8"),
         [

@@ -76,7 +76,7 @@ def judged(table, results, what, **failed):
 
 
 def test_a_photos_time_has_goals_at_least_as_fast(table, results):
-    lines = judged(table, results, "classify")
+    lines = judged(table, results, "classify photos, ResNet-50")
     recipe, loop, bound = (
         lines[name] for name in ("upstream's recipe", "best DataLoader loop", "bound of these cores")
     )
@@ -119,10 +119,10 @@ def test_each_part_has_its_place_on_a_page(figures):
 
 
 def test_the_table_says_what_was_not_measured_and_why(table, results):
-    lines = judged(table, results, "classify")
+    lines = judged(table, results, "classify photos, ResNet-50")
     assert lines["Daft"]["met"] == "not measured"
     assert lines["Ray Data"]["met"] == "not measured: ray is not installed"
-    lines = judged(table, {}, "classify", inference="out of memory")
+    lines = judged(table, {}, "classify photos, ResNet-50", inference="out of memory")
     assert {line["met"] for line in lines.values()} == {"not measured: out of memory"}
     printed = "\n".join(table.as_text(table.judge_all(results)))
     assert "5.00 × as fast (4.00–8.00)" in printed and "0.500 × as long  " in printed
