@@ -17,7 +17,10 @@ def main() -> None:
 @click.option("--port", type=int, help="Port of JupyterLab; by default 8888, or the next free one.")
 @click.argument("extra", nargs=-1, type=click.UNPROCESSED)
 def lab(no_browser: bool, port: int | None, extra: tuple[str, ...]) -> None:
-    """Open JupyterLab on notebook 01 with Dask's dashboards beside it; `jupyter lab` gets EXTRA."""
+    """Open JupyterLab on notebook 01, with Dask's dashboards.
+
+    `jupyter lab` gets EXTRA.
+    """
     from workshop_utils.tool.lab import open_lab
 
     open_lab(_project(), port=port, browser=not no_browser, extra=extra)
@@ -26,7 +29,10 @@ def lab(no_browser: bool, port: int | None, extra: tuple[str, ...]) -> None:
 @main.command()
 @click.option("--address", help="Check the cluster of this scheduler instead, such as tcp://HOST:8786.")
 def check(address: str | None) -> None:
-    """Say what this machine, or a cluster, lacks for the workshop, and the cure; the exit code is 1 if it lacks any."""
+    """Say what this machine or a cluster lacks, and the cure.
+
+    The exit code is 1 if it lacks anything.
+    """
     from workshop_utils.tool.check import run_checks
 
     failed = False
@@ -39,7 +45,10 @@ def check(address: str | None) -> None:
 @main.command()
 @click.option("--threads", type=click.IntRange(1), help="Cores that one PyTorch operation may use; default: all.")
 def worker_env(threads: int | None) -> None:
-    """Print lines for a shell; after them, `dask worker` starts workers that suit PyTorch."""
+    """Print settings for a shell that starts workers.
+
+    With them, `dask worker` starts workers that suit PyTorch.
+    """
     from dask.system import CPU_COUNT
 
     from workshop_utils.cluster import worker_environment
@@ -52,10 +61,11 @@ def worker_env(threads: int | None) -> None:
 @click.option("--port", type=click.IntRange(1, 65535), default=8786, help="Port of the scheduler; default: 8786.")
 @click.option("--threads", type=click.IntRange(1), help="Cores that one PyTorch operation may use; default: its share.")
 def join(address: str | None, port: int, threads: int | None) -> None:
-    """Become a worker of the scheduler at ADDRESS, or what this process's rank asks for.
+    """Become a worker of a scheduler, or the scheduler.
 
-    Without ADDRESS, torchrun, srun or a Kubeflow job starts this on each machine: rank 0 becomes the scheduler, which
-    listens at the address of its machine, and the others its workers. A notebook joins tcp://THAT_MACHINE:8786.
+    With ADDRESS, a worker of the scheduler there. Without it, torchrun, srun or a Kubeflow job starts this on each
+    machine: rank 0 becomes the scheduler, which listens at the address of its machine, and the others its workers. A
+    notebook joins tcp://THAT_MACHINE:8786.
     """
     from workshop_utils.tool.join import become
 
@@ -67,7 +77,10 @@ def join(address: str | None, port: int, threads: int | None) -> None:
 @click.option("--port", type=click.IntRange(0, 65535), default=8800, help="Default: 8800; 0 for any free one.")
 @click.option("--csv", type=click.Path(path_type=Path, dir_okay=False), help="Write what was reported at the end.")
 def room(host: str, port: int, csv: Path | None) -> None:
-    """Show live who passed which exercise, and who did not yet; attendees join by setting WORKSHOP_ROOM."""
+    """Show who passed which exercise, and who did not yet.
+
+    Attendees join by setting WORKSHOP_ROOM.
+    """
     from workshop_utils.tool.room import serve_room
 
     serve_room(_project(), host, port, csv)
@@ -75,14 +88,20 @@ def room(host: str, port: int, csv: Path | None) -> None:
 
 @main.group()
 def data() -> None:
-    """Fetch photos or draw sketches; every lesson also runs without a download."""
+    """Fetch photos or draw sketches.
+
+    Every lesson also runs without a download.
+    """
 
 
 @data.command()
 @click.option("--source", help="Folder or .tar, any address that fsspec opens; default: the public bucket.")
 @click.option("--folder", type=click.Path(file_okay=False), help="Default: the cache, where the lessons look.")
 def photos(source: str | None, folder: str | None) -> None:
-    """Fetch the 20,580 photos of Stanford Dogs (0.8 GB); stop and start it as you like."""
+    """Fetch the 20,580 photos of Stanford Dogs (0.8 GB).
+
+    Stop it and start it again as you like: it goes on where it was.
+    """
     from workshop_utils.dogs.photos import AGAIN, PhotosError, fetch_photos
 
     try:
@@ -112,7 +131,10 @@ def sketches(per_breed: int | None) -> None:
 @click.option("--list", "listed", is_flag=True, help="List the benchmarks instead.")
 @click.option("--table", is_flag=True, help="Print the table of what was measured earlier instead.")
 def bench(name: str | None, listed: bool, table: bool) -> None:
-    """Run the benchmark NAME; without NAME, run all of the table (hours, and 12 GB are fetched), and print it."""
+    """Run the benchmark NAME, or all of them, and print a table.
+
+    All of them take hours, and fetch 12 GB.
+    """
     texts = {script: script.read_text(encoding="utf-8") for script in sorted((_project() / "benchmarks").glob("*.py"))}
     scripts = {script.stem: script for script, text in texts.items() if text.endswith("    main()\n")}
     if listed:
