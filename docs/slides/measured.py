@@ -101,10 +101,11 @@ def classified():
     shown[f"bound of these cores, {precision}"] = rates["bound"]
     shown["**`classify` in int8**"] = rates["int8, classify"]
     rows = [(name, f"{rate:.0f}", bar(rate / max(shown.values()))) for name, rate in shown.items()]
-    machine = inference["machine"]
+    machine, first = inference["machine"], contestant("upstream")(inference)
     return {
         "classified": table(("", "photos a second", ""), *rows),
-        "times": f"{times(contestant('classify')(inference), contestant('upstream')(inference)):.1f}",
+        "times": f"{times(contestant('classify')(inference), first):.1f}",
+        "times_int8": f"{times(contestant('int8')(inference), first):.1f}",
         "times_loop": f"{times_best_loop(inference):.1f}",
         "photos": inference["photos"],
         "rounds": inference["rounds"],
