@@ -326,9 +326,16 @@ def judge(task, peer, result, failure=None):
 
 
 def why_not_run(name, result):
-    """Return the reason in `not_run` of a contestant that is called so, in short or in full; or None."""
-    reasons = result.get("not_run", {}).items()
-    return next((why for other, why in reasons if other.startswith(name) or name.startswith(other)), None)
+    """Return the reason in `not_run` of a contestant that is called so; or None. A comma begins what may be missing.
+
+    >>> why_not_run("Ray Data", {"not_run": {"Ray Data, two actors": "no ray"}})
+    'no ray'
+    >>> why_not_run("make setup", {"not_run": {"make setup CPU=1": "no network"}})
+    """
+    for other, why in result.get("not_run", {}).items():
+        if f"{other},".startswith(f"{name},") or f"{name},".startswith(f"{other},"):
+            return why
+    return None
 
 
 def ratios(ours, theirs, fast):

@@ -10,6 +10,6 @@ awk '/^[^ ]/ { torch = /^torch/; if (torch) sub(/ \\$/, "") } /^[^ ]/ || !torch'
 python3 -m pip install --quiet uv
 python3 -m uv pip install --quiet --compile-bytecode --python "$(command -v python3)" --torch-backend cpu \
   --constraints "$pins" --editable '.[lab]' || {
-  echo "If download.pytorch.org cannot be reached from here: \`make lab\`, without CPU=1, takes PyTorch from PyPI, 3.4 GB in all." >&2
+  echo "PyTorch's wheels for CPUs were not installed. If their index cannot be reached from here, \`make lab\` without CPU=1 takes PyTorch from PyPI, 3.4 GB in all." >&2
   exit 1
 }

@@ -107,6 +107,14 @@ def test_a_contestant_that_stopped_to_run_has_no_ratio(table, results):
     assert judged(table, results, "DDP, from a kill")["torchrun"]["met"] == "not measured: it hung in round 2"
 
 
+def test_the_reason_of_one_way_to_install_is_not_that_of_the_other(table):
+    runs = {"make setup": [{"seconds": 50.0, "fetched_gb": 3.0, "disk_gb": 7.0}], "make setup CPU=1": []}
+    lines = table.judge_all({"installing": {"runs": runs, "not_run": {"make setup CPU=1": "no network"}}})
+    said = {line["what"]: (line["ours"], line["met"]) for line in lines if line["result"] == "installing"}
+    assert said["make setup"] == (50.0, "")
+    assert said["make setup CPU=1"] == said["make setup CPU=1, fetched"] == (None, "not measured: no network")
+
+
 def test_a_damaged_result_is_named(table, tmp_path):
     (tmp_path / "cpu2-ddp.json").write_text("{")
     with pytest.raises(click.ClickException, match="cpu2-ddp.json is no JSON"):
