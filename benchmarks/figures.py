@@ -57,8 +57,14 @@ def goals(results):
     """Return the table that `workshop bench` prints, of what has a result."""
     lines = [line for line in judge_all(results) if line["result"] in results]
     head = ("what", "ours", "peer", "peer's", "ratio", "rounds", "goal", "reached")
-    rows = [(*row[:6], row[6].replace(" ", "\u00a0"), row[7]) for row in cells(lines)]  # a goal stays on one line
-    return markdown(head, rows, right=(1, 3, 4, 5, 6))
+    rows, reasons = [], {}
+    for *row, goal, reached in cells(lines):
+        reached, _, reason = reached.partition(": ")
+        if reason:
+            reasons.setdefault(reason, row[2] or row[0])  # the first that has it names it
+        rows.append((*row, goal.replace(" ", "\u00a0"), reached))  # a goal stays on one line
+    why = "".join(f"\n\nNot measured, {name}: {reason}" for reason, name in reasons.items())
+    return markdown(head, rows, right=(1, 3, 4, 5, 6)) + why
 
 
 def classifying(results):
