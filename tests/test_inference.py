@@ -10,6 +10,7 @@ from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -18,8 +19,9 @@ import torchvision
 from distributed import Client, LocalCluster
 from PIL import Image
 from samples import make_weights, sign_in
+from torchvision.models import get_model
 
-from workshop_utils import inference
+from workshop_utils import inference, int8
 from workshop_utils.data import list_photos, read_files
 from workshop_utils.decode import load_on_cpu
 from workshop_utils.dogs.breeds import BREEDS
@@ -428,28 +430,96 @@ def test_a_model_in_int8_says_nearly_the_same(client, tmp_path, monkeypatch):
     assert not frame.probability.equals(exact.probability)
 
     def dtypes():
-        (model,) = inference._in_int8.values()
+        *_, model = inference._in_int8.values()
         return {str(module.weight().dtype) for module in model.modules() if callable(getattr(module, "weight", None))}
 
     classify_it(sketches, precision="int8")  # the second call finds the model calibrated
     assert all(found == {"torch.qint8"} for found in client.run(dtypes).values())
 
 
-def test_a_model_in_int8_is_calibrated_anew_for_other_photos(paths, weights):
-    def model_for(photos):
-        classify_batches([paths[:1]], weights=weights, precision="int8", calibration=photos)
-        return next(iter(inference._in_int8.values()))
-
-    first = model_for(paths[:1])
-    assert model_for(paths[:1]) is first and model_for(paths[1:2]) is not first
-    assert len(inference._in_int8) == 1  # one is kept: a model takes memory
+def in_int8(paths, weights, photos):
+    return classify_batches([paths], weights=weights, precision="int8", calibration=photos)
 
 
-def test_int8_says_which_photos_it_cannot_be_calibrated_with(client, weights, tmp_path):
+def test_a_model_in_int8_is_calibrated_anew_for_other_photos_also_at_the_same_path(paths, weights, tmp_path):
+    photo = tmp_path / "photo.jpg"
+
+    def model_for(content_of):
+        photo.write_bytes(Path(content_of).read_bytes())
+        checksum, _ = in_int8(paths[:1], weights, [str(photo)])
+        return checksum, inference._in_int8[checksum]
+
+    first, second, again, third = (model_for(paths[i]) for i in (0, 1, 0, 2))
+    assert first[0] == again[0] and first[1] is again[1]  # two calls may take turns
+    assert len({first[0], second[0], third[0]}) == 3
+    assert len(inference._in_int8) == 2  # no more are kept: a model takes memory
+
+
+def test_int8_is_calibrated_with_photos_spread_over_all_that_are_at_hand(monkeypatch):
+    monkeypatch.setattr(inference, "CALIBRATION", 4)
+    calibration, photos = inference._for_calibration(iter(map(str, range(10))), all_at_hand=True)
+    assert calibration == ["0", "2", "5", "7"] and list(photos) == list(map(str, range(10)))
+    calibration, photos = inference._for_calibration(iter("abc"), all_at_hand=True)
+    assert calibration == list("abc") == list(photos)
+    calibration, photos = inference._for_calibration(iter("abcdef"), all_at_hand=False)
+    assert calibration == list("abcd") and list(photos) == list("abcdef")
+
+
+def test_workers_that_could_not_read_the_same_photos_for_int8_are_noticed(paths, weights, tmp_path):
+    (missing := tmp_path / "missing.jpg").write_bytes(Path(paths[1]).read_bytes())
+    photos = [paths[0], str(missing)]
+    both, _ = in_int8(paths[:1], weights, photos)
+    missing.unlink()
+    one, _ = in_int8(paths[:1], weights, photos)
+    assert one != both
+
+
+def test_threads_classify_while_another_one_calibrates(paths, tmp_path):
+    weights = make_weights(tmp_path / "weights.pt", seed=0)
+    classify_batches([paths], weights=weights, precision="fp32")
+    with ThreadPoolExecutor(1) as other:
+        calibrating = other.submit(in_int8, paths, weights, paths)
+        while not calibrating.done():
+            _, rows = classify_batches([paths], weights=weights, precision="fp32")
+            assert all(row[5] is None for row in rows)
+        assert all(row[5] is None for row in calibrating.result()[1])
+
+
+def test_a_folded_model_says_what_it_said(weights):
+    model, _, _ = load_resnet(weights)
+    folded = loaded_model(weights, "fp32")[0]
+    images = torch.rand(2, 3, 64, 64, generator=torch.manual_seed(0))
+    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in folded.modules())
+    with torch.inference_mode():
+        torch.testing.assert_close(folded(images), model(images), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("arch", ["resnet18", "resnet50", "wide_resnet50_2", "resnext50_32x4d"])
+@pytest.mark.parametrize("stride_in_1x1", [False, True])
+def test_each_resnet_has_a_quantizable_twin(arch, stride_in_1x1):
+    model = get_model(arch, weights=None, num_classes=7).eval()
+    if stride_in_1x1:
+        model.layer2[0].conv1.stride, model.layer2[0].conv2.stride = (2, 2), (1, 1)
+    images = torch.rand(1, 3, 32, 32, generator=torch.manual_seed(0))
+    with torch.inference_mode():
+        torch.testing.assert_close(int8._quantizable(model)(images), model(images))
+
+
+def test_int8_names_photos_weights_and_processors_that_it_cannot_use(client, paths, weights, tmp_path, monkeypatch):
     broken = tmp_path / "broken.jpg"
     broken.write_bytes(b"no photo")
-    with pytest.raises(ValueError, match=r"first 1 photos, .*broken\.jpg: .*precision='auto'"):
+    with pytest.raises(ValueError, match=r"none of the 1 that .*broken\.jpg: .*precision='auto'"):
         classify(client, [broken], weights=weights, precision="int8")
+    with pytest.raises(ValueError, match="none of the 0 that"):
+        in_int8(paths[:1], weights, ())
+    checkpoint = load_checkpoint(weights)
+    checkpoint["state_dict"]["fc.bias"][5] = torch.nan
+    save_checkpoint(tmp_path / "nan.pt", **checkpoint)
+    with pytest.raises(WeightsError, match="NaN"):
+        in_int8(paths[:1], str(tmp_path / "nan.pt"), paths[:1])
+    monkeypatch.setattr(int8.torch.backends, "quantized", SimpleNamespace(engine="none"))
+    with pytest.raises(ValueError, match="no kernels for int8 on this processor"):
+        in_int8(paths[:1], weights, paths[2:3])
 
 
 def test_int8_is_refused_on_a_gpu_and_other_names_everywhere(client, paths, monkeypatch):

@@ -9,12 +9,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 
 import pandas as pd
 import torch
 from distributed import Client, Future
-from torch.fx.experimental.optimization import fuse
+from torch import nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from workshop_utils.cluster import known_workers
 from workshop_utils.data import IN_BREED, read_files
@@ -33,10 +34,12 @@ CPU_BATCHES_PER_TASK, GPU_BATCHES_PER_TASK = 8, 256
 # it takes 26 ms.
 CPU_FORWARD, GPU_FORWARD = 16, 256
 CPU_AHEAD, GPU_AHEAD = 1, 3  # batches that are read or decoded during a forward pass
-CALIBRATION = 32  # photos, the first ones, from which a model in int8 learns the range of its values: 12 s of a core
+CALIBRATION = 32  # photos from which a model in int8 learns the range of its values: 12 s of a core
 TASKS_PER_THREAD = 4  # tasks on the cluster at a time: while the next one in order takes long, other threads have work
 _loading = threading.Lock()
-_in_int8: dict[tuple, torch.nn.Module] = {}  # the last model in int8, by its weights' checksum and calibration photos
+_calibrating = threading.Lock()
+_in_int8: dict[int, nn.Module] = {}  # the last models in int8, by the checksum of weights and calibration photos
+IN_INT8_KEPT = 2  # of them: two calls may take turns on a worker
 
 
 def classify(
@@ -58,9 +61,11 @@ def classify(
     storage_options: what fsspec needs to open `paths`; None for anonymous reading of s3:// without credentials.
     weights: as in `load_resnet`; a file must be readable from the workers.
     precision: "fp32", "bf16", or "auto" for bf16 where the worker is faster in it; or "int8", on CPUs, for which each
-    worker calibrates the model with the first CALIBRATION photos that can be read. A few predictions differ.
-    Raises what loading the weights raises, and WeightsError if workers had different weights. A worker that dies costs
-    time, but no rows: Dask runs its batches again. A bar shows how many photos are done.
+    worker first calibrates the model with CALIBRATION of the photos, spread evenly over `paths`, or the first ones of a
+    generator. A few predictions differ; many do if these photos are unlike the others.
+    Raises what loading the weights raises, WeightsError if workers had different weights, and ValueError if none of the
+    photos for calibration can be read. A worker that dies costs time, but no rows: Dask runs its batches again. A bar
+    shows how many photos are done.
 
     >>> from tempfile import TemporaryDirectory
     >>> from workshop_utils.data import list_photos
@@ -109,8 +114,7 @@ def classify_stream(
     if precision == "int8":
         if on_gpu:
             raise ValueError("precision is 'int8', which is for CPUs, but a worker has a GPU: write 'auto'.")
-        calibration = list(islice(photos, CALIBRATION))
-        photos = chain(calibration, photos)
+        calibration, photos = _for_calibration(photos, isinstance(paths, Sized))
     batches = iter(lambda: list(islice(photos, batch_size)), [])
     tasks = split_guided(batches, _n_threads(client), GPU_BATCHES_PER_TASK if on_gpu else CPU_BATCHES_PER_TASK)
     start = partial(
@@ -137,6 +141,7 @@ def classify_batches(
 
     Later lists are decoded during a forward pass.
     calibration: for "int8", the paths of the photos with which the model is calibrated.
+    Raises what loading the weights raises, and in int8 ValueError if no photo for calibration can be read.
     """
     if precision == "int8":
         checksum, (model, transform, categories) = _loaded_in_int8(weights, calibration, storage_options)
@@ -164,7 +169,7 @@ def classify_batches(
     return checksum, rows
 
 
-def loaded_model(weights: str = "auto", precision: str = "auto") -> tuple[torch.nn.Module, Callable, list[str]]:
+def loaded_model(weights: str = "auto", precision: str = "auto") -> tuple[nn.Module, Callable, list[str]]:
     """Return `load_resnet`'s (model, transform, categories) ready for this process.
 
     The first call loads, and the first after the weights' file was replaced.
@@ -176,7 +181,7 @@ def loaded_model(weights: str = "auto", precision: str = "auto") -> tuple[torch.
 
 def loaded_with_checksum(
     weights: str = "auto", precision: str = "auto"
-) -> tuple[int, tuple[torch.nn.Module, Callable, list[str]]]:
+) -> tuple[int, tuple[nn.Module, Callable, list[str]]]:
     """Return (checksum of the weights, what `loaded_model` returns)."""
     name = named_weights(weights)
     version = None if name in ("auto", "imagenet", "sketches") else version_of(name)
@@ -184,23 +189,40 @@ def loaded_with_checksum(
         return _load_model(name, precision, version)
 
 
+def _for_calibration(photos, all_at_hand):
+    """Return (paths to calibrate with, an iterator over all paths). all_at_hand: they may be taken from anywhere."""
+    if not all_at_hand:
+        first = list(islice(photos, CALIBRATION))
+        return first, chain(first, photos)
+    everything = list(photos)
+    n = min(CALIBRATION, len(everything))
+    return [everything[i * len(everything) // n] for i in range(n)], iter(everything)
+
+
 def _loaded_in_int8(weights, paths, storage_options):
-    """Return what `loaded_with_checksum` does, the model in int8: calibrated with these photos, the first time."""
-    checksum, (model, transform, categories) = loaded_with_checksum(weights, "fp32")
-    key = (checksum, *paths)
-    with _loading:
-        if key not in _in_int8:
+    """Return what `loaded_with_checksum` does, the model in int8: calibrated with these photos, the first time.
+
+    The checksum is also that of the photos, so that two workers which could not read the same ones are noticed.
+    """
+    checksum, (_, transform, categories) = loaded_with_checksum(weights, "fp32")
+    contents = read_files(paths, storage_options)  # each time, as they may have changed: it takes milliseconds
+    for content in contents:
+        if isinstance(content, bytes):
+            checksum = zlib.crc32(content, checksum)
+    with _calibrating:
+        if checksum not in _in_int8:
             with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-                images, errors = load_on_cpu(read_files(paths, storage_options), paths, transform, pool)
+                images, errors = load_on_cpu(contents, paths, transform, pool)
             if not len(images):
                 raise ValueError(
-                    f"A model in int8 is calibrated with the first {len(paths)} photos, and none of these can be "
-                    f"classified. The first is {paths[0]}: {errors[0]}. Give photos that can be read, or "
-                    "precision='auto'."
+                    f"A model in int8 is calibrated with {CALIBRATION} photos, and none of the {len(paths)} that were "
+                    f"given for it can be classified{f': {errors[0]}' if errors else ''}. Give photos that can be "
+                    "read, or precision='auto'."
                 )
-            _in_int8.clear()
-            _in_int8[key] = to_int8(model, images, CPU_FORWARD)
-        return checksum, (_in_int8[key], transform, categories)
+            if len(_in_int8) == IN_INT8_KEPT:
+                _in_int8.pop(next(iter(_in_int8)))
+            _in_int8[checksum] = to_int8(load_resnet(weights)[0], images, CPU_FORWARD)
+        return checksum, (_in_int8[checksum], transform, categories)
 
 
 def split_guided(batches: Iterable, n_threads: int, longest: int = CPU_BATCHES_PER_TASK) -> Iterator[list]:
@@ -242,8 +264,9 @@ def _frames(client, start, tasks):
                 checksums.add(checksum)
                 if len(checksums) > 1:
                     raise WeightsError(
-                        "The workers had different weights: the file was replaced meanwhile, or is another one on "
-                        "some machines. Call classify again, with a file that all workers share."
+                        "The workers had different weights, or in int8 other photos to calibrate with: a file was "
+                        "replaced meanwhile, is another one on some machines, or could not be read by all. Call "
+                        "classify again, with files that all workers share."
                     )
                 frame = _frame(paths, rows)
                 running.popleft()
@@ -260,10 +283,23 @@ def _load_model(weights, precision, version):
         checksum = zlib.crc32(tensor.numpy().tobytes(), checksum)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if precision_of(precision) == "bf16" else torch.float32
-    return checksum, (fuse(model).to(device, dtype).to(memory_format=torch.channels_last), transform, categories)
+    _fold_batch_norms(model)
+    return checksum, (model.to(device, dtype).to(memory_format=torch.channels_last), transform, categories)
 
 
-def is_on_gpu(model: torch.nn.Module) -> bool:
+def _fold_batch_norms(model):
+    """Multiply each BatchNorm of a ResNet into the convolution before it.
+
+    torch.fx has a function for it, which would break forward passes in other threads meanwhile.
+    """
+    for module in list(model.modules()):
+        for (name, before), (after, norm) in pairwise(list(module.named_children())):
+            if isinstance(before, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
+                setattr(module, name, fuse_conv_bn_eval(before, norm))
+                setattr(module, after, nn.Identity())
+
+
+def is_on_gpu(model: nn.Module) -> bool:
     """Return whether a model is on a GPU, which then decodes its photos, too."""
     return any(parameter.is_cuda for parameter in model.parameters())  # a model in int8 has none
 
