@@ -1,6 +1,7 @@
 """Photos are found wherever they lie, read many at a time in any kind of process, and bad ones are named."""
 
 import asyncio
+import errno
 import json
 import os
 import shutil
@@ -114,6 +115,21 @@ def test_a_folder_that_is_a_link_is_listed_too_and_one_that_leads_nowhere_is_not
     assert ImageFolder(tmp_path).classes == [first.name, second.name] and len(list_photos(tmp_path)) == 6
     (tmp_path / second.name / "linked.jpg").symlink_to(next(first.iterdir()))
     assert len(list_photos(tmp_path)) == 7
+
+
+@pytest.mark.parametrize("unlisted", ["n02085620-Chihuahua", "dogs"])
+def test_a_folder_that_cannot_be_listed_is_an_error_not_a_breed_less(unlisted, tmp_path, dogs, monkeypatch):
+    shutil.copytree(dogs, tmp_path / "dogs")
+    scandir = os.scandir
+
+    def refuse(folder):
+        if str(folder).endswith(unlisted):
+            raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(NoPhotos, match=f"cannot be listed .*Permission denied.*{unlisted}"):
+        list_photos(tmp_path / "dogs")
 
 
 def test_photos_in_an_archive_are_refused_before_they_are_read(tmp_path, dogs):

@@ -142,15 +142,20 @@ def list_photos(
 
 
 def _list_folders(fs, root, is_wanted):
-    """Return what `s3.list_folders` does, from any filesystem."""
+    """Return what `s3.list_folders` does, from any filesystem; raise what it raises of a folder that it cannot list."""
     folders = [
         info["name"]
-        for _, below, beside in fs.walk(root, maxdepth=1, detail=True)
+        for _, below, beside in fs.walk(root, maxdepth=1, detail=True, on_error=_unless_missing)
         for info in chain(below.values(), (file for file in beside.values() if file.get("islink")))
         if is_wanted(info["name"])
     ]
     with ThreadPoolExecutor(FOLDERS_AT_ONCE) as pool:
-        return list(chain.from_iterable(pool.map(partial(fs.find, maxdepth=1), folders)))
+        return list(chain.from_iterable(pool.map(partial(fs.find, maxdepth=1, on_error=_unless_missing), folders)))
+
+
+def _unless_missing(error):
+    if not isinstance(error, FileNotFoundError):  # such as a link that leads nowhere
+        raise error
 
 
 def breed_of(path: str) -> tuple[str, str]:

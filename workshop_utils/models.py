@@ -91,8 +91,9 @@ def save_checkpoint(path: str | os.PathLike, **values: object) -> None:
         try:
             with part.open("wb") as file:
                 torch.save(values, file)
-        except RuntimeError as error:
-            if isinstance(why := error.__context__, OSError):  # a full disk, of which PyTorch says "unexpected pos"
+        except (RuntimeError, OSError) as error:
+            why = error.__context__ if isinstance(error, RuntimeError) else error
+            if isinstance(why, OSError):  # a full disk, of which PyTorch may say "unexpected pos", and nobody the path
                 raise OSError(why.errno, why.strerror, str(path)) from error
             raise
         load_checkpoint(part)  # refuses now what could not be read later
@@ -131,9 +132,16 @@ def _in_short(error):
 
 
 def checkpoint_exists(path: str | os.PathLike) -> bool:
-    """Return whether there is a file at `path`, a local path or any address that fsspec can open."""
+    """Return whether there is a file at `path`, a local path or any address that fsspec can open.
+
+    Raises OSError where the storage does not say: fsspec's own `exists` would then answer that there is none.
+    """
     fs, key = open_fresh(path)
-    return fs.exists(key)
+    try:
+        fs.info(key)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _imagenet():

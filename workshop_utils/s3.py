@@ -1,6 +1,7 @@
 """Read and list s3:// with obstore, which is several times as fast as s3fs, and leave to s3fs what obstore cannot do.
 
-s3fs says what is true: it finds endpoint, region and credentials, and each error is its own.
+s3fs finds endpoint, region and credentials, and each error is its own. Unlike s3fs, obstore does not compare what it
+read with a checksum that S3 may have of the object.
 """
 
 import asyncio

@@ -1,10 +1,12 @@
 """A full disk, a folder that cannot be written, a damaged checkpoint: what is there stays, and the message says so."""
 
+import errno
 import os
 import shutil
 import subprocess
 from contextlib import contextmanager
 
+import fsspec
 import pytest
 import torch
 import torchvision
@@ -72,6 +74,54 @@ def test_a_run_whose_latest_checkpoint_is_damaged_goes_on_from_the_one_before_it
     told(f"the latest checkpoint {what}", "goes on from the one before it, and warns; equal to the last bit")
 
 
+@pytest.mark.parametrize("name", ["lr=[0.1]*?.pt", "run.pt/"])
+@pytest.mark.parametrize("place", ["a folder", "memory"])
+def test_the_checkpoint_before_is_kept_whatever_the_name(name, place, tmp_path):
+    path = f"{tmp_path if place == 'a folder' else 'memory://runs'}/{name}"
+    run(path)
+    latest = path.rstrip("/")
+    assert [load_checkpoint(file)["training"]["step"] for file in (latest, f"{latest}.before")] == [3, 2]
+    with fsspec.open(latest, "wb") as file:
+        file.write(b"damaged")
+    with pytest.warns(UserWarning, match="goes on from the checkpoint before it"):
+        assert run(path)[0]["resumed_at"] == 2
+
+
+def test_the_checkpoint_before_is_whole_also_without_hard_links(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EPERM, "no hard links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    run(path := tmp_path / "run.pt")
+    assert [load_checkpoint(file)["training"]["step"] for file in (path, f"{path}.before")] == [3, 2]
+    assert {file.name for file in tmp_path.iterdir()} == {"run.pt", "run.pt.before"}
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES])
+def test_a_folder_that_does_not_answer_is_an_error_not_a_new_run(number, tmp_path, monkeypatch):
+    run(path := tmp_path / "run.pt")
+    stat = os.stat
+
+    def fail(file, *args, **settings):
+        if os.fspath(file) == str(path):
+            raise OSError(number, os.strerror(number), str(path))
+        return stat(file, *args, **settings)
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match=os.strerror(number)):
+        patch.setattr(os, "stat", fail)
+        run(path)
+    assert load_checkpoint(path)["training"]["step"] == 3
+
+
+def test_a_checkpoint_of_another_model_is_named_with_the_cure(tmp_path):
+    run(path := tmp_path / "run.pt")
+    saved = load_checkpoint(path)
+    del saved["state_dict"]["fc.bias"]
+    torch.save(saved, path)
+    with pytest.raises(ValueError, match=rf"(?s){path}.*another model.*fc.bias.*Delete it"):
+        run(path)
+
+
 def test_a_damaged_checkpoint_does_not_replace_the_one_before_it(tmp_path):
     path = tmp_path / "run.pt"
     run(path)
@@ -131,11 +181,11 @@ def test_ranks_warn_once_at_the_client(client, tmp_path):
 
 
 def test_a_disk_that_is_full_while_a_checkpoint_is_written_keeps_the_one_before(tmp_path, told):
-    with disk(tmp_path / "small", "size=220m") as small:  # a checkpoint has 90 MB: two fit, and no third
+    with disk(tmp_path / "small", "size=150m") as small:  # a checkpoint has 90 MB: one fits, and no second
         with pytest.raises(OSError, match="No space left on device.*run.pt"):
             run(small / "run.pt")
         (kept,) = [file for file in small.iterdir() if not file.name.endswith(".before")]
-        assert kept.name == "run.pt" and load_checkpoint(kept)["training"]["step"] >= 1
+        assert kept.name == "run.pt" and load_checkpoint(kept)["training"]["step"] == 1
     told(
         "the disk is full while a checkpoint is written", "an error; the checkpoint before it stays, and can be loaded"
     )

@@ -1,17 +1,20 @@
 """The checkpoint of a training run: all ranks resume from it, and rank 0 writes it."""
 
 import os
+import shutil
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from distributed.worker import warn
+from fsspec.implementations.local import LocalFileSystem
 
 from workshop_utils.loop.preemption import Preempted, ranks_told
 from workshop_utils.loop.ranks import check_all_alike, world
 from workshop_utils.models import NoCheckpoint, checkpoint_exists, load_checkpoint, save_checkpoint
-from workshop_utils.storage import open_fresh
+from workshop_utils.storage import open_fresh, whole_file
 
 CURE = "Delete it, or choose another checkpoint."
 
@@ -33,6 +36,10 @@ class RunCheckpoint:
     expected: list[list[int]] = field(default_factory=list)  # those of the run that is resumed, until its first batch
     damaged: bool = False  # whether the latest checkpoint could not be loaded
 
+    def __post_init__(self):
+        if self.path:
+            self.path = str(self.path).rstrip("/")
+
     def resume(self) -> tuple[int, dict]:
         """Return (steps done, numbers so far), the same on all ranks, and load the states of the checkpoint, if any.
 
@@ -42,16 +49,19 @@ class RunCheckpoint:
         if self.path and checkpoint_exists(self.path):
             saved = self._load(self.path)
             if "training" not in saved:
-                raise ValueError(f"{str(self.path)!r} was not written by train, so it cannot be resumed. {CURE}")
+                raise ValueError(f"{self.path!r} was not written by train, so it cannot be resumed. {CURE}")
             step, numbers = saved["training"]["step"], saved["training"]["numbers"]
             old, self.expected = saved["training"]["settings"], saved["training"].get("image_shapes", [])
             others = [
                 f"{name} {old.get(name)!r}, now {now!r}" for name, now in self.settings.items() if old.get(name) != now
             ]
             if others:
-                raise ValueError(f"{str(self.path)!r} is of a run with other settings: {', '.join(others)}. {CURE}")
-            self.model.load_state_dict(saved["state_dict"])
-            self.optimizer.load_state_dict(saved["optimizer"])
+                raise ValueError(f"{self.path!r} is of a run with other settings: {', '.join(others)}. {CURE}")
+            try:
+                self.model.load_state_dict(saved["state_dict"])
+                self.optimizer.load_state_dict(saved["optimizer"])
+            except (RuntimeError, ValueError) as error:
+                raise ValueError(f"{self.path!r} is of a run with another model ({error}). {CURE}") from error
         given = "given" if self.path else None  # its path may differ from machine to machine
         check_all_alike({"checkpoint": given, "checkpoint's step": step, **self.settings})
         return step, numbers
@@ -66,7 +76,7 @@ class RunCheckpoint:
             return
         shape = list(images.shape[1:])
         if self.expected and shape not in self.expected:
-            raise ValueError(f"{str(self.path)!r} is of a run with images {self.expected}, now {shape}. {CURE}")
+            raise ValueError(f"{self.path!r} is of a run with images {self.expected}, now {shape}. {CURE}")
         if shape not in self.image_shapes:
             self.image_shapes.append(shape)
         self.expected = []
@@ -92,19 +102,28 @@ class RunCheckpoint:
     def _put_aside(self, path):
         """Keep the latest checkpoint as the one before; forget one of a run that somebody has deleted."""
         fs, latest = open_fresh(path)
-        with suppress(NotImplementedError):  # some of fsspec's storage cannot copy
-            if not fs.exists(latest):
-                if fs.exists(f"{latest}.before"):
-                    fs.rm_file(f"{latest}.before")
-            elif not self.damaged:
-                fs.copy(latest, f"{latest}.before")
+        before = f"{latest}.before"
+        if not checkpoint_exists(path):
+            if checkpoint_exists(f"{path}.before"):
+                fs.rm_file(before)
+        elif self.damaged:
+            return
+        elif isinstance(fs, LocalFileSystem):
+            with whole_file(Path(before)) as part:
+                try:
+                    os.link(latest, part)  # takes no time and no space: the next checkpoint is another file
+                except OSError:  # such as a file system without hard links
+                    shutil.copyfile(latest, part)
+        else:
+            with suppress(NotImplementedError):  # some of fsspec's storage cannot copy
+                fs.cp_file(latest, before)
 
     def _save(self, step, numbers):
         assert self.path
         # The loss of another rank or the step itself may have spoiled them.
         if not all(weight.isfinite().all() for weight in self.model.parameters()):
             raise FloatingPointError(
-                f"After step {step}, some weights are infinite or NaN, so {str(self.path)!r} is left as it was: "
+                f"After step {step}, some weights are infinite or NaN, so {self.path!r} is left as it was: "
                 f"lower lr, {self.settings['lr']}."
             )
         about = dict(getattr(self.model, "about", {}))
