@@ -1,6 +1,7 @@
 """The S3 server is real, read-only to strangers, and gone when its owner is, however that ends."""
 
 import json
+import multiprocessing
 import os
 import socket
 import subprocess
@@ -152,6 +153,18 @@ def test_nothing_is_left_after_its_process_was_killed(folder):
         assert traces()
         parent.kill()
     assert_nothing_is_left(traces)
+
+
+def test_a_forked_child_that_lives_on_does_not_keep_the_store(folder):
+    with local_object_store(folder) as options:
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+        child.start()  # as a DataLoader with persistent workers does
+        begin = time.monotonic()
+    assert child.is_alive() and time.monotonic() - begin < 20
+    child.kill()
+    port = int(options["client_kwargs"]["endpoint_url"].rpartition(":")[2])
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
 
 
 def test_an_interrupt_of_the_process_group_does_not_end_the_store(folder):

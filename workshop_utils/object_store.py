@@ -75,8 +75,11 @@ def local_object_store(folder: str | os.PathLike) -> Iterator[dict]:
                 if again and b"address already in use" in os.pread(log.fileno(), 2**20, 0):
                     continue  # another program took one of the ports in the meantime
                 raise
-            _refuse_other_hosts(ports["s3.port"])
-            yield {"anon": True, **options}
+            try:
+                _refuse_other_hosts(ports["s3.port"])
+                yield {"anon": True, **options}
+            finally:
+                supervisor.terminate()  # a child of this process, such as a DataLoader's, may hold the pipe open
             return
 
 
