@@ -232,13 +232,14 @@ def how_fast(results):
         [f"a step of ResNet-18 with {ddp['batch_size']} images a rank", *pair(step["dask"], step["torchrun"], 2)],
         ["a step of a smaller training", *pair(here["step_s"], there["step_s"], 2)],
         [
-            f"a rank is killed ({runs(launchers['kills'])} each): seconds until its job goes on",
+            f"from the kill of a rank until its job goes on ({runs(launchers['kills'])} each)",
             *pair(here["again_s"], there["again_s"], 1),
         ],
     ]
     rows[5][2] += ": it starts Python and imports PyTorch for each run"
     where = " and on ".join(dict.fromkeys(on(found["machine"]) for found in (photos, s3, ddp, launchers)))
-    about = f"Measured on {where}, side by side; all tables, and the command for yours, are in the book's "
+    about = f"Measured on {where}. What a row compares ran on the same machine, in turn. All tables, and the command "
+    about += "for yours, are in the book's "
     about += "[figures](docs/figures.md)."
     return f"{about}\n\n{markdown(('what', 'here', 'compared with'), rows, right=(1,))}"
 
@@ -295,7 +296,7 @@ PARTS = {
         how_fast,
     )
 }
-MEASURED = ("inference", "ddp", "storage", "launchers", "faults", "scale", "steps")
+MEASURED = ("inference", "installing", "ddp", "storage", "launchers", "many_models", "faults", "scale", "steps")
 
 if __name__ == "__main__":
     main()

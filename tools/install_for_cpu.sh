@@ -1,6 +1,6 @@
 #!/bin/sh
 # Install the pinned versions into the active environment, with PyTorch's wheels for CPUs: a sixth of the download.
-# `make lab CPU=1` calls it, and so do the machines behind the book's launch buttons.
+# `make lab CPU=1` calls it, and so do Codespaces.
 set -eu
 cd "$(dirname "$0")/.."
 pins=$(mktemp)

@@ -48,6 +48,7 @@ def waits():
     step_s = job["seconds"]["dask"]["step"]
     return {
         "photo_ms": f"{photo_ms:.0f} ms",
+        "photo_precision": result("inference")["precision"],
         "photos_h": f"{photo_ms * 1e6 / 3.6e6:.0f} hours",
         "step_photos": job["ranks"] * job["batch_size"],
         "step_s": f"{step_s:.1f} s",
