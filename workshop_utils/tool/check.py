@@ -28,6 +28,11 @@ class Unfit(RuntimeError):
     """What a check found wrong."""
 
 
+AS_PINNED = (
+    "make clean setup, with CPU=1 where there is no GPU; with conda, pip install --force-reinstall -r requirements.txt"
+)
+
+
 def run_checks(requirements: str | Path | None, address: str | None = None) -> Iterator[Line]:
     """Yield (name, ok, text) for each thing the workshop needs; text says what is there, or what is wrong and its cure.
 
@@ -37,7 +42,7 @@ def run_checks(requirements: str | Path | None, address: str | None = None) -> I
     """
     if address is None:
         yield _line("Python", _python, "make setup PYTHON=python3.12")
-        yield _line("packages", partial(_packages, requirements), "pip install --force-reinstall -r requirements.txt")
+        yield _line("packages", partial(_packages, requirements), AS_PINNED)
         yield _line("cores and memory", _memory, "take a machine with more memory, or give this container more of it")
         yield _line("GPU", _gpu, "install NVIDIA's current driver, or export CUDA_VISIBLE_DEVICES= to use the CPU")
         yield _line("data", _data, "unset WORKSHOP_DATA")
