@@ -13,6 +13,7 @@ from workshop_utils.object_store import local_object_store
 BATCH_SIZE = 64
 PER_BREED, N_BREEDS = 64, 8  # 512 photos
 FAULTS = {"503": 0.2, "cut": 0.1, "stall": 0.005}
+IN_WORDS = {"503": "answered with 503", "cut": "cut short", "stall": "stalled for ever"}
 LIMIT_S = 120  # one request that is waited for without an end, and it would be more
 LONG, WEEKLY = pytest.mark.long, pytest.mark.weekly
 
@@ -73,7 +74,7 @@ def test_a_listing_from_faulty_storage_is_complete(photos, fault, told):
         for _ in range(5):
             assert list_photos("s3://workshop/dogs", storage_options=faulty) == sorted(expected)
     told(
-        f"S3 listed, with {fault} for 20 % of requests",
+        f"S3 listed, with 20 % of requests {IN_WORDS[fault]}",
         f"5 of 5 listings complete, in {time.monotonic() - start:.0f} s",
     )
     assert happened[fault]
