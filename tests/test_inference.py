@@ -421,7 +421,7 @@ def test_a_model_in_int8_says_nearly_the_same(client, tmp_path, monkeypatch):
     (tmp_path / "n00000000-none").mkdir()
     (tmp_path / "n00000000-none" / "broken.jpg").write_bytes(b"no photo")
     sketches = list_photos(tmp_path)
-    monkeypatch.setattr(inference, "CALIBRATION", 6)  # the broken one, and five that can be read
+    monkeypatch.setattr(int8, "CALIBRATION", 6)  # the broken one, and five that can be read
     classify_it = partial(classify, client, batch_size=4, weights="sketches")
     exact, frame = classify_it(sketches, precision="fp32"), classify_it(iter(sketches), precision="int8")
     assert len(sketches) == 19 and frame.path.tolist() == sketches
@@ -456,12 +456,12 @@ def test_a_model_in_int8_is_calibrated_anew_for_other_photos_also_at_the_same_pa
 
 
 def test_int8_is_calibrated_with_photos_spread_over_all_that_are_at_hand(monkeypatch):
-    monkeypatch.setattr(inference, "CALIBRATION", 4)
-    calibration, photos = inference._for_calibration(iter(map(str, range(10))), all_at_hand=True)
+    monkeypatch.setattr(int8, "CALIBRATION", 4)
+    calibration, photos = int8.for_calibration(iter(map(str, range(10))), all_at_hand=True)
     assert calibration == ["0", "2", "5", "7"] and list(photos) == list(map(str, range(10)))
-    calibration, photos = inference._for_calibration(iter("abc"), all_at_hand=True)
+    calibration, photos = int8.for_calibration(iter("abc"), all_at_hand=True)
     assert calibration == list("abc") == list(photos)
-    calibration, photos = inference._for_calibration(iter("abcdef"), all_at_hand=False)
+    calibration, photos = int8.for_calibration(iter("abcdef"), all_at_hand=False)
     assert calibration == list("abcd") and list(photos) == list("abcdef")
 
 

@@ -21,7 +21,7 @@ from workshop_utils.cluster import known_workers
 from workshop_utils.data import IN_BREED, read_files
 from workshop_utils.decode import load_on_cpu, load_on_gpu
 from workshop_utils.dogs.breeds import BREEDS
-from workshop_utils.int8 import to_int8
+from workshop_utils.int8 import for_calibration, to_int8
 from workshop_utils.models import IMAGENET_WEIGHTS, WeightsError, load_resnet, named_weights, resolve_weights
 from workshop_utils.precision import PRECISIONS, ieee_float32, precision_of
 from workshop_utils.progress import bar
@@ -34,7 +34,6 @@ CPU_BATCHES_PER_TASK, GPU_BATCHES_PER_TASK = 8, 256
 # it takes 26 ms.
 CPU_FORWARD, GPU_FORWARD = 16, 256
 CPU_AHEAD, GPU_AHEAD = 1, 3  # batches that are read or decoded during a forward pass
-CALIBRATION = 32  # photos from which a model in int8 learns the range of its values: 12 s of a core
 TASKS_PER_THREAD = 4  # tasks on the cluster at a time: while the next one in order takes long, other threads have work
 _loading = threading.Lock()
 _calibrating = threading.Lock()
@@ -61,7 +60,7 @@ def classify(
     storage_options: what fsspec needs to open `paths`; None for anonymous reading of s3:// without credentials.
     weights: as in `load_resnet`; a file must be readable from the workers.
     precision: "fp32", "bf16", or "auto" for bf16 where the worker is faster in it; or "int8", on CPUs, for which each
-    worker first calibrates the model with CALIBRATION of the photos, spread evenly over `paths`, or the first ones of a
+    worker first calibrates the model with 32 of the photos, spread evenly over `paths`, or the first ones of a
     generator. A few predictions differ; many do if these photos are unlike the others.
     Raises what loading the weights raises, WeightsError if workers had different weights, and ValueError if none of the
     photos for calibration can be read. A worker that dies costs time, but no rows: Dask runs its batches again. A bar
@@ -114,7 +113,7 @@ def classify_stream(
     if precision == "int8":
         if on_gpu:
             raise ValueError("precision is 'int8', which is for CPUs, but a worker has a GPU: write 'auto'.")
-        calibration, photos = _for_calibration(photos, isinstance(paths, Sized))
+        calibration, photos = for_calibration(photos, isinstance(paths, Sized))
     batches = iter(lambda: list(islice(photos, batch_size)), [])
     tasks = split_guided(batches, _n_threads(client), GPU_BATCHES_PER_TASK if on_gpu else CPU_BATCHES_PER_TASK)
     start = partial(
@@ -189,16 +188,6 @@ def loaded_with_checksum(
         return _load_model(name, precision, version)
 
 
-def _for_calibration(photos, all_at_hand):
-    """Return (paths to calibrate with, an iterator over all paths). all_at_hand: they may be taken from anywhere."""
-    if not all_at_hand:
-        first = list(islice(photos, CALIBRATION))
-        return first, chain(first, photos)
-    everything = list(photos)
-    n = min(CALIBRATION, len(everything))
-    return [everything[i * len(everything) // n] for i in range(n)], iter(everything)
-
-
 def _loaded_in_int8(weights, paths, storage_options):
     """Return what `loaded_with_checksum` does, the model in int8: calibrated with these photos, the first time.
 
@@ -215,9 +204,9 @@ def _loaded_in_int8(weights, paths, storage_options):
                 images, errors = load_on_cpu(contents, paths, transform, pool)
             if not len(images):
                 raise ValueError(
-                    f"A model in int8 is calibrated with {CALIBRATION} photos, and none of the {len(paths)} that were "
-                    f"given for it can be classified{f': {errors[0]}' if errors else ''}. Give photos that can be "
-                    "read, or precision='auto'."
+                    f"A model in int8 is calibrated with photos, and none of the {len(paths)} that were given for it "
+                    f"can be classified{f': {errors[0]}' if errors else ''}. Give photos that can be read, or "
+                    "precision='auto'."
                 )
             if len(_in_int8) == IN_INT8_KEPT:
                 _in_int8.pop(next(iter(_in_int8)))

@@ -65,9 +65,8 @@ def local_object_store(folder: str | os.PathLike) -> Iterator[dict]:
             ) as supervisor,
         ):
             assert supervisor.stdin
-            supervisor.stdin.write(
-                json.dumps([weed, ports, secret]).encode() + b"\n"
-            )  # leaving closes the pipe and so ends it
+            settings = json.dumps([weed, ports, secret])
+            supervisor.stdin.write(f"{settings}\n".encode())  # the end of the pipe ends it, too
             try:
                 with waiting("starting the S3 server"):
                     _upload(source, {"key": ADMIN, "secret": secret, **options}, supervisor, log)
