@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import importlib
 import os
 import pickle
 import re
@@ -871,6 +872,54 @@ def test_a_script_for_torchrun_runs_as_it_is(client):
         return total.item()
 
     assert ddp.run(client, twice) == [2.0, 2.0]
+
+
+BY_NAME = """
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import init_process_group as make_group
+
+
+def main():
+    make_group("gloo", "env://", timedelta(minutes=5))
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    make_group("gloo", "env://", timedelta(minutes=5))
+    dist.all_reduce(total)
+    return total.item(), dist.get_rank()
+"""
+
+
+def test_a_module_that_has_imported_init_process_group_by_name_runs_in_each_job(client, tmp_path):
+    (tmp_path / "script_by_name.py").write_text(BY_NAME)
+    client.upload_file(str(tmp_path / "script_by_name.py"))  # which imports it on the workers, outside any job
+
+    def main():
+        import script_by_name
+
+        return script_by_name.main()
+
+    for _ in range(2):
+        assert ddp.run(client, main, timeout=120) == [(4.0, 0), (4.0, 1)]
+
+
+def test_settings_of_pytorch_that_a_function_changed_are_restored(client):
+    def change():
+        cudnn = importlib.import_module("torch.backends.cudnn")  # cloudpickle cannot send it
+        cudnn.benchmark = not cudnn.benchmark
+        torch.set_default_device("meta")
+        torch.set_warn_always(True)
+
+    def settings():
+        cudnn = importlib.import_module("torch.backends.cudnn")
+        return str(torch.empty(1).device), cudnn.benchmark, torch.is_warn_always_enabled()
+
+    before = ddp.run(client, settings)
+    ddp.run(client, change)
+    assert ddp.run(client, settings) == before
 
 
 def test_a_group_that_could_not_be_made_does_not_break_the_next_job(client):

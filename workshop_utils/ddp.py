@@ -1,15 +1,16 @@
 """Run a PyTorch function on Dask workers as the ranks of one `torch.distributed` process group."""
 
 import hashlib
+import inspect
 import os
 import socket
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial, wraps
 from itertools import count
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 from distributed import Client
 
@@ -138,8 +139,12 @@ def _digest(tensor: "Tensor") -> tuple[str, str]:
 
     if hasattr(tensor, "to_local"):
         return CANNOT, "is in shards, of which each rank holds its own part"
+    if torch.nn.parameter.is_lazy(tensor):
+        return CANNOT, "has no values before the first forward pass"
     if tensor.device.type == "meta":
         return CANNOT, "is on the meta device, without values"
+    if tensor.layout is not torch.strided:
+        return CANNOT, f"is sparse ({tensor.layout})"
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     digest = hashlib.blake2b(flat.view(torch.uint8).numpy().tobytes(), digest_size=16).hexdigest()
     return f"{tensor.dtype} {tuple(tensor.shape)}", digest
@@ -222,27 +227,51 @@ def _in_process_group(run: Callable[[], bytes], store: "TCPStore", mine: Assignm
     return outcome[0]
 
 
+# (store, assignment, how often the group was made again) while a job's function runs in this process, else None
+_of_job: "tuple[TCPStore, Assignment, Iterator[int]] | None" = None
+
+
 @contextmanager
 def _groups_made_by_scripts(store: "TCPStore", mine: Assignment) -> Iterator[None]:
     """Let `init_process_group` do nothing while there is a group, and else make one of the job's ranks.
 
     A script for torchrun makes the group itself, and may destroy it and make it again.
     """
+    global _of_job
+    _replace_init_process_group()
+    _of_job = store, mine, count(1)
+    try:
+        yield
+    finally:
+        _of_job = None
+
+
+@cache
+def _replace_init_process_group() -> None:
+    """Replace PyTorch's function for good, in all modules: one that has imported it by name outlives a job."""
     import torch.distributed as dist
 
-    make, remade = dist.init_process_group, count(1)
+    make = dist.init_process_group
+    takes = inspect.signature(make)
 
-    def init_process_group(backend: str | None = None, init_method: str | None = None, **kwargs: Any) -> None:
-        if not dist.is_initialized():
-            fresh = dist.PrefixStore(
-                f"remade-{next(remade)}", store
-            )  # the last group's addresses are in the store, too
-            forget_collectives()  # the new group counts from 1, too
-            make(backend, **kwargs | {"store": fresh, "rank": mine.rank, "world_size": mine.world_size})
+    @wraps(make)
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        if not _of_job:
+            return make(*args, **kwargs)
+        if dist.is_initialized():
+            return None
+        store, mine, remade = _of_job
+        given = takes.bind(*args, **kwargs).arguments
+        given.pop("init_method", None)
+        # The last group's addresses are in the store, too.
+        given |= {"store": dist.PrefixStore(f"remade-{next(remade)}", store)}
+        forget_collectives()  # the new group counts from 1, too
+        return make(**given | {"rank": mine.rank, "world_size": mine.world_size})
 
-    name, home = "init_process_group", dist.distributed_c10d
-    with patch.object(dist, name, init_process_group), patch.object(home, name, init_process_group):
-        yield
+    for module in list(sys.modules.values()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if value is make:
+                setattr(module, name, init_process_group)
 
 
 def _abort_nccl() -> None:

@@ -180,6 +180,7 @@ def end(*args, **kwargs):
 
 def test_how_a_process_ended_is_said_with_its_figures():
     assert "exit code 7" in end(7)
+    assert "its code is lost" in end(255)
     assert "signal 9 (SIGKILL)" in end(-signal.SIGKILL) and "oom_kill" not in end(-signal.SIGKILL)
     assert "oom_kill" in end(-signal.SIGKILL, by_the_kernel=1)
     assert "oom_kill" not in end(-signal.SIGTERM, by_the_kernel=1)

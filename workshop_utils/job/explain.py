@@ -14,6 +14,7 @@ from workshop_utils.job.rank import cannot_connect
 
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 GO_ON = "To go on after a death, give launch max_restarts, and let the function resume from a checkpoint."
+CODE_UNKNOWN = 255  # what multiprocessing reports where the fork server is gone
 BUSY = 0.5  # of a core: what a process has to use to be called busy
 
 
@@ -120,6 +121,11 @@ def how_it_ended(known: End | None, has_nanny: bool, answered: bool, rss: int | 
         limit = format_bytes(known.limit or 0)
         how = f"had {format_bytes(rss)}, too near to its memory limit of {limit}, so Dask ended it"
         return how, "Keep fewer tensors, or give workers a larger memory_limit."
+    if known.code == CODE_UNKNOWN:
+        how = (
+            f"ended with exit code {CODE_UNKNOWN}, or the process from which it was forked ended, and its code is lost"
+        )
+        return how, GO_ON
     if known.code >= 0:
         how = f"ended with exit code {known.code}: the function, or a library, ended the process"
         return how, "Let the function return, or raise an error, instead."

@@ -127,6 +127,7 @@ def torch_as_found() -> Iterator[None]:
 
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
     precision, deterministic = torch.get_float32_matmul_precision(), torch.get_deterministic_debug_mode()
+    device, searches, warns = torch.get_default_device(), torch.backends.cudnn.benchmark, torch.is_warn_always_enabled()
     with torch.set_grad_enabled(torch.is_grad_enabled()), torch.autograd.set_detect_anomaly(torch.is_anomaly_enabled()):
         try:
             yield
@@ -135,6 +136,10 @@ def torch_as_found() -> Iterator[None]:
             torch.set_num_threads(threads)
             torch.set_float32_matmul_precision(precision)
             torch.set_deterministic_debug_mode(deterministic)
+            if torch.get_default_device() != device:
+                torch.set_default_device(None if device.type == "cpu" else device)
+            torch.backends.cudnn.benchmark = searches
+            torch.set_warn_always(warns)
 
 
 def serve_store(host: str) -> "list[TCPStore]":
