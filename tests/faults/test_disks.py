@@ -97,6 +97,14 @@ def test_the_checkpoint_before_is_whole_also_without_hard_links(tmp_path, monkey
     assert {file.name for file in tmp_path.iterdir()} == {"run.pt", "run.pt.before"}
 
 
+def test_the_checkpoint_before_is_a_file_also_where_the_path_is_a_link(tmp_path):
+    run(first := tmp_path / "first.pt")
+    (path := tmp_path / "run.pt").symlink_to(f"{first}.before")
+    assert run(path)[0]["resumed_at"] == 2
+    before = tmp_path / "run.pt.before"
+    assert not before.is_symlink() and load_checkpoint(before)["training"]["step"] == 2
+
+
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES])
 def test_a_folder_that_does_not_answer_is_an_error_not_a_new_run(number, tmp_path, monkeypatch):
     run(path := tmp_path / "run.pt")

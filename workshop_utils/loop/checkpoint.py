@@ -111,7 +111,9 @@ class RunCheckpoint:
         elif isinstance(fs, LocalFileSystem):
             with whole_file(Path(before)) as part:
                 try:
-                    os.link(latest, part)  # takes no time and no space: the next checkpoint is another file
+                    os.link(
+                        os.path.realpath(latest), part
+                    )  # takes no time and no space: the next checkpoint is another file
                 except OSError:  # such as a file system without hard links
                     shutil.copyfile(latest, part)
         else:
