@@ -65,7 +65,7 @@ def partitions():
 
 def ladder():
     """Return a table of notebook 04's rungs, with milliseconds for each photo."""
-    rungs = printed("04", r"^([a-g])  (.+?): .* a worker needs (\d+) ms, (\d+) of which it waits")
+    rungs = printed("04", r"^([a-g])  (.+?): .* a worker needs (\d+) ms, (\d+) ms of which it waits")
     slowest = float(rungs[0][2])
     rows = []
     for letter, name, ms, waiting in rungs:
