@@ -5,6 +5,7 @@ import shutil
 import signal
 import threading
 import time
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import cycle, islice
@@ -430,15 +431,15 @@ def test_a_model_in_int8_says_nearly_the_same(client, tmp_path, monkeypatch):
     assert not frame.probability.equals(exact.probability)
 
     def dtypes():
-        *_, model = inference._in_int8.values()
+        *_, (_, model) = int8._of_calls.values()
         return {str(module.weight().dtype) for module in model.modules() if callable(getattr(module, "weight", None))}
 
-    classify_it(sketches, precision="int8")  # the second call finds the model calibrated
     assert all(found == {"torch.qint8"} for found in client.run(dtypes).values())
 
 
-def in_int8(paths, weights, photos):
-    return classify_batches([paths], weights=weights, precision="int8", calibration=photos)
+def in_int8(paths, weights, photos, call=None):
+    calibration = int8.Calibration(call or uuid.uuid4().hex, photos)
+    return classify_batches([paths], weights=weights, precision="int8", calibration=calibration)
 
 
 def test_a_model_in_int8_is_calibrated_anew_for_other_photos_also_at_the_same_path(paths, weights, tmp_path):
@@ -447,12 +448,29 @@ def test_a_model_in_int8_is_calibrated_anew_for_other_photos_also_at_the_same_pa
     def model_for(content_of):
         photo.write_bytes(Path(content_of).read_bytes())
         checksum, _ = in_int8(paths[:1], weights, [str(photo)])
-        return checksum, inference._in_int8[checksum]
+        return checksum, dict(int8._of_calls.values())[checksum]
 
     first, second, again, third = (model_for(paths[i]) for i in (0, 1, 0, 2))
     assert first[0] == again[0] and first[1] is again[1]  # two calls may take turns
     assert len({first[0], second[0], third[0]}) == 3
-    assert len(inference._in_int8) == 2  # no more are kept: a model takes memory
+    assert len(int8._of_calls) == 2  # no more are kept: a model takes memory
+
+
+def test_a_call_calibrates_once_in_a_process_and_needs_no_photos_then(paths, weights, monkeypatch, tmp_path):
+    (photo := tmp_path / "photo.jpg").write_bytes(Path(paths[0]).read_bytes())
+    calibrated, loaded = [], []
+    monkeypatch.setattr(int8, "_of_calls", {})
+    monkeypatch.setattr(int8, "to_int8", lambda *args, to_int8=int8.to_int8: calibrated.append(1) or to_int8(*args))
+    monkeypatch.setattr(inference, "load_resnet", lambda *args: loaded.append(1) or load_resnet(*args))
+    fresh = shutil.copy(weights, tmp_path / "weights.pt")
+    classify_it = partial(in_int8, paths[:1], str(fresh), [str(photo)], "a call")
+    with ThreadPoolExecutor(4) as pool:
+        answers = [future.result() for future in [pool.submit(classify_it) for _ in range(4)]]
+        photo.unlink()
+        with int8._calibrating:  # as another call does meanwhile
+            answers.append(pool.submit(classify_it).result(timeout=60))
+    assert len({checksum for checksum, _ in answers}) == 1
+    assert (len(calibrated), len(loaded)) == (1, 1)
 
 
 def test_int8_is_calibrated_with_photos_spread_over_all_that_are_at_hand(monkeypatch):
@@ -515,7 +533,7 @@ def test_int8_names_photos_weights_and_processors_that_it_cannot_use(client, pat
     checkpoint = load_checkpoint(weights)
     checkpoint["state_dict"]["fc.bias"][5] = torch.nan
     save_checkpoint(tmp_path / "nan.pt", **checkpoint)
-    with pytest.raises(WeightsError, match="NaN"):
+    with pytest.raises(WeightsError, match=r"nan\.pt' .*NaN.* Save or download"):
         in_int8(paths[:1], str(tmp_path / "nan.pt"), paths[:1])
     monkeypatch.setattr(int8.torch.backends, "quantized", SimpleNamespace(engine="none"))
     with pytest.raises(ValueError, match="no kernels for int8 on this processor"):

@@ -11,6 +11,7 @@ import warnings
 from functools import partial
 from pathlib import Path
 
+import fsspec
 import psutil
 import pytest
 import s3fs
@@ -143,16 +144,26 @@ def test_nothing_is_left_after_leaving(folder, failure):
     assert_nothing_is_left(traces)
 
 
-def test_nothing_is_left_after_its_process_was_killed(folder):
+def test_nothing_is_left_after_its_process_was_killed_though_a_child_lives_on(folder):
     code = (
-        "import json, time; from workshop_utils.object_store import local_object_store\n"
-        f"with local_object_store({str(folder)!r}) as options: print(json.dumps(options), flush=True); time.sleep(300)"
+        "import json, os, time; from workshop_utils.object_store import local_object_store\n"
+        f"with local_object_store({str(folder)!r}) as options:\n"
+        "    os.fork() or (time.sleep(30), os._exit(0))\n"  # it has the pipe to the supervisor, too
+        "    print(json.dumps(options), flush=True); time.sleep(300)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         _, traces = server_of(json.loads(parent.stdout.readline()))
         assert traces()
         parent.kill()
     assert_nothing_is_left(traces)
+
+
+def test_files_of_a_folder_that_is_a_link_are_served_too(folder, tmp_path):
+    (linked := tmp_path / "dogs").mkdir()
+    (linked / "n02085620-Chihuahua").symlink_to(folder)
+    with local_object_store(linked) as options:
+        served = fsspec.filesystem("s3", **options).find("workshop/dogs")
+    assert served and len(served) == sum(path.is_file() for path in folder.rglob("*"))
 
 
 def test_a_forked_child_that_lives_on_does_not_keep_the_store(folder):

@@ -4,9 +4,10 @@ import math
 import os
 import threading
 import unicodedata
+import uuid
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from itertools import chain, islice, pairwise
@@ -21,7 +22,7 @@ from workshop_utils.cluster import known_workers
 from workshop_utils.data import IN_BREED, read_files
 from workshop_utils.decode import load_on_cpu, load_on_gpu
 from workshop_utils.dogs.breeds import BREEDS
-from workshop_utils.int8 import for_calibration, to_int8
+from workshop_utils.int8 import Calibration, calibrated, for_calibration
 from workshop_utils.models import IMAGENET_WEIGHTS, WeightsError, load_resnet, named_weights, resolve_weights
 from workshop_utils.precision import PRECISIONS, ieee_float32, precision_of
 from workshop_utils.progress import bar
@@ -36,9 +37,6 @@ CPU_FORWARD, GPU_FORWARD = 16, 256
 CPU_AHEAD, GPU_AHEAD = 1, 3  # batches that are read or decoded during a forward pass
 TASKS_PER_THREAD = 4  # tasks on the cluster at a time: while the next one in order takes long, other threads have work
 _loading = threading.Lock()
-_calibrating = threading.Lock()
-_in_int8: dict[int, nn.Module] = {}  # the last models in int8, by the checksum of weights and calibration photos
-IN_INT8_KEPT = 2  # of them: two calls may take turns on a worker
 
 
 def classify(
@@ -61,7 +59,7 @@ def classify(
     weights: as in `load_resnet`; a file must be readable from the workers.
     precision: "fp32", "bf16", or "auto" for bf16 where the worker is faster in it; or "int8", on CPUs, for which each
     worker first calibrates the model with 32 of the photos, spread evenly over `paths`, or the first ones of a
-    generator. A few predictions differ; many do if these photos are unlike the others.
+    generator. A few predictions differ; more may if these photos are unlike the others.
     Raises what loading the weights raises, WeightsError if workers had different weights, and ValueError if none of the
     photos for calibration can be read. A worker that dies costs time, but no rows: Dask runs its batches again. A bar
     shows how many photos are done.
@@ -109,11 +107,12 @@ def classify_stream(
     precision_of(precision, (*PRECISIONS, "int8"))  # raises ValueError for an unknown one
     photos: Iterator[str] = map(str, paths)
     on_gpu = any("gpu" in about for about in known_workers(client).values())
-    calibration: list[str] = []
+    calibration = None
     if precision == "int8":
         if on_gpu:
             raise ValueError("precision is 'int8', which is for CPUs, but a worker has a GPU: write 'auto'.")
-        calibration, photos = for_calibration(photos, isinstance(paths, Sized))
+        spread, photos = for_calibration(photos, isinstance(paths, Sized))
+        calibration = Calibration(uuid.uuid4().hex, spread)
     batches = iter(lambda: list(islice(photos, batch_size)), [])
     tasks = split_guided(batches, _n_threads(client), GPU_BATCHES_PER_TASK if on_gpu else CPU_BATCHES_PER_TASK)
     start = partial(
@@ -134,12 +133,12 @@ def classify_batches(
     weights: str = "auto",
     precision: str = "auto",
     storage_options: dict | None = None,
-    calibration: Sequence[str] = (),
+    calibration: Calibration | None = None,
 ) -> tuple[int, list[tuple]]:
     """Return (checksum of the weights, `classify`'s rows) for lists of paths, from this process.
 
     Later lists are decoded during a forward pass.
-    calibration: for "int8", the paths of the photos with which the model is calibrated.
+    calibration: for "int8", the photos with which the model is calibrated: once in a call of `classify`.
     Raises what loading the weights raises, and in int8 ValueError if no photo for calibration can be read.
     """
     if precision == "int8":
@@ -184,34 +183,19 @@ def loaded_with_checksum(
     """Return (checksum of the weights, what `loaded_model` returns)."""
     name = named_weights(weights)
     version = None if name in ("auto", "imagenet", "sketches") else version_of(name)
+    kind = precision if precision == "int8" else precision_of(precision)
     with _loading:  # otherwise two threads of a worker would both load
-        return _load_model(name, precision, version)
+        return _load_model(name, kind, version)
 
 
-def _loaded_in_int8(weights, paths, storage_options):
-    """Return what `loaded_with_checksum` does, the model in int8: calibrated with these photos, the first time.
-
-    The checksum is also that of the photos, so that two workers which could not read the same ones are noticed.
-    """
-    checksum, (_, transform, categories) = loaded_with_checksum(weights, "fp32")
-    contents = read_files(paths, storage_options)  # each time, as they may have changed: it takes milliseconds
-    for content in contents:
-        if isinstance(content, bytes):
-            checksum = zlib.crc32(content, checksum)
-    with _calibrating:
-        if checksum not in _in_int8:
-            with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-                images, errors = load_on_cpu(contents, paths, transform, pool)
-            if not len(images):
-                raise ValueError(
-                    f"A model in int8 is calibrated with photos, and none of the {len(paths)} that were given for it "
-                    f"can be classified{f': {errors[0]}' if errors else ''}. Give photos that can be read, or "
-                    "precision='auto'."
-                )
-            if len(_in_int8) == IN_INT8_KEPT:
-                _in_int8.pop(next(iter(_in_int8)))
-            _in_int8[checksum] = to_int8(load_resnet(weights)[0], images, CPU_FORWARD)
-        return checksum, (_in_int8[checksum], transform, categories)
+def _loaded_in_int8(weights, calibration, storage_options):
+    """Return what `loaded_with_checksum` does, the model in int8; the checksum is also that of the photos."""
+    checksum, (model, transform, categories) = loaded_with_checksum(weights, "int8")
+    try:
+        checksum, model = calibrated(model, checksum, transform, calibration, storage_options)
+    except WeightsError as error:
+        raise WeightsError(f"{weights!r} cannot be used: {error} Save or download them again.") from error
+    return checksum, (model, transform, categories)
 
 
 def split_guided(batches: Iterable, n_threads: int, longest: int = CPU_BATCHES_PER_TASK) -> Iterator[list]:
@@ -266,12 +250,15 @@ def _frames(client, start, tasks):
 
 @lru_cache(maxsize=2)
 def _load_model(weights, precision, version):
+    """Load for "bf16", "fp32", or in float32 on the CPU what `to_int8` takes."""
     model, transform, categories = load_resnet(weights)
     checksum = zlib.crc32(repr((model.about, categories)).encode())
     for tensor in model.state_dict().values():
         checksum = zlib.crc32(tensor.numpy().tobytes(), checksum)
+    if precision == "int8":
+        return checksum, (model, transform, categories)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = torch.bfloat16 if precision_of(precision) == "bf16" else torch.float32
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     _fold_batch_norms(model)
     return checksum, (model.to(device, dtype).to(memory_format=torch.channels_last), transform, categories)
 

@@ -1,8 +1,12 @@
 """A ResNet in int8, for CPUs: weights and activations of eight bits make its forward pass shorter than in bf16."""
 
+import threading
 import warnings
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -11,10 +15,28 @@ from torchvision.models import ResNet
 from torchvision.models.quantization.resnet import QuantizableBasicBlock, QuantizableBottleneck, QuantizableResNet
 from torchvision.models.resnet import BasicBlock
 
+from workshop_utils.data import read_files
+from workshop_utils.decode import load_on_cpu
 from workshop_utils.models import WeightsError
 from workshop_utils.precision import ieee_float32
 
 CALIBRATION = 32  # photos from which a model learns the range of its values: ResNet-50 takes 12 s of a core
+CALLS_KEPT = 2  # two calls may take turns on a worker
+_calibrating = threading.Lock()
+# Of the latest calls, by call and checksum of the weights: what `calibrated` returns.
+_of_calls: dict[tuple[str, int], tuple[int, nn.Module]] = {}
+
+# torch.ao.quantization is deprecated, and warns of what it does itself. These warnings are ignored for good, since
+# `catch_warnings` in one thread would also silence, and perhaps leave silent, all others.
+for said in ("torch.ao.quantization is deprecated", "Please use quant_min and quant_max", "torch.quantize_per_tensor"):
+    warnings.filterwarnings("ignore", said)
+
+
+class Calibration(NamedTuple):
+    """What all tasks of a call calibrate with. call: tells it from all other calls. paths: of the photos."""
+
+    call: str
+    paths: list[str]
 
 
 def for_calibration(photos: Iterator[str], all_at_hand: bool) -> tuple[list[str], Iterator[str]]:
@@ -28,6 +50,45 @@ def for_calibration(photos: Iterator[str], all_at_hand: bool) -> tuple[list[str]
     everything = list(photos)
     n = min(CALIBRATION, len(everything))
     return [everything[i * len(everything) // n] for i in range(n)], iter(everything)
+
+
+def calibrated(
+    model: ResNet, checksum: int, transform: Callable, calibration: Calibration, storage_options: dict | None
+) -> tuple[int, nn.Module]:
+    """Return (checksum, model in int8): calibrated by a call's first task in this process, which later ones reuse.
+
+    checksum: of the model's weights; the one returned is also that of the photos, so that two workers which could not
+    read the same ones are noticed.
+    Raises what `to_int8` raises, and ValueError if none of the photos can be read.
+    """
+    key = calibration.call, checksum
+    if ready := _of_calls.get(key):
+        return ready
+    with _calibrating:  # otherwise two threads of a worker would both calibrate
+        if ready := _of_calls.get(key):
+            return ready
+        contents = read_files(calibration.paths, storage_options)
+        for content in contents:
+            if isinstance(content, bytes):  # else it is the error
+                checksum = zlib.crc32(content, checksum)
+        model_in_int8 = dict(_of_calls.values()).get(checksum)  # of an earlier call with the same photos
+        if not model_in_int8:
+            model_in_int8 = to_int8(model, _images(contents, calibration.paths, transform))
+        _of_calls[key] = checksum, model_in_int8
+        if len(_of_calls) > CALLS_KEPT:
+            _of_calls.pop(next(iter(_of_calls)))
+        return _of_calls[key]
+
+
+def _images(contents, paths, transform):
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        images, errors = load_on_cpu(contents, paths, transform, pool)
+    if not len(images):
+        raise ValueError(
+            f"A model in int8 is calibrated with photos, and none of the {len(paths)} that were given for it can be "
+            f"classified{f': {errors[0]}' if errors else ''}. Give photos that can be read, or precision='auto'."
+        )
+    return images
 
 
 @ieee_float32()
@@ -49,13 +110,11 @@ def to_int8(model: ResNet, images: torch.Tensor, batch_size: int = 16) -> nn.Mod
         raise WeightsError("The model's output is not a number (NaN) or infinite: its weights may be damaged.")
     prepared = _quantizable(model)
     prepared.fuse_model()  # each convolution with its BatchNorm and ReLU
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch.ao.quantization is deprecated, and warns of its own observers
-        prepared.qconfig = get_default_qconfig(engine)
-        prepare(prepared, inplace=True)
-        for part in images.split(batch_size):
-            prepared(part)
-        return convert(prepared, inplace=True)
+    prepared.qconfig = get_default_qconfig(engine)
+    prepare(prepared, inplace=True)
+    for part in images.split(batch_size):
+        prepared(part)
+    return convert(prepared, inplace=True)
 
 
 def _quantizable(model):

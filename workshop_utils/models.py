@@ -4,6 +4,7 @@ import os
 import socket
 import zipfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -79,15 +80,17 @@ def with_new_head(model: ResNet, n_classes: int) -> ResNet:
     return model
 
 
-def save_checkpoint(path: str | os.PathLike, **values: object) -> None:
+def save_checkpoint(path: str | os.PathLike, /, put_aside: Callable[[], None] = lambda: None, **values: object) -> None:
     """Write `values` (tensors, numbers, strings, dicts and lists of them) to `path`: whole or not at all.
 
-    path: a local path, or any address that fsspec can write, such as "s3://…"; it takes what it needs there, such as
-    an endpoint, from the environment. Raises OSError, for example where the disk is full.
+    path: a local path, or the address of an object store, such as "s3://…"; fsspec takes what it needs there, such as
+    an endpoint, from the environment. put_aside: called when all is written, just before it replaces what is at `path`.
+    Raises OSError, for example where the disk is full.
     """
     fs, key = open_fresh(path)
     local = isinstance(fs, LocalFileSystem)
-    with TemporaryDirectory() as folder, whole_file(Path(key) if local else Path(folder, "checkpoint.pt")) as part:
+    place = nullcontext("") if local else TemporaryDirectory()
+    with place as folder, whole_file(Path(folder, key if local else "checkpoint.pt")) as part:
         try:
             with part.open("wb") as file:
                 torch.save(values, file)
@@ -97,6 +100,7 @@ def save_checkpoint(path: str | os.PathLike, **values: object) -> None:
                 raise OSError(why.errno, why.strerror, str(path)) from error
             raise
         load_checkpoint(part)  # refuses now what could not be read later
+        put_aside()
         if not local:
             fs.put_file(str(part), key)  # an object store shows a file once all of it is there
 
@@ -120,6 +124,8 @@ def load_checkpoint(path: str | os.PathLike) -> dict:
                 raise ValueError(f"its part {part!r} is damaged")
             file.seek(0)
             checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, MemoryError) as error:  # of a disk that may answer later: this does not say that it is damaged
+        raise WeightsError(f"{str(path)!r} cannot be read: {_in_short(error)}") from error
     except Exception as error:  # torch.load raises errors of many types for other files
         raise NoCheckpoint(f"{str(path)!r} cannot be loaded as a PyTorch checkpoint: {_in_short(error)}") from error
     if not isinstance(checkpoint, dict):
@@ -134,11 +140,13 @@ def _in_short(error):
 def checkpoint_exists(path: str | os.PathLike) -> bool:
     """Return whether there is a file at `path`, a local path or any address that fsspec can open.
 
-    Raises OSError where the storage does not say: fsspec's own `exists` would then answer that there is none.
+    Raises OSError where the storage does not say: fsspec's own `exists` would then answer that there is none. Raises
+    IsADirectoryError for a folder.
     """
     fs, key = open_fresh(path)
     try:
-        fs.info(key)
+        if fs.info(key)["type"] == "directory":
+            raise IsADirectoryError(f"{str(path)!r} is a folder: give the path of a file.")
     except FileNotFoundError:
         return False
     return True
@@ -177,8 +185,13 @@ def _build(checkpoint, name):
         # ResNet v1 halves the resolution in the first 1x1 convolution of a stage; torchvision's v1.5 in the 3x3 one.
         for stage in (model.layer2, model.layer3, model.layer4):
             stage[0].conv1.stride, stage[0].conv2.stride = (2, 2), (1, 1)
+    size, names = checkpoint.get("size", 256), checkpoint.get("categories") or []
+    if not isinstance(size, int) or size < 1:
+        raise WeightsError(f"{name!r} has size {size!r}: write a number of pixels, such as 256.")
+    if not isinstance(names, (list, tuple)):
+        raise WeightsError(f"{name!r} has categories {str(names)[:100]!r}: write a list of names.")
     unnamed = IMAGENET_WEIGHTS.meta["categories"] if n_classes == 1000 else map("category {}".format, range(n_classes))
-    categories = list(map(str, checkpoint.get("categories") or unnamed))
+    categories = list(map(str, names or unnamed))
     if len(categories) != n_classes:
         raise WeightsError(f"{name!r} names {len(categories)} categories, but num_classes is {n_classes}.")
     return model, categories

@@ -3,7 +3,6 @@
 import json
 import os
 import secrets
-import select
 import shutil
 import signal
 import socket
@@ -65,20 +64,19 @@ def local_object_store(folder: str | os.PathLike) -> Iterator[dict]:
             ) as supervisor,
         ):
             assert supervisor.stdin
-            settings = json.dumps([weed, ports, secret])
-            supervisor.stdin.write(f"{settings}\n".encode())  # the end of the pipe ends it, too
+            supervisor.stdin.write(f"{json.dumps([weed, ports, secret, os.getpid()])}\n".encode())
             try:
-                with waiting("starting the S3 server"):
-                    _upload(source, {"key": ADMIN, "secret": secret, **options}, supervisor, log)
-            except ObjectStoreError:
-                if again and b"address already in use" in os.pread(log.fileno(), 2**20, 0):
-                    continue  # another program took one of the ports in the meantime
-                raise
-            try:
+                try:
+                    with waiting("starting the S3 server"):
+                        _upload(source, {"key": ADMIN, "secret": secret, **options}, supervisor, log)
+                except ObjectStoreError:
+                    if again and b"address already in use" in os.pread(log.fileno(), 2**20, 0):
+                        continue  # another program took one of the ports in the meantime
+                    raise
                 _refuse_other_hosts(ports["s3.port"])
                 yield {"anon": True, **options}
             finally:
-                supervisor.terminate()  # a child of this process, such as a DataLoader's, may hold the pipe open
+                supervisor.terminate()
             return
 
 
@@ -136,14 +134,15 @@ def _upload(folder, options, supervisor, log):
                 tail = os.pread(log.fileno(), 2**20, 0)[-2000:].decode(errors="replace")
                 raise ObjectStoreError(f"The S3 server did not start ({error}). Its last words:\n{tail}") from error
             time.sleep(0.2)
-    files = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
+    walk = os.walk(folder, followlinks=True)
+    files = [Path(place, name).relative_to(folder).as_posix() for place, _, names in walk for name in names]
     fs.put([f"{folder}/{file}" for file in files], [f"{BUCKET}/{folder.name}/{file}" for file in files])
 
 
 def _supervise():
     # This runs in a process of its own. If the parent is killed, it lives on just long enough to clean up.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    weed, ports, secret = json.loads(sys.stdin.readline())
+    weed, ports, secret, parent = json.loads(sys.stdin.readline())
     with tempfile.TemporaryDirectory(prefix="workshop-s3-") as home:
         admin = {"name": "admin", "credentials": [{"accessKey": ADMIN, "secretKey": secret}], "actions": ["Admin"]}
         users = {"identities": [admin, {"name": "anonymous", "actions": ["Read", "List"]}]}
@@ -152,8 +151,9 @@ def _supervise():
         nothing_else = {"HOME": home, "TMPDIR": home}  # the server would obey the user's own credentials and settings
         server = subprocess.Popen([weed, "server", *flags], stdin=subprocess.DEVNULL, cwd=home, env=nothing_else)
         try:
-            while server.poll() is None and not select.select([sys.stdin], [], [], 0.2)[0]:
-                pass  # the pipe turns readable when the parent closes it or dies
+            # A child of the parent, such as a DataLoader's, may hold the pipe open, so its end would tell nothing.
+            while server.poll() is None and os.getppid() == parent:
+                time.sleep(0.2)
         finally:
             server.kill()
             server.wait()

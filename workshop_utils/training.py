@@ -78,10 +78,10 @@ def train(
     Logs for each step: step (from 1), epoch (from 0), loss, lr, images (of this rank), and the seconds load_s (waiting
     for the DataLoader), comm_s (gradients still travel when nothing is left to compute), compute_s (all else). Rank 0
     logs step, epoch, val_accuracy, val_loss after each epoch.
-    Raises ValueError for settings that cannot be and for a checkpoint of another run, FloatingPointError if the loss
-    becomes infinite or NaN, AssertionError where check_every finds weights that differ. With a checkpoint, raises
-    Preempted on all ranks once any of them got SIGTERM: after the step in which it came, or the evaluation, if the step
-    ends an epoch. That is saved.
+    Raises ValueError for settings that cannot be and for a checkpoint of another run (other images are noticed if their
+    number or size differs), FloatingPointError if the loss becomes infinite or NaN, AssertionError where check_every
+    finds weights that differ. With a checkpoint, raises Preempted on all ranks once any of them got SIGTERM: after the
+    step in which it came, or the evaluation, if the step ends an epoch. That is saved.
     """
     run, every = Settings(**settings), whole("checkpoint_every", checkpoint_every, 1)
     sizes = check_run(run, model, train_set, val_set, check_every)

@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import subprocess
+import zipfile
 from contextlib import contextmanager
 
 import fsspec
@@ -98,11 +99,60 @@ def test_the_checkpoint_before_is_whole_also_without_hard_links(tmp_path, monkey
 
 
 def test_the_checkpoint_before_is_a_file_also_where_the_path_is_a_link(tmp_path):
-    run(first := tmp_path / "first.pt")
+    (disk := tmp_path / "disk").mkdir()
+    run(first := disk / "first.pt")
     (path := tmp_path / "run.pt").symlink_to(f"{first}.before")
     assert run(path)[0]["resumed_at"] == 2
-    before = tmp_path / "run.pt.before"
-    assert not before.is_symlink() and load_checkpoint(before)["training"]["step"] == 2
+    assert path.is_symlink() and load_checkpoint(f"{first}.before")["training"]["step"] == 3
+    assert load_checkpoint(f"{first}.before.before")["training"]["step"] == 2
+    disk.rename(tmp_path / "away")
+    with pytest.raises(FileNotFoundError, match=rf"{path}.*, a link to '{first}.before', whose folder is not there"):
+        run(path)
+
+
+def test_an_empty_path_and_a_folder_are_no_checkpoint(tmp_path):
+    for nothing in ("", "/"):
+        with pytest.raises(ValueError, match=f"checkpoint is '{nothing}': give a path"):
+            run(nothing)
+    with pytest.raises(IsADirectoryError, match=f"'{tmp_path}' is a folder"):
+        run(tmp_path)
+
+
+def test_what_a_killed_save_left_is_removed_and_nothing_else(tmp_path):
+    left = [tmp_path / f"run[1].pt{kind}.{'0a' * 16}.part" for kind in ("", ".before")]
+    others = [tmp_path / f"run[1].pt.{name}.part" for name in ("mine", "0a" * 15)] + [
+        tmp_path / f"run.pt.{'0a' * 16}.part"
+    ]
+    for file in (*left, *others):
+        file.touch()
+    run(path := tmp_path / "run[1].pt")
+    assert {*tmp_path.iterdir()} == {path, tmp_path / "run[1].pt.before", *others}
+
+
+def test_a_run_knows_all_sizes_that_it_had_before_it_was_resumed_twice(tmp_path, monkeypatch):
+    sizes = [16, 24, 24, 24, 16, 16]
+    images = [torch.zeros(3, size, size) for size in sizes for _ in range(2)]
+    monkeypatch.setattr("workshop_utils.loop.batches.DistributedSampler", lambda images, *_, **__: range(len(images)))
+
+    def go(stop_after):
+        model = torchvision.models.resnet18(num_classes=2)
+        calls = iter(range(stop_after))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                checkpoint, "ranks_told", lambda _: [] if next(calls, None) is not None else fail(KeyboardInterrupt())
+            )
+            return train(
+                model,
+                [(image, 0) for image in images],
+                batch_size=2,
+                checkpoint=tmp_path / "run.pt",
+                checkpoint_every=1,
+            )
+
+    for stop_after in (2, 2):
+        with pytest.raises(KeyboardInterrupt):
+            go(stop_after)
+    assert go(10)["resumed_at"] == 4
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES])
@@ -179,20 +229,29 @@ def fail(error):
     raise error
 
 
+def test_a_read_that_fails_is_no_damaged_checkpoint_either(tmp_path, monkeypatch):
+    run(path := tmp_path / "run.pt")
+    whole = path.read_bytes()
+    with monkeypatch.context() as patch, pytest.raises(WeightsError, match="run.pt' cannot be read: .*Stale"):
+        patch.setattr(zipfile.ZipFile, "testzip", lambda _: fail(OSError(errno.ESTALE, "Stale file handle")))
+        run(path)
+    assert path.read_bytes() == whole and run(path)[0]["resumed_at"] == 3
+
+
 def test_ranks_warn_once_at_the_client(client, tmp_path):
     path = tmp_path / "run.pt"
     run(path)
     cut_short(path)
     with pytest.warns(UserWarning, match="goes on from the checkpoint before it") as said:
-        ended = ddp.run(client, lambda: run(str(path))[0]["resumed_at"], n_workers=1)
-    assert ended == [2] and sum("before it" in str(each.message) for each in said) == 1
+        ended = ddp.run(client, lambda: run(str(path))[0]["resumed_at"], n_workers=2)
+    assert ended == [2, 2] and sum("before it" in str(each.message) for each in said) == 1
 
 
 def test_a_disk_that_is_full_while_a_checkpoint_is_written_keeps_the_one_before(tmp_path, told):
     with disk(tmp_path / "small", "size=150m") as small:  # a checkpoint has 90 MB: one fits, and no second
         with pytest.raises(OSError, match="No space left on device.*run.pt"):
             run(small / "run.pt")
-        (kept,) = [file for file in small.iterdir() if not file.name.endswith(".before")]
+        (kept,) = small.iterdir()  # what would be the one before it is no second name of the same file
         assert kept.name == "run.pt" and load_checkpoint(kept)["training"]["step"] == 1
     told(
         "the disk is full while a checkpoint is written", "an error; the checkpoint before it stays, and can be loaded"

@@ -1,9 +1,12 @@
 """The checkpoint of a training run: all ranks resume from it, and rank 0 writes it."""
 
+import glob
 import os
+import re
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -37,8 +40,15 @@ class RunCheckpoint:
     damaged: bool = False  # whether the latest checkpoint could not be loaded
 
     def __post_init__(self):
-        if self.path:
-            self.path = str(self.path).rstrip("/")
+        if self.path is None:
+            return
+        given, self.path = self.path, str(self.path).rstrip("/")
+        if not self.path:
+            raise ValueError(f"checkpoint is {given!r}: give a path or an address, or None to save nothing.")
+        if os.path.islink(self.path):  # the file that it leads to is the one to replace
+            self.path = os.path.realpath(self.path)
+            if not os.path.isdir(os.path.dirname(self.path)):
+                raise FileNotFoundError(f"checkpoint is {given!r}, a link to {self.path!r}, whose folder is not there.")
 
     def resume(self) -> tuple[int, dict]:
         """Return (steps done, numbers so far), the same on all ranks, and load the states of the checkpoint, if any.
@@ -46,12 +56,15 @@ class RunCheckpoint:
         Raises ValueError for a checkpoint of another run, and where the ranks differ.
         """
         step, numbers = 0, {}
+        if self.path and world()[0] == 0:
+            self._remove_parts(self.path)
         if self.path and checkpoint_exists(self.path):
             saved = self._load(self.path)
             if "training" not in saved:
                 raise ValueError(f"{self.path!r} was not written by train, so it cannot be resumed. {CURE}")
             step, numbers = saved["training"]["step"], saved["training"]["numbers"]
             old, self.expected = saved["training"]["settings"], saved["training"].get("image_shapes", [])
+            self.image_shapes = list(self.expected)
             others = [
                 f"{name} {old.get(name)!r}, now {now!r}" for name, now in self.settings.items() if old.get(name) != now
             ]
@@ -61,7 +74,9 @@ class RunCheckpoint:
                 self.model.load_state_dict(saved["state_dict"])
                 self.optimizer.load_state_dict(saved["optimizer"])
             except (RuntimeError, ValueError) as error:
-                raise ValueError(f"{self.path!r} is of a run with another model ({error}). {CURE}") from error
+                raise ValueError(
+                    f"{self.path!r} is of a run with another model ({str(error)[:300]}). {CURE}"
+                ) from error
         given = "given" if self.path else None  # its path may differ from machine to machine
         check_all_alike({"checkpoint": given, "checkpoint's step": step, **self.settings})
         return step, numbers
@@ -75,7 +90,7 @@ class RunCheckpoint:
         if not self.path:
             return
         shape = list(images.shape[1:])
-        if self.expected and shape not in self.expected:
+        if self.expected and shape not in self.expected and world()[0] == 0:  # it has saved what it saw itself
             raise ValueError(f"{self.path!r} is of a run with images {self.expected}, now {shape}. {CURE}")
         if shape not in self.image_shapes:
             self.image_shapes.append(shape)
@@ -99,6 +114,13 @@ class RunCheckpoint:
                 warn(f"{error} The run goes on from the checkpoint before it, {before!r}.")
             return saved
 
+    def _remove_parts(self, path):
+        """Remove what a run left that was killed while it saved."""
+        beside = Path(path)
+        for part in beside.parent.glob(f"{glob.escape(beside.name)}*.part"):
+            if re.fullmatch(re.escape(beside.name) + r"(\.before)?\.[0-9a-f]{32}\.part", part.name):
+                part.unlink(missing_ok=True)
+
     def _put_aside(self, path):
         """Keep the latest checkpoint as the one before; forget one of a run that somebody has deleted."""
         fs, latest = open_fresh(path)
@@ -111,9 +133,7 @@ class RunCheckpoint:
         elif isinstance(fs, LocalFileSystem):
             with whole_file(Path(before)) as part:
                 try:
-                    os.link(
-                        os.path.realpath(latest), part
-                    )  # takes no time and no space: the next checkpoint is another file
+                    os.link(latest, part)  # takes no time and no space: the next checkpoint is another file
                 except OSError:  # such as a file system without hard links
                     shutil.copyfile(latest, part)
         else:
@@ -133,9 +153,9 @@ class RunCheckpoint:
             about["num_classes"] = head.out_features
             if len(about.get("categories", ())) != head.out_features:  # those of a head that was replaced
                 about.pop("categories", None)
-        self._put_aside(self.path)
         save_checkpoint(
             self.path,
+            partial(self._put_aside, self.path),
             **about,
             state_dict=self.model.state_dict(),
             optimizer=self.optimizer.state_dict(),

@@ -186,9 +186,9 @@ class Case:
     def rerun(self, cure: Given = None, **mended: Any) -> bool:
         """Run the case again with a cure, print whether the run is as good as the clean one, and return that.
 
-        cure: one of `CURES`, which undoes what it is for and nothing else. mended: instead, your own replacement of a
-        piece of the training, such as keep=function, where function(here, original) returns what stands for
-        `RunCheckpoint.keep`: see `gym.run.PIECES`.
+        cure: one of `CURES`, which undoes what it is for and nothing else. mended: instead, your own version of a piece
+        of the training, in the place of the one that may be broken. With keep=function, what function(here, original)
+        returns stands for `RunCheckpoint.keep`, and original is that without a fault: see `gym.run.PIECES`.
         Raises NotYet for an unknown cure or piece, or more than one piece. A rerun counts as a look.
         """
         for piece in mended:
