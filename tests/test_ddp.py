@@ -5,6 +5,7 @@ import gc
 import importlib
 import os
 import pickle
+import random
 import re
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from functools import partial
 from pathlib import Path
 
 import distributed
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -770,14 +772,22 @@ def test_models_of_equal_numbers_in_other_shapes_or_types_differ(client):
         try:
             ddp.assert_equal_on_all_ranks(model, buffers=True)
         except (AssertionError, TypeError) as error:
-            return re.search("rank 1 has .*? than rank 0|meta device", str(error))[0]
+            return re.search("rank 1 has .*? than rank 0|kept of rank 1 cannot .* (quantized|meta device)", str(error))[
+                0
+            ]
 
     zeros = torch.zeros
     different = [(zeros(3, 2), zeros(2, 3)), (zeros(0, 2), zeros(0, 3)), (zeros(4), zeros(2, dtype=torch.float64))]
     alike = [(zeros(()), zeros(())), (zeros(2, 3).T, zeros(3, 2)), (zeros(2, dtype=torch.cfloat).conj(),) * 2]
-    unknown = [(zeros(2), torch.empty(2, device="meta"))]
-    another_shape = "rank 1 has another shape or type than rank 0"
-    for pairs, expected in ((different, another_shape), (alike, None), (unknown, "meta device")):
+    on_meta = [(zeros(2), torch.empty(2, device="meta"))]
+    quantized = [(zeros(2), torch.quantize_per_tensor(zeros(2), 0.1, 0, torch.qint8))]
+    cases = {
+        "rank 1 has another shape or type than rank 0": different,
+        None: alike,
+        "kept of rank 1 cannot be compared, as it is on the meta device": on_meta,
+        "kept of rank 1 cannot be compared, as it is quantized": quantized,
+    }
+    for expected, pairs in cases.items():
         for pair in pairs:
             assert ddp.run(client, compare, *pair) == [expected, expected], pair
 
@@ -788,7 +798,7 @@ def test_a_model_in_shards_has_nothing_to_compare(client):
 
         ddp.assert_equal_on_all_ranks(fully_shard(torch.nn.Linear(4, 4)))
 
-    with pytest.raises(TypeError, match="weight cannot be compared, as it is in shards"):
+    with pytest.raises(TypeError, match="weight of ranks 0 and 1 cannot be compared, as it is in shards"):
         ddp.run(client, sharded)
 
 
@@ -909,17 +919,31 @@ def test_a_module_that_has_imported_init_process_group_by_name_runs_in_each_job(
 def test_settings_of_pytorch_that_a_function_changed_are_restored(client):
     def change():
         cudnn = importlib.import_module("torch.backends.cudnn")  # cloudpickle cannot send it
-        cudnn.benchmark = not cudnn.benchmark
+        cudnn.benchmark, cudnn.deterministic = not cudnn.benchmark, not cudnn.deterministic
         torch.set_default_device("meta")
         torch.set_warn_always(True)
+        torch.set_autocast_enabled("cpu", True)
+        os.chdir("/")
 
     def settings():
         cudnn = importlib.import_module("torch.backends.cudnn")
-        return str(torch.empty(1).device), cudnn.benchmark, torch.is_warn_always_enabled()
+        switches = cudnn.benchmark, cudnn.deterministic, torch.is_warn_always_enabled()
+        return str(torch.empty(1).device), os.getcwd(), torch.is_autocast_enabled("cpu"), *switches
 
     before = ddp.run(client, settings)
     ddp.run(client, change)
     assert ddp.run(client, settings) == before
+
+
+def test_a_seed_that_all_ranks_set_does_not_let_the_next_job_draw_the_same_on_all(client):
+    def seed():
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+
+    ddp.run(client, seed)
+    drawn = ddp.run(client, lambda: [torch.rand(1).item(), random.random(), float(np.random.random())])
+    assert len({number for rank in drawn for number in rank}) == 6
 
 
 def test_a_group_that_could_not_be_made_does_not_break_the_next_job(client):

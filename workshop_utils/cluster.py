@@ -14,6 +14,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing import current_process, set_start_method
+from threading import Lock
 
 import dask
 import pandas as pd
@@ -31,6 +32,7 @@ from workshop_utils.progress import waiting
 DASHBOARD_PORT = 8787
 VENDOR_TIMEOUT_S = 600  # a vendor's machines may have to start first
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # PyTorch uses the smallest of them
+_starting = Lock()
 _started: list = []  # clients of the local clusters that start_cluster started in this notebook
 
 
@@ -176,10 +178,11 @@ def _start_local(n_workers, threads_per_worker, memory_limit):
         )
     n_workers, Cluster = _choose_local(n_workers)
     port = _dashboard_port()
-    _set_worker_environment(torch_threads=max(1, CPU_COUNT // n_workers))
-    _close_earlier()
-    busy = not port_is_free(port)
-    with waiting(f"starting {n_workers} workers" if n_workers > 1 else "starting a worker"):
+    about = f"starting {n_workers} workers" if n_workers > 1 else "starting a worker"
+    with _starting, waiting(about):  # nannies read, when they are made, settings that hold for the process
+        _set_worker_environment(torch_threads=max(1, CPU_COUNT // n_workers))
+        _close_earlier()
+        busy = not port_is_free(port)
         client = _start_to_its_end(
             Cluster,
             n_workers=n_workers,

@@ -120,7 +120,8 @@ def assert_equal_on_all_ranks(model: "Module", *, buffers: bool = False) -> None
     for name in names:
         found = [rank.get(name) for rank in ranks]
         if wrong := [one[1] for one in found if one and one[0] == CANNOT]:
-            raise TypeError(f"{name} cannot be compared, as it {wrong[0]}.")
+            of = ranks_named([rank for rank, one in enumerate(found) if one and one[0] == CANNOT])
+            raise TypeError(f"{name} of {of} cannot be compared, as it {wrong[0]}.")
         if len(set(found)) > 1:
             differing[name] = found
     if differing:
@@ -140,11 +141,15 @@ def _digest(tensor: "Tensor") -> tuple[str, str]:
     if hasattr(tensor, "to_local"):
         return CANNOT, "is in shards, of which each rank holds its own part"
     if torch.nn.parameter.is_lazy(tensor):
-        return CANNOT, "has no values before the first forward pass"
+        return CANNOT, "has no values yet: call the model once, on all ranks"
     if tensor.device.type == "meta":
         return CANNOT, "is on the meta device, without values"
     if tensor.layout is not torch.strided:
-        return CANNOT, f"is sparse ({tensor.layout})"
+        return CANNOT, f"has the layout {tensor.layout}: compare what its to_dense() returns"
+    if tensor.is_quantized:
+        return CANNOT, "is quantized: compare what its dequantize() returns"
+    if tensor.is_nested:
+        return CANNOT, "is nested: compare what its unbind() returns"
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     digest = hashlib.blake2b(flat.view(torch.uint8).numpy().tobytes(), digest_size=16).hexdigest()
     return f"{tensor.dtype} {tuple(tensor.shape)}", digest

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
 from threading import Lock, Thread
 from typing import Any, Literal
@@ -92,6 +93,10 @@ class _Server(forkserver.ForkServer):
     def __init__(self):
         super().__init__()
         self.set_forkserver_preload(["workshop_utils.preloaded"])
+
+    def _stop(self):
+        with suppress(FileNotFoundError):  # at this process's end, multiprocessing has removed its socket before
+            super()._stop()  # type: ignore[misc]
 
     def ensure_running(self):
         resource_tracker.ensure_running()  # now, as it would unblock the signals

@@ -24,7 +24,9 @@ Current thread 0x02 (most recent call first):
 def at(rank, place="train.py:40 in all_reduce", calls=(), groups=("0",), stack="stack"):
     """Return a look. calls: (number, what, done), of group 0; or Calls."""
     calls = tuple(call if isinstance(call, Call) else Call("0", *call) for call in calls)
-    return Look(rank, place, f"{stack} at {place}\n", calls, groups)
+    waits = any(not call.done for call in calls)
+    below = '  File "/lib/torch/distributed/distributed_c10d.py", line 9, in barrier\n' if waits else ""
+    return Look(rank, place, f"{stack} at {place}\n{below}", calls, groups)
 
 
 def test_the_rank_that_has_not_called_a_collective_is_named_with_its_place():
@@ -34,6 +36,24 @@ def test_the_rank_that_has_not_called_a_collective_is_named_with_its_place():
         "Rank 1 waits in all_reduce 41 of [10], at train.py:40 in all_reduce. Rank 0 has not called it: it is at "
         "train.py:52 in save."
     )
+
+
+def test_a_rank_that_went_on_after_an_asynchronous_call_is_not_said_to_wait():
+    call = Call("0", 1, "all_reduce of [3]", False)
+    goes_on = Look(0, "train.py:31 in main", '  File "train.py", line 31, in main\n', (call,), ("0",))
+    assert verdict([goes_on, at(1, "train.py:9 in load")]) == (
+        "Rank 0 has called all_reduce 1 of [3], which is not done, and is at train.py:31 in main. Rank 1 has not "
+        "called it: it is at train.py:9 in load."
+    )
+
+
+def test_a_rank_that_waits_for_one_other_is_named_though_the_recorder_has_no_such_call():
+    stack = '  File "/lib/torch/distributed/distributed_c10d.py", line 9, in recv\n'
+    receives = Look(0, "train.py:31 in recv", stack, (), ("0",))
+    said = verdict([receives, at(1, "train.py:9 in load")])
+    assert said == "Rank 0 waits in recv, at train.py:31 in recv: the other rank has not made its part of it."
+    own = Look(0, "train.py:31 in recv", '  File "train.py", line 31, in recv\n', (), ("0",))
+    assert "waits in recv" not in verdict([own])
 
 
 def test_ranks_in_different_collectives_are_named_with_what_each_calls():
@@ -188,6 +208,7 @@ def test_how_a_process_ended_is_said_with_its_figures():
     assert "at train.py" in end(-11, written=WRITTEN) and "another thread" not in end(-11, written=WRITTEN)
     elsewhere = WRITTEN.replace("Current thread", "Thread")
     assert "in another thread, with the function at train.py:40" in end(-11, written=elsewhere)
+    assert "train.py" not in end(-signal.SIGKILL, written=WRITTEN)  # of an earlier look: SIGKILL writes nothing
     assert "crashed" in end(-signal.SIGSEGV) and "crashed" not in end(-signal.SIGTERM)
     assert "different collectives" in end(-signal.SIGABRT)
     assert "unknown" in end(-63)

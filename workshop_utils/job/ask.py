@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from distributed import CancelledError, Client
+from distributed import CancelledError, Client, Future
 
 from workshop_utils.job.errors import JobError, SchedulerLost
 from workshop_utils.job.explain import silent
@@ -20,6 +20,14 @@ LOST = (
     "The connection to the scheduler is lost, and with it the job: its process has ended, or the network to it. Start "
     "or join a cluster, and launch again."
 )
+
+
+async def results_of(client: Client, futures: list[Future]) -> list:
+    """Return the results of futures that have finished. Raises JobError where one was lost with its worker."""
+    results = await client.gather(futures, errors="skip")  # "raise" would leave an error that nobody retrieves
+    if len(results) < len(futures):
+        raise JobError("A rank's result was lost with its worker while it was fetched: launch the job again.")
+    return results
 
 
 async def ask_scheduler(client: Client, function: Callable, *args: Any) -> Any:

@@ -16,7 +16,7 @@ from distributed import CancelledError, Client, Future
 from distributed.comm import get_address_host
 from distributed.core import clean_exception
 
-from workshop_utils.job.ask import LOST, ask_looks, ask_scheduler, lost_tasks
+from workshop_utils.job.ask import LOST, ask_looks, ask_scheduler, lost_tasks, results_of
 from workshop_utils.job.choose import choose
 from workshop_utils.job.decide import Action, Choose, Decisions, Examine, Fetch, Free, Later, Limits, Phase, Start
 from workshop_utils.job.errors import JobError, SchedulerLost, listed
@@ -274,7 +274,7 @@ class Shell:
 
     async def _fetch(self, attempt: int) -> None:
         try:
-            self.packed = await self._client.gather(self.ranks)
+            self.packed = await results_of(self._client, self.ranks)
         except Exception as error:  # a worker may die while it sends
             self._tell(self._state.failed, None, error, attempt=attempt)
         else:

@@ -3,6 +3,7 @@
 import signal
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import PurePath
 
 from dask.utils import format_bytes
 
@@ -15,6 +16,7 @@ from workshop_utils.job.rank import cannot_connect
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 GO_ON = "To go on after a death, give launch max_restarts, and let the function resume from a checkpoint."
 CODE_UNKNOWN = 255  # what multiprocessing reports where the fork server is gone
+BETWEEN_TWO = ("send", "recv", "send_object_list", "recv_object_list")  # the flight recorder has none of them on gloo
 BUSY = 0.5  # of a core: what a process has to use to be called busy
 
 
@@ -32,8 +34,12 @@ def verdict(looks: Sequence[Look], ended: Sequence[int] = ()) -> str:
         return "No rank is at work."
     said = [f"Rank {look.rank} {look.trouble}." for look in looks if look.trouble]
     groups = dict.fromkeys(group for look in looks for group in look.groups)
-    waits = [wait for group in groups if (wait := _wait_in(group, looks, not ended))]
-    said += waits
+    said += [wait for group in groups if (wait := _wait_in(group, looks, not ended))]
+    said += [
+        f"Rank {look.rank} waits in {look.called}, at {look.place}: the other rank has not made its part of it."
+        for look in looks
+        if look.called in BETWEEN_TWO and _is_in_torch(look)
+    ]
     if not said:
         where = "; ".join(f"rank {look.rank} is at {look.place}" for look in looks)
         said = [f"No rank waits in a collective that PyTorch records: {where}."]
@@ -131,7 +137,8 @@ def how_it_ended(known: End | None, has_nanny: bool, answered: bool, rss: int | 
         return how, "Let the function return, or raise an error, instead."
     number = -known.code
     name = signal.Signals(number).name if number in set(signal.Signals) else "unknown"
-    frames = frames_written(known.written)
+    # Of other signals' deaths nothing was written: what is there is of an earlier look.
+    frames = frames_written(known.written) if number in (*CRASHES, signal.SIGABRT) else []
     where = "at" if is_current(known.written) else "in another thread, with the function at"
     killed = f"was killed by signal {number} ({name})" + (f", {where} {place_of(frames)}" if frames else "")
     if number == signal.SIGKILL and known.by_the_kernel:
@@ -163,12 +170,26 @@ def _wait_in(group: str, looks: Sequence[Look], all_at_work: bool) -> str:
     waiting = [rank for rank, call in calls.items() if not call.done]
     name, _, shape = calls[waiting[0]].what.partition(" ")
     what = f"{name} {number} {shape}".rstrip() + in_group
-    said = [f"{ranks_do(waiting, 'waits', 'wait').capitalize()} in {what}, at {members[waiting[0]].place}."]
+    inside = [rank for rank in waiting if _is_in_torch(members[rank])]
+    said = []
+    if inside:
+        said.append(f"{ranks_do(inside, 'waits', 'wait').capitalize()} in {what}, at {members[inside[0]].place}.")
+    said += [
+        f"Rank {rank} has called {what}, which is not done, and is at {members[rank].place}."
+        for rank in waiting
+        if rank not in inside
+    ]
     missing = [rank for rank, mine in called.items() if not any(n >= number for n in mine)]
     said += [f"Rank {rank} has not called it: it is at {members[rank].place}." for rank in missing]
     if not missing and all_at_work and len(looks) == len(members):
         said.append("All ranks have called it, so it is under way.")
     return " ".join(said)
+
+
+def _is_in_torch(look: Look) -> bool:
+    """Return whether the rank is in PyTorch's code: else it has gone on after an asynchronous call."""
+    innermost = look.stack.rpartition('File "')[2].partition('"')[0]
+    return "torch" in PurePath(innermost).parts
 
 
 def _comparable(call: Call) -> str:

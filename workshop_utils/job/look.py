@@ -48,6 +48,11 @@ class Look(NamedTuple):
     groups: tuple[str, ...] = ()
     trouble: str = ""
 
+    @property
+    def called(self) -> str:
+        """The function at the place."""
+        return self.place.rpartition(" in ")[2]
+
 
 def look_here(job: str, attempt: int, dask_worker: Any = None) -> Look | None:
     """Return how the job's rank on this worker looks; None where no such rank is at work."""
