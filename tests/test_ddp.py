@@ -772,9 +772,7 @@ def test_models_of_equal_numbers_in_other_shapes_or_types_differ(client):
         try:
             ddp.assert_equal_on_all_ranks(model, buffers=True)
         except (AssertionError, TypeError) as error:
-            return re.search("rank 1 has .*? than rank 0|kept of rank 1 cannot .* (quantized|meta device)", str(error))[
-                0
-            ]
+            return re.search("rank 1 has .*? than rank 0|kept of rank 1 .* (quantized|meta device)", str(error))[0]
 
     zeros = torch.zeros
     different = [(zeros(3, 2), zeros(2, 3)), (zeros(0, 2), zeros(0, 3)), (zeros(4), zeros(2, dtype=torch.float64))]

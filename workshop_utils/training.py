@@ -67,7 +67,7 @@ def train(
     epoch. If it exists, training resumes from it, with any world size: on CPUs to the bit as if it had never stopped
     with one or two ranks; gloo adds up more ranks in another order, so these agree to rounding (6e-8). `load_resnet`
     loads the file, if it loaded the model. The one before it stays beside it as `<path>.before`, and is taken, with a
-    warning, where the latest one is damaged.
+    warning, where the latest one is damaged. While one is saved, there are three.
     check_every: steps after which the ranks compare their weights, bit by bit; 0 for never.
     num_workers: children that read images for training, and as many for validation. On a GPU they come from a fork
     server, so they must be able to import the dataset's class: it cannot be from a notebook's cell.

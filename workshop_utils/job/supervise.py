@@ -141,7 +141,8 @@ class Job:
 
         It says which ranks wait in which collective, and which have not called it; which ranks call different ones; and
         which process is stopped or does not let Python run. PyTorch's flight recorder knows the collectives of gloo and
-        NCCL, but no monitored_barrier, and nothing of Horovod. A worker that does not answer costs five seconds.
+        NCCL, but no monitored_barrier, and nothing of Horovod; who waits in gloo's send or recv is seen in its stack. A
+        worker that does not answer costs five seconds.
         """
         return explain(*self._client.sync(self._shell.looks))
 
