@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -148,19 +149,25 @@ def test_nothing_is_left_after_its_process_was_killed_though_a_child_lives_on(fo
     code = (
         "import json, os, time; from workshop_utils.object_store import local_object_store\n"
         f"with local_object_store({str(folder)!r}) as options:\n"
-        "    os.fork() or (time.sleep(30), os._exit(0))\n"  # it has the pipe to the supervisor, too
-        "    print(json.dumps(options), flush=True); time.sleep(300)"
+        "    child = os.fork() or (time.sleep(300), os._exit(0))\n"  # it has the pipe to the supervisor, too
+        "    print(json.dumps([child, options]), flush=True); time.sleep(300)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
-        _, traces = server_of(json.loads(parent.stdout.readline()))
+        child, options = json.loads(parent.stdout.readline())
+        _, traces = server_of(options)
         assert traces()
         parent.kill()
-    assert_nothing_is_left(traces)
+    try:
+        assert_nothing_is_left(traces)
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_files_of_a_folder_that_is_a_link_are_served_too(folder, tmp_path):
     (linked := tmp_path / "dogs").mkdir()
     (linked / "n02085620-Chihuahua").symlink_to(folder)
+    (linked / "again").symlink_to(linked)
+    (linked / ".#lock").symlink_to("nowhere")
     with local_object_store(linked) as options:
         served = fsspec.filesystem("s3", **options).find("workshop/dogs")
     assert served and len(served) == sum(path.is_file() for path in folder.rglob("*"))

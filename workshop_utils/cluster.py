@@ -193,6 +193,8 @@ def _start_local(n_workers, threads_per_worker, memory_limit):
             worker_dashboard_address=f"{LOOPBACK}:0",
             dashboard_address=f"{LOOPBACK}:{0 if busy else port}",
         )
+        if hasattr(builtins, "__IPYTHON__"):  # a program may want two clusters side by side
+            _started.append(client)
     if busy:
         warnings.warn(
             f"Port {port} is busy, probably with the cluster of another notebook, so this one's dashboard "
@@ -200,8 +202,6 @@ def _start_local(n_workers, threads_per_worker, memory_limit):
             "shut the other notebook's kernel down (Kernel > Shut Down Kernel there) and restart this one.",
             stacklevel=3,
         )
-    if hasattr(builtins, "__IPYTHON__"):  # a program may want two clusters side by side
-        _started.append(client)
     return client
 
 

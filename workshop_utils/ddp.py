@@ -144,12 +144,12 @@ def _digest(tensor: "Tensor") -> tuple[str, str]:
         return CANNOT, "has no values yet: call the model once, on all ranks"
     if tensor.device.type == "meta":
         return CANNOT, "is on the meta device, without values"
-    if tensor.layout is not torch.strided:
-        return CANNOT, f"has the layout {tensor.layout}: compare what its to_dense() returns"
-    if tensor.is_quantized:
-        return CANNOT, "is quantized: compare what its dequantize() returns"
     if tensor.is_nested:
         return CANNOT, "is nested: compare what its unbind() returns"
+    if tensor.is_quantized:
+        return CANNOT, "is quantized: compare what its dequantize() returns"
+    if tensor.layout is not torch.strided:
+        return CANNOT, f"has the layout {tensor.layout}: compare what its to_dense() returns"
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     digest = hashlib.blake2b(flat.view(torch.uint8).numpy().tobytes(), digest_size=16).hexdigest()
     return f"{tensor.dtype} {tuple(tensor.shape)}", digest

@@ -174,7 +174,7 @@ def loaded_model(weights: str = "auto", precision: str = "auto") -> tuple[nn.Mod
     model: on the GPU if there is one, channels-last, each BatchNorm folded into the convolution before it. Its images
     need the device and the dtype of its parameters.
     """
-    return loaded_with_checksum(weights, precision)[1]
+    return loaded_with_checksum(weights, precision_of(precision))[1]
 
 
 def loaded_with_checksum(

@@ -1,5 +1,6 @@
 """Load a ResNet with the transform and the categories that its weights were trained with."""
 
+import errno
 import os
 import socket
 import zipfile
@@ -124,9 +125,10 @@ def load_checkpoint(path: str | os.PathLike) -> dict:
                 raise ValueError(f"its part {part!r} is damaged")
             file.seek(0)
             checkpoint = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, MemoryError) as error:  # of a disk that may answer later: this does not say that it is damaged
-        raise WeightsError(f"{str(path)!r} cannot be read: {_in_short(error)}") from error
     except Exception as error:  # torch.load raises errors of many types for other files
+        # A disk that may answer later says nothing of damage. EINVAL comes from a place that a damaged file names.
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno != errno.EINVAL):
+            raise WeightsError(f"{str(path)!r} cannot be read: {_in_short(error)}") from error
         raise NoCheckpoint(f"{str(path)!r} cannot be loaded as a PyTorch checkpoint: {_in_short(error)}") from error
     if not isinstance(checkpoint, dict):
         raise NoCheckpoint(f"{str(path)!r} holds a {type(checkpoint).__name__}, not a dict of named values.")

@@ -134,9 +134,19 @@ def _upload(folder, options, supervisor, log):
                 tail = os.pread(log.fileno(), 2**20, 0)[-2000:].decode(errors="replace")
                 raise ObjectStoreError(f"The S3 server did not start ({error}). Its last words:\n{tail}") from error
             time.sleep(0.2)
-    walk = os.walk(folder, followlinks=True)
-    files = [Path(place, name).relative_to(folder).as_posix() for place, _, names in walk for name in names]
+    files = [path.relative_to(folder).as_posix() for path in _files(folder)]
     fs.put([f"{folder}/{file}" for file in files], [f"{BUCKET}/{folder.name}/{file}" for file in files])
+
+
+def _files(folder):
+    """Yield the paths of all files below `folder`, also of those in folders that are links."""
+    for place, below, names in os.walk(folder, followlinks=True):
+        below[:] = [name for name in below if not _leads_back(Path(place, name))]
+        yield from (path for name in names if (path := Path(place, name)).is_file())
+
+
+def _leads_back(folder):
+    return folder.is_symlink() and folder.resolve() in {above.resolve() for above in folder.parents}
 
 
 def _supervise():

@@ -55,13 +55,18 @@ def disk(folder, options):
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
+def cut_out(path):
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2] + content[len(content) // 2 + 64 :])
+
+
 def flip_a_bit(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("damage", [cut_short, flip_a_bit])
+@pytest.mark.parametrize("damage", [cut_short, cut_out, flip_a_bit])
 def test_a_run_whose_latest_checkpoint_is_damaged_goes_on_from_the_one_before_it_and_says_so(damage, tmp_path, told):
     path = tmp_path / "run.pt"
     whole = run(path)
@@ -71,7 +76,7 @@ def test_a_run_whose_latest_checkpoint_is_damaged_goes_on_from_the_one_before_it
     assert numbers["resumed_at"] == 2
     assert all(torch.equal(weights[name], whole[1][name]) for name in weights)
     assert [load_checkpoint(file)["training"]["step"] for file in (path, f"{path}.before")] == [3, 2]
-    what = "cut short" if damage is cut_short else "with a bit flipped"
+    what = {cut_short: "cut short", cut_out: "with a piece missing", flip_a_bit: "with a bit flipped"}[damage]
     told(f"the latest checkpoint {what}", "goes on from the one before it, and warns; equal to the last bit")
 
 
@@ -98,16 +103,17 @@ def test_the_checkpoint_before_is_whole_also_without_hard_links(tmp_path, monkey
     assert {file.name for file in tmp_path.iterdir()} == {"run.pt", "run.pt.before"}
 
 
-def test_the_checkpoint_before_is_a_file_also_where_the_path_is_a_link(tmp_path):
+@pytest.mark.parametrize("form", ["{}", "file://{}"])
+def test_the_checkpoint_before_is_a_file_also_where_the_path_is_a_link(form, tmp_path):
     (disk := tmp_path / "disk").mkdir()
     run(first := disk / "first.pt")
     (path := tmp_path / "run.pt").symlink_to(f"{first}.before")
-    assert run(path)[0]["resumed_at"] == 2
+    assert run(form.format(path))[0]["resumed_at"] == 2
     assert path.is_symlink() and load_checkpoint(f"{first}.before")["training"]["step"] == 3
     assert load_checkpoint(f"{first}.before.before")["training"]["step"] == 2
     disk.rename(tmp_path / "away")
     with pytest.raises(FileNotFoundError, match=rf"{path}.*, a link to '{first}.before', whose folder is not there"):
-        run(path)
+        run(form.format(path))
 
 
 def test_an_empty_path_and_a_folder_are_no_checkpoint(tmp_path):
@@ -123,10 +129,13 @@ def test_what_a_killed_save_left_is_removed_and_nothing_else(tmp_path):
     others = [tmp_path / f"run[1].pt.{name}.part" for name in ("mine", "0a" * 15)] + [
         tmp_path / f"run.pt.{'0a' * 16}.part"
     ]
-    for file in (*left, *others):
+    writing = tmp_path / f"run[1].pt.{'0b' * 16}.part"
+    for file in (*left, *others, writing):
         file.touch()
+        if file != writing:
+            os.utime(file, (0, 0))
     run(path := tmp_path / "run[1].pt")
-    assert {*tmp_path.iterdir()} == {path, tmp_path / "run[1].pt.before", *others}
+    assert {*tmp_path.iterdir()} == {path, tmp_path / "run[1].pt.before", *others, writing}
 
 
 def test_a_run_knows_all_sizes_that_it_had_before_it_was_resumed_twice(tmp_path, monkeypatch):

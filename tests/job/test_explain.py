@@ -1,14 +1,26 @@
 """What the launcher says of ranks that wait, do not answer, or have died: text, made without a cluster."""
 
 import signal
+from pathlib import Path
 from traceback import FrameSummary
 
 import pytest
+import torch
 
 from workshop_utils.job.explain import explain, how_it_ended, silent, stacks, timed_out, verdict
-from workshop_utils.job.look import MOST_OWN, Call, Look, below_the_launcher, frames_written, place_of, stack_of_code
+from workshop_utils.job.look import (
+    MOST_OWN,
+    Call,
+    Look,
+    below_the_launcher,
+    frames_written,
+    is_in_waiting_code,
+    place_of,
+    stack_of_code,
+)
 from workshop_utils.job.nanny import End, Process
 
+TORCH = Path(torch.__file__).parent
 RANK_PY = frames_written.__globals__["_calling"]()  # the launcher's file, which calls the user's function
 WRITTEN = f"""Thread 0x01 (most recent call first):
   File "/lib/threading.py", line 9 in wait
@@ -24,9 +36,7 @@ Current thread 0x02 (most recent call first):
 def at(rank, place="train.py:40 in all_reduce", calls=(), groups=("0",), stack="stack"):
     """Return a look. calls: (number, what, done), of group 0; or Calls."""
     calls = tuple(call if isinstance(call, Call) else Call("0", *call) for call in calls)
-    waits = any(not call.done for call in calls)
-    below = '  File "/lib/torch/distributed/distributed_c10d.py", line 9, in barrier\n' if waits else ""
-    return Look(rank, place, f"{stack} at {place}\n{below}", calls, groups)
+    return Look(rank, place, f"{stack} at {place}\n", calls, groups, waits=any(not call.done for call in calls))
 
 
 def test_the_rank_that_has_not_called_a_collective_is_named_with_its_place():
@@ -40,7 +50,7 @@ def test_the_rank_that_has_not_called_a_collective_is_named_with_its_place():
 
 def test_a_rank_that_went_on_after_an_asynchronous_call_is_not_said_to_wait():
     call = Call("0", 1, "all_reduce of [3]", False)
-    goes_on = Look(0, "train.py:31 in main", '  File "train.py", line 31, in main\n', (call,), ("0",))
+    goes_on = Look(0, "train.py:31 in main", "", (call,), ("0",))
     assert verdict([goes_on, at(1, "train.py:9 in load")]) == (
         "Rank 0 has called all_reduce 1 of [3], which is not done, and is at train.py:31 in main. Rank 1 has not "
         "called it: it is at train.py:9 in load."
@@ -48,12 +58,26 @@ def test_a_rank_that_went_on_after_an_asynchronous_call_is_not_said_to_wait():
 
 
 def test_a_rank_that_waits_for_one_other_is_named_though_the_recorder_has_no_such_call():
-    stack = '  File "/lib/torch/distributed/distributed_c10d.py", line 9, in recv\n'
-    receives = Look(0, "train.py:31 in recv", stack, (), ("0",))
+    receives = Look(0, "train.py:31 in recv", groups=("0",), waits=True)
     said = verdict([receives, at(1, "train.py:9 in load")])
     assert said == "Rank 0 waits in recv, at train.py:31 in recv: the other rank has not made its part of it."
-    own = Look(0, "train.py:31 in recv", '  File "train.py", line 31, in recv\n', (), ("0",))
-    assert "waits in recv" not in verdict([own])
+    assert "waits in recv" not in verdict([receives._replace(waits=False)])
+
+
+@pytest.mark.parametrize(
+    ("innermost", "waits"),
+    [
+        (f"{TORCH}/distributed/distributed_c10d.py", True),
+        (f"{TORCH}/autograd/graph.py", True),
+        (f"{TORCH}/nn/modules/linear.py", False),
+        ("/opt/envs/torch/lib/python3.12/threading.py", False),
+        ("/home/me/train.py", False),
+    ],
+)
+def test_a_rank_waits_where_its_innermost_frame_is_in_code_of_pytorch_that_waits(innermost, waits):
+    between = [FrameSummary(f"{TORCH}/nn/modules/module.py", 9, "_call_impl")] * 9
+    frames = [FrameSummary("/home/me/train.py", 9, "main"), *between, FrameSummary(innermost, 9, "f")]
+    assert is_in_waiting_code(frames) is waits
 
 
 def test_ranks_in_different_collectives_are_named_with_what_each_calls():

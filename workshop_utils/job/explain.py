@@ -3,7 +3,6 @@
 import signal
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import PurePath
 
 from dask.utils import format_bytes
 
@@ -38,7 +37,7 @@ def verdict(looks: Sequence[Look], ended: Sequence[int] = ()) -> str:
     said += [
         f"Rank {look.rank} waits in {look.called}, at {look.place}: the other rank has not made its part of it."
         for look in looks
-        if look.called in BETWEEN_TWO and _is_in_torch(look)
+        if look.called in BETWEEN_TWO and look.waits
     ]
     if not said:
         where = "; ".join(f"rank {look.rank} is at {look.place}" for look in looks)
@@ -170,7 +169,7 @@ def _wait_in(group: str, looks: Sequence[Look], all_at_work: bool) -> str:
     waiting = [rank for rank, call in calls.items() if not call.done]
     name, _, shape = calls[waiting[0]].what.partition(" ")
     what = f"{name} {number} {shape}".rstrip() + in_group
-    inside = [rank for rank in waiting if _is_in_torch(members[rank])]
+    inside = [rank for rank in waiting if members[rank].waits]  # others may have gone on after an asynchronous call
     said = []
     if inside:
         said.append(f"{ranks_do(inside, 'waits', 'wait').capitalize()} in {what}, at {members[inside[0]].place}.")
@@ -184,12 +183,6 @@ def _wait_in(group: str, looks: Sequence[Look], all_at_work: bool) -> str:
     if not missing and all_at_work and len(looks) == len(members):
         said.append("All ranks have called it, so it is under way.")
     return " ".join(said)
-
-
-def _is_in_torch(look: Look) -> bool:
-    """Return whether the rank is in PyTorch's code: else it has gone on after an asynchronous call."""
-    innermost = look.stack.rpartition('File "')[2].partition('"')[0]
-    return "torch" in PurePath(innermost).parts
 
 
 def _comparable(call: Call) -> str:

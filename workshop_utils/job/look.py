@@ -9,6 +9,7 @@ import signal
 import sysconfig
 import traceback
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from workshop_utils.job.private import recorded_collectives, stack_of
 LIBRARIES = (*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), "<frozen", "<string>")
 # What decorators call their function, PyTorch's collectives' too, and what a module's call goes through.
 WRAPPERS = ("wrapper", "decorate_context", "inner", "_wrapped_call_impl", "_call_impl")
+WAITING = ("distributed", "autograd", "nn/parallel")  # folders of PyTorch
 MOST_OWN = 20  # innermost frames of the user's code
 DEEPEST = 6  # frames of libraries below the line of the user's code: enough to see what it waits for
 MOST_CALLS = 200  # the latest ones, which travel
@@ -38,7 +40,8 @@ class Look(NamedTuple):
     """A rank at work. place: the innermost line of the user's own code, and what it calls.
 
     stack: text, from that code's first line on. calls: in order. groups: the process groups that the rank is in.
-    trouble: why its process does not answer; empty where it does.
+    trouble: why its process does not answer; empty where it does. waits: whether it is in code of PyTorch that waits
+    for other ranks, as far as Python's frames show.
     """
 
     rank: int
@@ -47,6 +50,7 @@ class Look(NamedTuple):
     calls: tuple[Call, ...] = ()
     groups: tuple[str, ...] = ()
     trouble: str = ""
+    waits: bool = False
 
     @property
     def called(self) -> str:
@@ -62,10 +66,17 @@ def look_here(job: str, attempt: int, dask_worker: Any = None) -> Look | None:
                 frames = below_the_launcher(list(traceback.extract_stack(stack_of(thread))))
                 groups, entries = recorded_collectives()
                 calls = tuple(_call(entry) for entry in entries[-MOST_CALLS:])
-                return Look(key[2], place_of(frames), stack_of_code(frames), calls, tuple(groups))
+                place, stack, waits = place_of(frames), stack_of_code(frames), is_in_waiting_code(frames)
+                return Look(key[2], place, stack, calls, tuple(groups), waits=waits)
             except Exception as error:  # these are PyTorch's private names
                 return Look(key[2], trouble=f"could not be looked at: {error!r}")
     return None
+
+
+def is_in_waiting_code(frames: list[traceback.FrameSummary]) -> bool:
+    """Return whether the innermost frame is of PyTorch's collectives, or of a backward pass, in which DDP waits."""
+    torch = Path(find_spec("torch").origin).parent  # type: ignore[union-attr, arg-type]
+    return bool(frames) and frames[-1].filename.startswith(tuple(str(torch / folder) for folder in WAITING))
 
 
 @cache

@@ -142,7 +142,8 @@ class Job:
         It says which ranks wait in which collective, and which have not called it; which ranks call different ones; and
         which process is stopped or does not let Python run. PyTorch's flight recorder knows the collectives of gloo and
         NCCL, but no monitored_barrier, and nothing of Horovod; who waits in gloo's send or recv is seen in its stack. A
-        worker that does not answer costs five seconds.
+        rank in `work.wait()` of an asynchronous call has no frame there, so it is said to have called it. A worker that
+        does not answer costs five seconds.
         """
         return explain(*self._client.sync(self._shell.looks))
 

@@ -4,6 +4,7 @@ import glob
 import os
 import re
 import shutil
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +20,7 @@ from workshop_utils.loop.ranks import check_all_alike, world
 from workshop_utils.models import NoCheckpoint, checkpoint_exists, load_checkpoint, save_checkpoint
 from workshop_utils.storage import open_fresh, whole_file
 
+LEFT_S = 3600  # what was written so long ago, and has no name yet, nobody writes any more
 CURE = "Delete it, or choose another checkpoint."
 
 
@@ -45,9 +47,10 @@ class RunCheckpoint:
         given, self.path = self.path, str(self.path).rstrip("/")
         if not self.path:
             raise ValueError(f"checkpoint is {given!r}: give a path or an address, or None to save nothing.")
-        if os.path.islink(self.path):  # the file that it leads to is the one to replace
-            self.path = os.path.realpath(self.path)
-            if not os.path.isdir(os.path.dirname(self.path)):
+        fs, key = open_fresh(self.path)
+        if isinstance(fs, LocalFileSystem):
+            self.path = os.path.realpath(key)  # of a link, the file that it leads to is the one to replace
+            if os.path.islink(key) and not os.path.isdir(os.path.dirname(self.path)):
                 raise FileNotFoundError(f"checkpoint is {given!r}, a link to {self.path!r}, whose folder is not there.")
 
     def resume(self) -> tuple[int, dict]:
@@ -115,11 +118,13 @@ class RunCheckpoint:
             return saved
 
     def _remove_parts(self, path):
-        """Remove what a run left that was killed while it saved."""
+        """Remove what a run left that was killed while it saved, but not what one may still be writing."""
         beside = Path(path)
         for part in beside.parent.glob(f"{glob.escape(beside.name)}*.part"):
             if re.fullmatch(re.escape(beside.name) + r"(\.before)?\.[0-9a-f]{32}\.part", part.name):
-                part.unlink(missing_ok=True)
+                with suppress(OSError):
+                    if time.time() - part.stat().st_mtime > LEFT_S:
+                        part.unlink()
 
     def _put_aside(self, path):
         """Keep the latest checkpoint as the one before; forget one of a run that somebody has deleted."""
