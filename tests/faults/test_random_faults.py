@@ -63,6 +63,7 @@ def commit(fault):
         sys.exit(4)
     if fault == "is stopped":
         os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(1)  # this thread may run on for a moment
     if fault == "sleeps":
         time.sleep(1000)
 

@@ -45,6 +45,7 @@ def holds_the_gil():
 
 def stops_itself():
     os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(1)  # this thread may run on for a moment, and rank 0 would get what it waits for
 
 
 def calls_another():

@@ -132,6 +132,7 @@ def the_process_is_stopped(here: "Here", original: Piece) -> Piece:
     def step(*args):
         if here.strikes():
             os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(1)  # this thread may run on for a moment, and the step would end
         return original(*args)
 
     return step
