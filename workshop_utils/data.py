@@ -120,8 +120,9 @@ def list_photos(
         breed = IN_BREED.fullmatch(f"{folder.rstrip('/')}/")
         return bool(breed and (wanted is None or breed[1] in wanted))
 
-    if IN_ARCHIVE.search(str(url)):
-        raise NoPhotos(f"{str(url)!r} is in an archive: unpack it, and give the folder.")
+    url = str(url)
+    if IN_ARCHIVE.search(url):
+        raise NoPhotos(f"{url!r} is in an archive: unpack it, and give the folder.")
     try:
         fs, root = open_fresh(url, storage_options)
         files = list_folders(fs, root, is_wanted)
@@ -129,15 +130,15 @@ def list_photos(
             files = _list_folders(fs, root, is_wanted)
         found = sorted(file for file in files if PHOTO.fullmatch(file.removeprefix(root.rstrip("/")).lstrip("/")))
     except (ValueError, ImportError) as error:
-        raise NoPhotos(f"{str(url)!r} is no address that fsspec can open ({error}). {CURE}") from error
+        raise NoPhotos(f"{url!r} is no address that fsspec can open ({error}). {CURE}") from error
     except Exception as error:  # each protocol raises errors of its own, such as botocore's
-        raise NoPhotos(f"{str(url)!r} cannot be listed ({error}). {CURE}") from error
+        raise NoPhotos(f"{url!r} cannot be listed ({error}). {CURE}") from error
     if not found and wanted is None:
-        raise NoPhotos(f"{str(url)!r} holds 0 images in folders named like 'n02085620-Chihuahua'. {CURE}")
+        raise NoPhotos(f"{url!r} holds 0 images in folders named like 'n02085620-Chihuahua'. {CURE}")
     if not found:
         list_photos(url, storage_options=storage_options)  # raises if there are none of other breeds either
     if wanted and (missing := sorted(wanted - {breed_of(file)[0] for file in found})):
-        raise NoPhotos(f"{str(url)!r} holds no images of {', '.join(missing)}. {CURE}")
+        raise NoPhotos(f"{url!r} holds no images of {', '.join(missing)}. {CURE}")
     return found if isinstance(fs, LocalFileSystem) else [fs.unstrip_protocol(file) for file in found]
 
 

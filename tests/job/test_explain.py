@@ -70,13 +70,16 @@ def test_a_rank_that_waits_for_one_other_is_named_though_the_recorder_has_no_suc
         (f"{TORCH}/distributed/distributed_c10d.py", True),
         (f"{TORCH}/autograd/graph.py", True),
         (f"{TORCH}/nn/modules/linear.py", False),
+        (f"{TORCH}/distributed/_functional_collectives.py {TORCH}/_ops.py {TORCH}/_ops.py", True),
+        (f"{TORCH}/distributed/tensor/_dispatch.py {TORCH}/_ops.py", False),
         ("/opt/envs/torch/lib/python3.12/threading.py", False),
         ("/home/me/train.py", False),
     ],
 )
 def test_a_rank_waits_where_its_innermost_frame_is_in_code_of_pytorch_that_waits(innermost, waits):
     between = [FrameSummary(f"{TORCH}/nn/modules/module.py", 9, "_call_impl")] * 9
-    frames = [FrameSummary("/home/me/train.py", 9, "main"), *between, FrameSummary(innermost, 9, "f")]
+    last = [FrameSummary(file, 9, "f") for file in innermost.split(" ")]
+    frames = [FrameSummary("/home/me/train.py", 9, "main"), *between, *last]
     assert is_in_waiting_code(frames) is waits
 
 

@@ -76,7 +76,11 @@ def look_here(job: str, attempt: int, dask_worker: Any = None) -> Look | None:
 def is_in_waiting_code(frames: list[traceback.FrameSummary]) -> bool:
     """Return whether the innermost frame is of PyTorch's collectives, or of a backward pass, in which DDP waits."""
     torch = Path(find_spec("torch").origin).parent  # type: ignore[union-attr, arg-type]
-    return bool(frames) and frames[-1].filename.startswith(tuple(str(torch / folder) for folder in WAITING))
+    operators, functional = str(torch / "_ops.py"), str(torch / "distributed/_functional_collectives.py")
+    innermost = [frame.filename for frame in frames if frame.filename != operators][-1:]
+    if frames and frames[-1].filename == operators:  # those of sharded tensors wait, too, if that module calls them
+        return innermost == [functional]
+    return bool(innermost) and innermost[0].startswith(tuple(str(torch / folder) for folder in WAITING))
 
 
 @cache

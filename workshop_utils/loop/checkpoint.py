@@ -93,7 +93,7 @@ class RunCheckpoint:
         if not self.path:
             return
         shape = list(images.shape[1:])
-        if self.expected and shape not in self.expected and world()[0] == 0:  # it has saved what it saw itself
+        if self.expected and shape not in self.expected and world()[0] == 0:  # no other rank's sizes were saved
             raise ValueError(f"{self.path!r} is of a run with images {self.expected}, now {shape}. {CURE}")
         if shape not in self.image_shapes:
             self.image_shapes.append(shape)
