@@ -70,7 +70,7 @@ def test_a_rank_that_waits_for_one_other_is_named_though_the_recorder_has_no_suc
         (f"{TORCH}/distributed/distributed_c10d.py", True),
         (f"{TORCH}/autograd/graph.py", True),
         (f"{TORCH}/nn/modules/linear.py", False),
-        (f"{TORCH}/distributed/_functional_collectives.py {TORCH}/_ops.py {TORCH}/_ops.py", True),
+        (f"{TORCH}/distributed/_functional_collectives.py {TORCH}/_ops.py {TORCH}/_library/autograd.py", True),
         (f"{TORCH}/distributed/tensor/_dispatch.py {TORCH}/_ops.py", False),
         ("/opt/envs/torch/lib/python3.12/threading.py", False),
         ("/home/me/train.py", False),

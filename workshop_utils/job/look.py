@@ -76,11 +76,12 @@ def look_here(job: str, attempt: int, dask_worker: Any = None) -> Look | None:
 def is_in_waiting_code(frames: list[traceback.FrameSummary]) -> bool:
     """Return whether the innermost frame is of PyTorch's collectives, or of a backward pass, in which DDP waits."""
     torch = Path(find_spec("torch").origin).parent  # type: ignore[union-attr, arg-type]
-    operators, functional = str(torch / "_ops.py"), str(torch / "distributed/_functional_collectives.py")
-    innermost = [frame.filename for frame in frames if frame.filename != operators][-1:]
-    if frames and frames[-1].filename == operators:  # those of sharded tensors wait, too, if that module calls them
-        return innermost == [functional]
-    return bool(innermost) and innermost[0].startswith(tuple(str(torch / folder) for folder in WAITING))
+    files = [frame.filename for frame in frames]
+    through_operators = (str(torch / "_ops.py"), str(torch / "_library"))
+    if files and files[-1].startswith(through_operators):  # wait_tensor, for one, is an operator of PyTorch
+        caller = next((file for file in reversed(files) if not file.startswith(through_operators)), "")
+        return caller == str(torch / "distributed/_functional_collectives.py")
+    return bool(files) and files[-1].startswith(tuple(str(torch / folder) for folder in WAITING))
 
 
 @cache
