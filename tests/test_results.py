@@ -4,6 +4,7 @@ import multiprocessing
 import pickle
 import subprocess
 import sys
+import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 
@@ -181,6 +182,27 @@ def test_files_arrive_in_their_places(client, tmp_path):
     for rank in range(2):
         assert (tmp_path / f"runs/{rank}/log.txt").read_text() == "later"
         assert (tmp_path / f"weights-{rank}.bin").read_bytes() == b"\0\1"
+
+
+def test_results_are_fetched_once_and_leave_the_workers(client, tmp_path):
+    def state(dask_worker):
+        return dask_worker.transfer_outgoing_count_total, list(dask_worker.data)
+
+    def send(handler):
+        handler.submit_result("a.txt", "a")
+        return bytes(1000)
+
+    before = client.run(state)
+    handler = ResultsHandler(client=client)
+    job = ddp.launch(client, send, handler, n_workers=1)
+    (worker,) = job.workers
+    assert handler.process_results(tmp_path, job.futures) == [tmp_path / "a.txt"]
+    assert job.result() == [bytes(1000)]
+    give_up = time.monotonic() + 30
+    while (found := client.run(state, workers=[worker])[worker]) != (before[worker][0] + 1, []):
+        assert time.monotonic() < give_up, found
+        time.sleep(0.05)
+    assert job.done() and job.result() == [bytes(1000)]
 
 
 def test_handlers_without_a_name_do_not_get_each_others_files(client, tmp_path):

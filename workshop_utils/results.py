@@ -101,7 +101,8 @@ class ResultsHandler:
                     result = self._arrived.pop(0)
                     written.append(self._keep(prefix, result["path"], result["name"]))
                 for future in done if raise_errors else ():
-                    future.result()
+                    if future.status != "finished":  # what a rank returned may be large, and stays where it is
+                        future.result()
                 pending = [future for future in pending if future not in done]
                 time.sleep(0.05)  # until the next look at the futures
         finally:
