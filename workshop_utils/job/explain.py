@@ -165,7 +165,7 @@ def _wait_in(group: str, looks: Sequence[Look], all_at_work: bool) -> str:
         alike[_comparable(call)].append(rank)
     if len(alike) > 1:
         ways = [_calls(ranks, calls[ranks[0]], members[ranks[0]]) for ranks in alike.values()]
-        return f"The ranks' collective {number}{in_group} is not the same: {', '.join(ways)}."
+        return f"The ranks' collective {number}{in_group} is not the same: {'; '.join(ways)}."
     waiting = [rank for rank, call in calls.items() if not call.done]
     name, _, shape = calls[waiting[0]].what.partition(" ")
     what = f"{name} {number} {shape}".rstrip() + in_group
