@@ -29,8 +29,11 @@ def python(*arguments, forks=True, **settings):
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, **settings)
 
 
-@pytest.mark.parametrize("forks", [True, False])
-@pytest.mark.parametrize("through", ["script", "helper"])
+SPAWNED = pytest.param(False, marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize("forks", [True, SPAWNED])
+@pytest.mark.parametrize("through", ["script", pytest.param("helper", marks=pytest.mark.long)])
 def test_the_last_line_of_a_script_that_each_worker_would_run_again_says_what_to_write(through, forks, tmp_path):
     (tmp_path / "script.py").write_text("import helper" if through == "helper" else FROM_A_SCRIPT)
     (tmp_path / "helper.py").write_text(FROM_A_SCRIPT)
@@ -41,7 +44,7 @@ def test_the_last_line_of_a_script_that_each_worker_would_run_again_says_what_to
     assert done.stderr.count("Traceback") == 1  # not one of each worker's
 
 
-@pytest.mark.parametrize("forks", [True, False])
+@pytest.mark.parametrize("forks", [True, SPAWNED])
 def test_a_script_on_standard_input_has_workers(forks, tmp_path):
     done = python("-", input=SUM_IN_A_WORKER, forks=forks, cwd=tmp_path)
     assert done.stdout == "6 <stdin>\n", done.stderr
