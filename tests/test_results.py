@@ -82,11 +82,6 @@ def from_a_program():
     raise ResultError(done.stderr)
 
 
-def a_file_from_a_process(handler):
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        pool.submit(handler.submit_result, "a.txt", "a").result()
-
-
 @pytest.mark.parametrize(
     "log",
     [
@@ -103,18 +98,28 @@ def test_a_child_of_a_rank_is_told_that_its_rows_would_not_arrive(client, log):
     assert list(ddp.launch(client, log_metrics, n_workers=1, step=1).rows())[0]["step"] == 1  # the rank itself is none
 
 
-def test_a_fork_server_that_is_older_than_the_job_makes_children_of_the_rank(client):
+@pytest.mark.filterwarnings("ignore:Port 8787 is busy")
+@pytest.mark.parametrize("began", ["before the job", "in the job"])
+def test_a_fork_servers_child_is_of_a_job_if_it_begins_in_the_job_whenever_its_server_did(began):
     def sends():
         with ProcessPoolExecutor(1, multiprocessing.get_context("forkserver")) as pool:
             return pool.submit(log_metrics, step=1).result()
 
-    worker = min(client.nthreads())
-    assert client.submit(sends, workers=[worker], pure=False).result() is None  # outside a job nothing happens
+    with start_cluster(1) as client, client.cluster:
+        if began == "before the job":
+            assert client.submit(sends, pure=False).result() is None
+        with pytest.raises(ResultError, match="log_metrics was called in process"):
+            ddp.run(client, sends)
+        assert client.submit(sends, pure=False).result() is None  # outside a job nothing happens
+
+
+def test_a_child_of_a_rank_is_told_that_its_files_would_not_arrive(client):
+    def sends(handler):
+        with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+            pool.submit(handler.submit_result, "a.txt", "a").result()
+
     with pytest.raises(ResultError, match="submit_result was called in process"):
-        ddp.run(client, a_file_from_a_process, ResultsHandler(client=client), n_workers=1)
-    with pytest.raises(ResultError, match="log_metrics was called in process"):
-        ddp.run(client, sends)
-    assert client.submit(sends, workers=[worker], pure=False).result() is None
+        ddp.run(client, sends, ResultsHandler(client=client), n_workers=1)
 
 
 def test_the_threads_of_a_rank_log(client):

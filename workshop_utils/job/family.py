@@ -25,5 +25,8 @@ def known_to_children() -> Iterator[None]:
 def is_ranks_child() -> bool:
     """Return whether this process was started by a rank, or by a child of one."""
     parent, of_rank = parent_process(), os.environ.get(OF_RANK)
-    # A fork server that is older than the job has the environment of its own start.
-    return of_rank != str(os.getpid()) and bool(of_rank or (parent and parent.name == RANK))
+    if of_rank == str(os.getpid()):
+        return False
+    if parent and (parent.name == RANK or str(parent.pid) == of_rank):
+        return parent.name == RANK  # the environment of a fork server's child may be older than the job, or the next
+    return of_rank is not None
