@@ -11,8 +11,19 @@ INSTALLING := $(VENV)/.installing
 unexport PIP_USER PIP_REQUIRE_HASHES PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON UV_PYTHON UV_TARGET UV_PREFIX
 unexport PYTHONPATH PYTHONHOME
 
-# `make lab CPU=1` and `make setup CPU=1` install PyTorch's wheels for CPUs; the environment keeps to them.
-FOR_CPU = $(filter 1,$(CPU))$(wildcard $(VENV)/.cpu)
+# CPU=1 forces PyTorch's wheels for CPUs, CPU=0 the pins. Else an environment keeps to the kind that it has, and a new one
+# takes what suits this machine: see tools/install.sh. Some systems set CPU to the processor's name, which means nothing here.
+ifeq ($(origin CPU)$(filter 0 1,$(CPU)),command line)
+$(error CPU is '$(CPU)': write CPU=1 for PyTorch's wheels for CPUs, CPU=0 for the pins)
+endif
+ifeq ($(filter clean,$(MAKECMDGOALS)),)
+FOR_CPU := $(wildcard $(VENV)/.cpu)
+INSTALLED := $(wildcard $(READY))
+endif
+WHEELS := $(or $(filter 0 1,$(CPU)),$(if $(FOR_CPU),keep,$(if $(INSTALLED),0)))
+ifneq ($(and $(INSTALLED),$(filter 0,$(MAKELEVEL)),$(filter $(if $(FOR_CPU),0,1),$(CPU))),)
+$(info $(VENV) has other wheels of PyTorch than CPU=$(CPU) asks for. To change that: make clean setup CPU=$(CPU))
+endif
 
 # `make test` compares each notebook: on one core those that `make test-weekly` compares on several workers (on several
 # hosts, on a bare Debian, here with every cell twice), on all cores the others. 03 starts no cluster.
@@ -113,18 +124,14 @@ $(READY): requirements.txt pyproject.toml
 	@tools/why_broken.sh $(VENV) remove
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || \
 	  { rm -rf $(VENV); echo "Python cannot make a virtual environment. On Debian: apt install python3-venv"; exit 1; }
-	@echo "Fetching and installing packages, about $(if $(FOR_CPU),0.6,3.4) GB on Linux: minutes on a fast network, longer on a slow one."
 	@echo $$PPID >$(INSTALLING)
 	$(BIN)/pip install --quiet --disable-pip-version-check uv
-	$(if $(FOR_CPU),$(INSTALL_FOR_CPU),$(INSTALL))
+	@tools/install.sh $(VENV) $(WHEELS)
 	$(UV_INSTALL) --no-deps --editable .
 	@rm $(INSTALLING)
 	@touch $@
 
-# Bytecode is compiled for all who share the environment.
-INSTALL = $(UV_INSTALL) --require-hashes --compile-bytecode -r requirements.txt
 UV_INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python
-INSTALL_FOR_CPU = PATH="$(abspath $(BIN)):$$PATH" tools/install_for_cpu.sh && touch $(VENV)/.cpu
 
 $(TEST_READY): requirements-test.txt $(READY)  # without dependencies, as requirements.txt has those that this file lacks
 	@echo $$PPID >$(INSTALLING)
