@@ -37,7 +37,7 @@ ALL = $(foreach path,$(notdir $(wildcard notebook_output/[0-9]*.ipynb)),$(firstw
 OFFLINE := WORKSHOP_DATA= WORKSHOP_WEIGHTS= WORKSHOP_NAMES= WORKSHOP_SHARED= WORKSHOP_ROOM= DASK_SCHEDULER_ADDRESS= WORKSHOP_CACHE="$(CURDIR)/$(VENV)/cache"
 COMPARE := $(OFFLINE) $(BIN)/python tests/notebooks/compare.py
 
-.PHONY: always lab run bench faults figures book links test unit test-notebooks test-clusters test-long test-weekly newest oldest gpu film setup setup-test horovod pins clean
+.PHONY: always lab run bench faults figures book links test test-parts unit test-notebooks test-clusters test-long test-weekly newest oldest gpu film setup setup-test horovod pins clean
 
 lab: setup
 	$(BIN)/workshop lab
@@ -65,15 +65,21 @@ book: setup-test  # the site, and in slides/ the slides with their PDF
 links: setup-test  # asks every external address that the book names; needs the network
 	$(BIN)/sphinx-build -q -c docs -b linkcheck . build/links
 
-test: setup-test
-	@$(MAKE) --no-print-directory horovod || echo "The tests of Horovod are skipped; notebook 09 shows stored outputs."
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check --quiet .
-	$(BIN)/mypy
-	@$(MAKE) --no-print-directory unit
-	@! command -v nvidia-smi >/dev/null || $(BIN)/pytest -m gpu
-	$(COMPARE) --each-on-one-core $(ON_ONE_CORE)
-	$(COMPARE) $(filter-out $(ON_ONE_CORE),$(ALL))
+test:  # prints the minutes of its parts at the end, or where one failed
+	@rm -f build/minutes
+	@$(MAKE) --no-print-directory test-parts; code=$$?; awk -F'\t' '{ printf "%6.1f min  %s\n", $$2 / 60, $$1; all += $$2 } END { printf "%6.1f min  in all\n", all / 60 }' build/minutes; exit $$code
+
+test-parts:
+	@tools/timed.sh set-up $(MAKE) --no-print-directory setup-test
+	@tools/timed.sh Horovod $(MAKE) --no-print-directory horovod || \
+	  echo "The tests of Horovod are skipped; notebook 09 shows stored outputs."
+	tools/timed.sh style $(BIN)/ruff check .
+	tools/timed.sh style $(BIN)/ruff format --check --quiet .
+	tools/timed.sh types $(BIN)/mypy
+	@tools/timed.sh "unit tests" $(MAKE) --no-print-directory unit
+	@! command -v nvidia-smi >/dev/null || tools/timed.sh "GPU tests" $(BIN)/pytest -m gpu
+	tools/timed.sh "notebooks on one core each" env $(COMPARE) --each-on-one-core $(ON_ONE_CORE)
+	tools/timed.sh "notebooks on all cores" env $(COMPARE) $(filter-out $(ON_ONE_CORE),$(ALL))
 
 FIRST_HALF := $(addprefix tests/,book job loop tool tools) $(wildcard tests/test_[a-i]*.py)
 unit: setup-test  # in two halves side by side, as either leaves a core idle half of the time
