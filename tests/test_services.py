@@ -16,7 +16,7 @@ from try_newest import LONGEST_REPORT, report, versions  # noqa: E402
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-INSTALL = ROOT / "tools/install_for_cpu.sh"
+INSTALL = ROOT / "tools/install.sh"
 PINNED = "torch==2.15.0 \\\n    --hash=sha256:aa\nnumpy==2.4 ; python_version < '4' \\\n    --hash=sha256:bb\n"
 PINNED += "numpy==1.0 ; python_version < '3' \\\n    --hash=sha256:cc\n"
 
@@ -54,7 +54,8 @@ def test_versions_are_read_from_pins_with_and_without_hashes():
 
 def test_codespaces_installs_the_pins():
     container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())
-    assert container["updateContentCommand"] == "tools/install_for_cpu.sh"
+    assert container["updateContentCommand"] == "make setup"
+    assert container["remoteEnv"]["PATH"].startswith("${containerWorkspaceFolder}/.venv/bin:")
     assert (ROOT / ".devcontainer" / container["build"]["dockerfile"]).exists()
     assert "requirements.txt" in INSTALL.read_text()
     assert os.access(INSTALL, os.X_OK)
