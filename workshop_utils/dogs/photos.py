@@ -72,7 +72,7 @@ def _reach(urls):
             return url, fs, path, info.get("size")
         except Exception as error:
             reasons += f"\n  {url}: {str(error.__cause__ or error) or f'no answer within {ANSWER_S} s'}"
-    cure = "Check the address and the network. The sketches need no download: workshop data sketches"
+    cure = "Check the address and the network. Without photos the lessons draw sketches, which need no download."
     raise PhotosError(f"No photos can be fetched from{reasons}\n{cure}")
 
 
@@ -95,8 +95,10 @@ def _archive(fs, path, url, n_bytes, images):
     part = images.with_name(f"{hashlib.sha256(url.encode()).hexdigest()[:8]}.tar.part")
     with fs.open(path, "rb", block_size=CHUNK_BYTES) as source, part.open("ab") as target:
         try:
+            if n_bytes is not None and part.stat().st_size > n_bytes:
+                raise ValueError("it is no part of this archive: another one had this address before")
             source.seek(part.stat().st_size)
-        except ValueError:  # the server cannot send part of a file
+        except ValueError:  # or the server cannot send part of a file
             target.truncate(0)
         with tqdm.wrapattr(target, "write", total=n_bytes, initial=part.stat().st_size, desc="archive") as counted:
             shutil.copyfileobj(source, counted, CHUNK_BYTES)
