@@ -46,7 +46,7 @@ run: setup
 	$(BIN)/python tools/render.py
 
 bench: setup  # all benchmarks of the table, and the table; takes hours, fetches 12 GB; peers: pip install -e '.[peers]'
-	$(BIN)/workshop bench
+	$(BIN)/workshop bench --all
 
 faults: setup-test  # breaks the workshop in all the ways of tests/faults, and keeps what came of it for the book
 	bash tests/clusters/install.sh $(BIN)
