@@ -274,6 +274,20 @@ def test_another_number_of_ranks_may_resume_a_run(client, alone, tmp_path):
         assert numbers["resumed_at"] == 2 and difference(weights, alone[1]) <= 1e-5
 
 
+def test_a_run_goes_on_from_the_checkpoint_of_its_own_name(tmp_path):
+    for fold in (1, 2):
+        numbers, _ = trained(checkpoint=f"{tmp_path}/fold::{fold}.pt", **FIVE_STEPS)
+        assert numbers["resumed_at"] == 0
+    assert {path.name for path in tmp_path.iterdir()} >= {"fold::1.pt", "fold::2.pt"}
+
+
+def test_a_checkpoint_whose_address_lost_a_slash_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="'memory://runs/run.pt'"):
+        trained(checkpoint=Path("memory://runs/run.pt"), **FIVE_STEPS)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_finished_run_is_not_repeated(tmp_path):
     settings = {**FIVE_STEPS, "val_set": noise(7), "checkpoint": tmp_path / "run.pt"}
     numbers, weights = trained(**settings)

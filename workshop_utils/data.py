@@ -22,12 +22,16 @@ from workshop_utils.dogs.sketches import draw_dog as draw_dog
 from workshop_utils.s3 import list_folders, read_objects
 from workshop_utils.storage import (
     CacheError,
+    absolute_address,
     cache_folder,
     default_storage_options,
+    has_one_connection,
     on_all_workers,
     open_address,
     open_fresh,
+    read_together,
     share,
+    weights_setting,
 )
 
 IN_BREED = re.compile(r"(?:.*[/\\])?(n\d{8})-([^/\\]+)[/\\][^/\\]*", re.DOTALL)  # a file in a folder of a breed
@@ -55,22 +59,23 @@ class DataSource:
     """Where the lesson's images are.
 
     url: folder of folders `<wnid>-<Breed_name>`. kind: "custom" (WORKSHOP_DATA), "photos" or "sketches".
-    storage_options: what fsspec needs to open `url`.
+    storage_options: what fsspec needs to open `url`. weights: those that suit the images, for `load_resnet`:
+    WORKSHOP_WEIGHTS of the process that makes this; else "sketches" for these, and "auto" for photos.
     """
 
     url: str
     kind: str
     storage_options: dict = field(default_factory=dict)
+    weights: str = ""
+
+    def __post_init__(self) -> None:
+        weights = self.weights or weights_setting() or ("sketches" if self.kind == "sketches" else "auto")
+        object.__setattr__(self, "weights", weights)  # a rank's WORKSHOP_WEIGHTS may differ from the client's
 
     @property
     def noun(self) -> str:
         """What a sentence calls the images: "sketches" or "photos"."""
         return "sketches" if self.kind == "sketches" else "photos"
-
-    @property
-    def weights(self) -> str:
-        """The weights that suit the images: "sketches" or "auto", for `load_resnet`."""
-        return "sketches" if self.kind == "sketches" and not os.environ.get("WORKSHOP_WEIGHTS") else "auto"
 
 
 def find_data(
@@ -87,7 +92,7 @@ def find_data(
     """
     if url := os.environ.get("WORKSHOP_DATA"):
         list_photos(url, breeds=breeds)  # raises NoPhotos
-        return DataSource(url, "custom", default_storage_options(url))
+        return DataSource(absolute_address(url), "custom", default_storage_options(url))
     photos, wanted = cache_folder() / "photos", f"sketches-v{DRAWING_VERSION}-{per_breed}"
     sketches = cache_folder() / (wanted if light == "day" else f"{wanted}-{light}")
     try:
@@ -112,7 +117,8 @@ def list_photos(
 
     breeds: names, WordNet ids or `Breed`s of the folders to list; None for all.
 
-    Paths carry their protocol (`s3://…`) except local ones. Raises NoPhotos if there are none.
+    Paths carry their protocol and host (`s3://…`) except local ones. Raises NoPhotos if there are none, and ValueError
+    for a chain of addresses or a `pathlib.Path` of one.
     """
     wanted = None if breeds is None else {find_breed(breed).wnid for breed in breeds}
 
@@ -123,6 +129,7 @@ def list_photos(
     url = str(url)
     if IN_ARCHIVE.search(url):
         raise NoPhotos(f"{url!r} is in an archive: unpack it, and give the folder.")
+    absolute_address(url)  # raises ValueError
     try:
         fs, root = open_fresh(url, storage_options)
         files = list_folders(fs, root, is_wanted)
@@ -139,7 +146,10 @@ def list_photos(
         list_photos(url, storage_options=storage_options)  # raises if there are none of other breeds either
     if wanted and (missing := sorted(wanted - {breed_of(file)[0] for file in found})):
         raise NoPhotos(f"{url!r} holds no images of {', '.join(missing)}. {CURE}")
-    return found if isinstance(fs, LocalFileSystem) else [fs.unstrip_protocol(file) for file in found]
+    if isinstance(fs, LocalFileSystem):
+        return found
+    # fs.unstrip_protocol would lose a host. Files of http:// have whole addresses.
+    return [file if "://" in file else url.rstrip("/") + file.removeprefix(root.rstrip("/")) for file in found]
 
 
 def _list_folders(fs, root, is_wanted):
@@ -150,7 +160,7 @@ def _list_folders(fs, root, is_wanted):
         for info in chain(below.values(), (file for file in beside.values() if file.get("islink")))
         if is_wanted(info["name"])
     ]
-    with ThreadPoolExecutor(FOLDERS_AT_ONCE) as pool:
+    with ThreadPoolExecutor(1 if has_one_connection(fs) else FOLDERS_AT_ONCE) as pool:
         return list(chain.from_iterable(pool.map(partial(fs.find, maxdepth=1, on_error=_unless_missing), folders)))
 
 
@@ -171,14 +181,16 @@ def breed_of(path: str) -> tuple[str, str]:
 
 
 def read_files(paths: Sequence[str], storage_options: dict | None = None) -> list[bytes | Exception]:
-    """Return the bytes of each file, in order, all read at the same time; an unreadable file gives its exception."""
+    """Return the bytes of each file, in order, read at the same time; an unreadable file gives its exception.
+
+    Storage with one connection, such as ftp://, gives one after the other.
+    """
     if not paths:
         return []
     fs, _ = open_address(paths[0], storage_options)
     contents: list = read_objects(fs, paths)
     if left := [position for position, content in enumerate(contents) if content is None]:
-        # fs.cat would take the [1] of a name for a pattern.
-        by_fs = fs.cat_ranges([paths[position] for position in left], None, None, on_error="return")
+        by_fs = read_together(fs, [paths[position] for position in left])
         for position, content in zip(left, by_fs, strict=True):
             contents[position] = content
     return contents
@@ -211,7 +223,7 @@ def decode_photo(content: bytes | Exception, path: str) -> Image.Image:
 
 
 class ImageFolder(Dataset):
-    """A dataset of (image, label) over folders `<wnid>-<Breed_name>`, at any address that fsspec can open.
+    """A dataset of (image, label) over folders `<wnid>-<Breed_name>`, at a path or an address that fsspec opens.
 
     Like torchvision's: `classes` are the sorted folder names, a label is a position among them (`class_to_idx`),
     `samples` are (path, label) pairs. The photos of a DataLoader's batch are read at the same time, in any kind of

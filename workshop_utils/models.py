@@ -2,24 +2,26 @@
 
 import errno
 import os
-import socket
+import threading
+import time
 import zipfile
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from io import BytesIO
 from pathlib import Path
+from queue import Empty, Queue
 from tempfile import TemporaryDirectory
 
 import torch
 from fsspec.implementations.local import LocalFileSystem
 from torchvision.models import ResNet, ResNet50_Weights, get_model
 
-from workshop_utils.storage import open_fresh, whole_file
+from workshop_utils.storage import open_fresh, weights_setting, whole_file
 
 SKETCH_WEIGHTS = Path(__file__).parent / "weights" / "resnet18_sketches.pt"  # by tools/train_sketch_weights.py
 IMAGENET_WEIGHTS = ResNet50_Weights.IMAGENET1K_V2
 ABOUT = ("arch", "stride_in_1x1", "size", "categories")  # of a checkpoint, beside weights and their number of classes
-WEIGHTS_HOST = ("download.pytorch.org", 443)
+STALLED_S = 20  # a download that brings nothing for so long is given up
 
 
 class WeightsError(RuntimeError):
@@ -33,16 +35,16 @@ class NoCheckpoint(WeightsError):
 def load_resnet(weights: str | os.PathLike = "auto") -> tuple[ResNet, Callable, list[str]]:
     """Return (model, transform, categories) of a pretrained ResNet, in eval mode on the CPU.
 
-    weights: "auto" takes the first that applies of WORKSHOP_WEIGHTS, torchvision's ImageNet weights if they are in its
-    cache or on the network, and the ResNet-18 trained on sketches that comes with the workshop; "imagenet" and
-    "sketches" name one of the last two; anything else is the path or address of a checkpoint file, a dict with `arch`,
+    weights: "auto" takes WORKSHOP_WEIGHTS if it is set, else torchvision's ImageNet weights; "imagenet" takes these,
+    from torchvision's cache or by its download; "sketches" the ResNet-18 trained on sketches that comes with the
+    workshop; anything else is the path or address of a checkpoint file, a dict with `arch`,
     `num_classes`, `state_dict`; perhaps `categories`; `stride_in_1x1` for a ResNet v1; `size`, the pixels that the
     shorter side is resized to (256 if absent) before the middle 224, or all if there are fewer, are cut out.
 
     transform: from an RGB `PIL.Image` to a normalised (3, 224, 224) float32 tensor, smaller if `size` is.
     categories: the model's category names; a logit's position is its index. The model carries what a checkpoint of it
     has to say in `model.about`: a dict with `arch`, and `stride_in_1x1`, `size`, `categories` if they apply.
-    Raises WeightsError.
+    Raises WeightsError, also if ImageNet's weights cannot be downloaded; a download ends if nothing comes for 20 s.
     """
     name = resolve_weights(weights)
     checkpoint = _imagenet() if name == "imagenet" else load_checkpoint(SKETCH_WEIGHTS if name == "sketches" else name)
@@ -55,19 +57,18 @@ def load_resnet(weights: str | os.PathLike = "auto") -> tuple[ResNet, Callable, 
 
 def resolve_weights(weights: str | os.PathLike = "auto") -> str:
     """Return "imagenet", "sketches", or a checkpoint's address: what `load_resnet(weights)` will load."""
-    if (named := named_weights(weights)) != "auto":
-        return named
-    try:
-        if not _cached().exists():
-            socket.create_connection(WEIGHTS_HOST, timeout=2).close()  # raises if no network leads there
-        return "imagenet"
-    except OSError:
-        return "sketches"
+    return "imagenet" if (named := named_weights(weights)) == "auto" else named
 
 
 def named_weights(weights: str | os.PathLike = "auto") -> str:
-    """Return "auto", "imagenet", "sketches", or the address of a checkpoint, which may be that of WORKSHOP_WEIGHTS."""
-    return str(weights) if str(weights) != "auto" else os.environ.get("WORKSHOP_WEIGHTS") or "auto"
+    """Return "auto", "imagenet", "sketches", or the address of a checkpoint, which may be that of WORKSHOP_WEIGHTS.
+
+    A local path is absolute, as a process in another folder may load it. Raises WeightsError for what is no address.
+    """
+    try:
+        return weights_setting(weights if str(weights) != "auto" else None) or "auto"
+    except ValueError as error:
+        raise WeightsError(f"weights cannot be loaded: {error}") from error
 
 
 def with_new_head(model: ResNet, n_classes: int) -> ResNet:
@@ -84,7 +85,7 @@ def with_new_head(model: ResNet, n_classes: int) -> ResNet:
 def save_checkpoint(path: str | os.PathLike, /, put_aside: Callable[[], None] = lambda: None, **values: object) -> None:
     """Write `values` (tensors, numbers, strings, dicts and lists of them) to `path`: whole or not at all.
 
-    path: a local path, or the address of an object store, such as "s3://…"; fsspec takes what it needs there, such as
+    path: a local path, or an address, protocol://…, such as "s3://…"; fsspec takes what it needs there, such as
     an endpoint, from the environment. put_aside: called when all is written, just before it replaces what is at `path`.
     Raises OSError, for example where the disk is full.
     """
@@ -109,7 +110,7 @@ def save_checkpoint(path: str | os.PathLike, /, put_aside: Callable[[], None] = 
 def load_checkpoint(path: str | os.PathLike) -> dict:
     """Return the dict in a checkpoint file, on the CPU, without running any code that the file may hold.
 
-    path: a local path, or any address that fsspec can open.
+    path: as in `storage.absolute_address`.
     Raises NoCheckpoint if the file can be read and is no whole checkpoint, else WeightsError.
     """
     try:
@@ -140,7 +141,7 @@ def _in_short(error):
 
 
 def checkpoint_exists(path: str | os.PathLike) -> bool:
-    """Return whether there is a file at `path`, a local path or any address that fsspec can open.
+    """Return whether there is a file at `path`, which is as in `storage.absolute_address`.
 
     Raises OSError where the storage does not say: fsspec's own `exists` would then answer that there is none. Raises
     IsADirectoryError for a folder.
@@ -156,15 +157,58 @@ def checkpoint_exists(path: str | os.PathLike) -> bool:
 
 def _imagenet():
     try:
-        state_dict = IMAGENET_WEIGHTS.get_state_dict(check_hash=True)
+        state_dict = _downloaded()
     except Exception as error:  # the download and torch.load raise errors of many types
+        url, cached = IMAGENET_WEIGHTS.url, str(_cached())
+        cure = (
+            f"Delete {cached!r}, which is damaged"
+            if _cached().exists()
+            else "Check the network, or set https_proxy and start again"
+        )
         raise WeightsError(
-            f"torchvision's ImageNet weights could not be had ({str(error)[:200]}). Check the network, "
-            f"delete {str(_cached())!r} if it is there, or unset WORKSHOP_WEIGHTS and ask for "
-            "weights='sketches'."
+            f"torchvision's ImageNet weights could not be had ({str(error)[:200]}). {cure}; or download {url} "
+            f"elsewhere and put it at {cached!r}; or set WORKSHOP_WEIGHTS to a checkpoint of yours. "
+            "For sketches, and for them alone, write weights='sketches'."
         ) from error
     (size,) = IMAGENET_WEIGHTS.transforms().resize_size
     return {"arch": "resnet50", "num_classes": 1000, "state_dict": state_dict, "size": size}
+
+
+def _downloaded():
+    """Return what torchvision loads, from its cache or by its download; raise TimeoutError if nothing comes.
+
+    The download itself would wait for ever, be it for a host's address, for the first answer or for more.
+    """
+    if _cached().exists():
+        return IMAGENET_WEIGHTS.get_state_dict(check_hash=True)
+    ended: Queue = Queue()
+
+    def download():
+        try:
+            ended.put((IMAGENET_WEIGHTS.get_state_dict(check_hash=True), None))
+        except BaseException as error:
+            ended.put((None, error))
+
+    threading.Thread(target=download, daemon=True).start()  # a daemon does not keep the program from ending
+    size, came = 0, time.monotonic()
+    while time.monotonic() - came < STALLED_S or _cached().exists():
+        with suppress(Empty):
+            state_dict, error = ended.get(timeout=0.5)
+            if error:
+                raise error
+            return state_dict
+        now = _n_bytes_so_far()
+        if now != size:
+            size, came = now, time.monotonic()
+    raise TimeoutError(f"nothing came from {IMAGENET_WEIGHTS.url} for {STALLED_S} s")
+
+
+def _n_bytes_so_far():
+    n_bytes = 0
+    for file in _cached().parent.glob(f"{_cached().name}.*"):  # torch.hub's name for it until all is there
+        with suppress(FileNotFoundError):
+            n_bytes += file.stat().st_size
+    return n_bytes
 
 
 def _cached():

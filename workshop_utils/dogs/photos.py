@@ -11,7 +11,7 @@ from fsspec.asyn import sync
 from fsspec.callbacks import TqdmCallback
 from tqdm import tqdm
 
-from workshop_utils.storage import cache_folder, open_address, open_fresh
+from workshop_utils.storage import cache_folder, local_path, open_address, open_fresh
 
 N_PHOTOS = 20_580  # of Stanford Dogs
 BUCKET = "s3://saturn-public-data/dogs/Images"
@@ -32,11 +32,14 @@ class PhotosError(RuntimeError):
 def fetch_photos(source: str | None = None, folder: str | Path | None = None, *, n_photos: int = N_PHOTOS) -> Path:
     """Fetch all photos into `<folder>/Images/<wnid>-<Breed_name>/`, write `<folder>/complete`, and return `Images`.
 
-    source: any fsspec address of a folder in that layout, or of a .tar with `Images/` in it; None for the public
+    source: the path or address of a folder in that layout, or of a .tar with `Images/` in it; None for the public
     bucket or, if that is out of reach, the dataset's own archive. folder: None for the one where `find_data` looks.
     Files of the right size are not fetched again, and an archive continues where it stopped. Raises PhotosError.
     """
-    folder = Path(folder or cache_folder() / "photos")
+    try:
+        folder = local_path(folder or cache_folder() / "photos")
+    except ValueError as error:
+        raise PhotosError(f"The photos cannot be written: {error}") from error
     images, complete = folder / "Images", folder / "complete"
     if complete.exists() and len(_sizes(*open_address(images))) == n_photos:
         return images

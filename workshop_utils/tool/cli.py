@@ -96,7 +96,7 @@ def data() -> None:
 
 
 @data.command()
-@click.option("--source", help="Folder or .tar, any address that fsspec opens; default: the public bucket.")
+@click.option("--source", help="Folder or .tar, a path or an address; default: the public bucket.")
 @click.option("--folder", type=click.Path(file_okay=False), help="Default: the cache, where the lessons look.")
 def photos(source: str | None, folder: str | None) -> None:
     """Fetch the 20,580 photos of Stanford Dogs (0.8 GB).
