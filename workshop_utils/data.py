@@ -11,7 +11,7 @@ from itertools import chain
 
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 from torch.utils.data import Dataset, Subset
 
 from workshop_utils.dogs.breeds import BREEDS as BREEDS  # "as": notebooks import these from here
@@ -36,6 +36,16 @@ PHOTO = re.compile(r"n\d{8}-[^/\\]+/[^./\\][^/\\]*\.(?i:jpg|jpeg|png|webp|gif|bm
 IN_ARCHIVE = re.compile("(^|::)(zip|tar|libarchive)://")
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")  # a stranger's file should not reach the decoders of other formats
 MAX_PIXELS = 50_000_000  # decoded, a photo of this size already takes 150 MB
+# How stored pixels are turned to stand upright, by EXIF's orientation: a phone stores photos as its sensor sees them.
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 MAX_ASPECT = 50  # resizing the short side of 1 x 1,000,000 pixels to 256 would take 200 GB
 SKETCHES_PER_BREED = 8
 FOLDERS_AT_ONCE = 32  # listed at the same time: storage takes long to answer, but no longer for many questions
@@ -185,8 +195,9 @@ def read_files(paths: Sequence[str], storage_options: dict | None = None) -> lis
 
 
 def decode_photo(content: bytes | Exception, path: str) -> Image.Image:
-    """Return a file's bytes as an RGB `PIL.Image`; raise BadPhoto, which names `path`, for anything else.
+    """Return a file's bytes as an upright RGB `PIL.Image`; raise BadPhoto, which names `path`, for anything else.
 
+    Upright: turned as the file's EXIF says, as `PIL.ImageOps.exif_transpose` does. Damaged EXIF turns nothing.
     content: bytes, or the exception that reading them raised.
     """
     if isinstance(content, Exception):
@@ -202,12 +213,21 @@ def decode_photo(content: bytes | Exception, path: str) -> Image.Image:
             raise ValueError(f"animated, {n_frames} frames: save one frame")
         if depth := {"I": "16-bit", "F": "float"}.get(image.mode[0]):
             raise ValueError(f"{depth} pixels: save it with 8 bits a channel")
-        return image.convert("RGB")
+        pixels, turn = image.convert("RGB"), turn_of(image)
+        return pixels if turn is None else pixels.transpose(turn)
     except Exception as error:  # Pillow raises errors of nearly any type for a damaged header
         reason = str(error) or type(error).__name__
         if isinstance(error, UnidentifiedImageError):
             reason = "not an image that Pillow can read" if content else "the file is empty"
         raise BadPhoto(f"{path}: {reason}") from error
+
+
+def turn_of(image: Image.Image) -> Image.Transpose | None:
+    """Return how an image's stored pixels are turned to stand upright, by its EXIF; None where they stand already."""
+    try:
+        return TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
+    except Exception:  # Pillow raises errors of many types for damaged EXIF, and the pixels may be fine
+        return None
 
 
 class ImageFolder(Dataset):
@@ -217,7 +237,7 @@ class ImageFolder(Dataset):
     `samples` are (path, label) pairs. The photos of a DataLoader's batch are read at the same time, in any kind of
     child process.
 
-    transform: called on each RGB `PIL.Image`.
+    transform: called on each photo, an upright RGB `PIL.Image`.
     breeds: names, WordNet ids or `Breed`s of the folders to take; None for all.
     Raises NoPhotos if `url` holds none, or none of one of the `breeds`; BadPhoto on reading a file that is no photo.
 
