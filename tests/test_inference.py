@@ -154,6 +154,14 @@ def test_photos_on_s3_give_the_same_rows(client, paths, weights, s3, dogs):
     pd.testing.assert_frame_equal(there.drop(columns="path"), here.drop(columns="path"))
 
 
+def test_photos_of_several_storages_come_in_one_call(client, paths, weights, s3, dogs):
+    urls = [f"s3://workshop/served/dogs/{Path(path).relative_to(dogs).as_posix()}" for path in paths]
+    mixed = [path for pair in zip(paths, urls, strict=True) for path in pair]
+    frame = classify(client, mixed, batch_size=5, weights=weights, precision="fp32", storage_options=s3)
+    assert frame.path.tolist() == mixed and frame.error.isna().all()
+    assert frame.prediction[::2].tolist() == frame.prediction[1::2].tolist()
+
+
 def test_a_killed_worker_costs_no_rows(client, paths, weights):
     n_workers, many = len(client.nthreads()), paths * 20
     pids = client.run(os.getpid)

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from io import BytesIO
 from itertools import chain
 
 import numpy as np
+from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from PIL import ExifTags, Image, UnidentifiedImageError
 from torch.utils.data import Dataset, Subset
@@ -33,6 +35,8 @@ from workshop_utils.storage import (
 IN_BREED = re.compile(r"(?:.*[/\\])?(n\d{8})-([^/\\]+)[/\\][^/\\]*", re.DOTALL)  # a file in a folder of a breed
 # A photo's path below the root. Hidden files are no photos: macOS puts a "._photo.jpg" beside each.
 PHOTO = re.compile(r"n\d{8}-[^/\\]+/[^./\\][^/\\]*\.(?i:jpg|jpeg|png|webp|gif|bmp)")
+# Addresses that begin alike lie in one storage: protocols and host, or bucket. Nothing for a local path.
+STORAGE = re.compile(r"^(?:.*://[^/]*)?", re.DOTALL)
 IN_ARCHIVE = re.compile("(^|::)(zip|tar|libarchive)://")
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")  # a stranger's file should not reach the decoders of other formats
 MAX_PIXELS = 50_000_000  # decoded, a photo of this size already takes 150 MB
@@ -181,10 +185,30 @@ def breed_of(path: str) -> tuple[str, str]:
 
 
 def read_files(paths: Sequence[str], storage_options: dict | None = None) -> list[bytes | Exception]:
-    """Return the bytes of each file, in order, all read at the same time; an unreadable file gives its exception."""
-    if not paths:
-        return []
-    fs, _ = open_address(paths[0], storage_options)
+    """Return the bytes of each file, in order; an unreadable file gives its exception.
+
+    The files may lie in several storages. Those of one are all read at the same time.
+    """
+    opened: dict[tuple, AbstractFileSystem | Exception] = {}
+    by_fs: dict[AbstractFileSystem | Exception, list[int]] = defaultdict(list)  # positions
+    for position, path in enumerate(paths):
+        storage = STORAGE.findall(path)[0], "?versionId=" in path  # s3fs reads versions through another filesystem
+        if storage not in opened:  # opening each path would take longer than reading it
+            try:
+                opened[storage], _ = open_address(path, storage_options)
+            except Exception as error:  # an unknown protocol, a missing package, a server that refuses
+                opened[storage] = error
+        by_fs[opened[storage]].append(position)
+    contents: dict[int, bytes | Exception] = {}
+    for fs, positions in by_fs.items():
+        contents |= zip(positions, _read_from(fs, [paths[position] for position in positions]), strict=True)
+    return [contents[position] for position in range(len(paths))]
+
+
+def _read_from(fs, paths):
+    """Return what `read_files` does for files of one filesystem, or of one that could not be opened, an exception."""
+    if isinstance(fs, Exception):
+        return [fs] * len(paths)
     contents: list = read_objects(fs, paths)
     if left := [position for position, content in enumerate(contents) if content is None]:
         # fs.cat would take the [1] of a name for a pattern.
