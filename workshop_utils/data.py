@@ -41,7 +41,7 @@ IN_ARCHIVE = re.compile("(^|::)(zip|tar|libarchive)://")
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")  # a stranger's file should not reach the decoders of other formats
 MAX_PIXELS = 50_000_000  # decoded, a photo of this size already takes 150 MB
 # How stored pixels are turned to stand upright, by EXIF's orientation: a phone stores photos as its sensor sees them.
-TURNS = {
+TURNS: dict[object, Image.Transpose] = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
