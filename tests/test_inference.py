@@ -3,6 +3,8 @@
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -97,6 +99,31 @@ def test_no_paths_give_no_rows_of_the_same_types(client, paths, weights):
     assert empty.dtypes[["probability", "correct"]].equals(
         classify(client, paths[:1], weights=weights).dtypes[["probability", "correct"]]
     )
+
+
+# --- PyTorch's deprecated quantization
+
+
+def test_the_day_that_pytorchs_quantization_is_gone_only_int8_is_gone(paths, weights):
+    program = """
+import sys, warnings
+import torchvision
+before = list(warnings.filters)
+sys.modules["torch.ao.quantization"] = None
+from workshop_utils.inference import classify_batches
+from workshop_utils.int8 import Calibration
+assert warnings.filters == before, "an import has changed the filters of the process"
+photo, weights = sys.argv[1:]
+print(classify_batches([[photo]], weights=weights)[1][0][5])
+try:
+    classify_batches([[photo]], weights=weights, precision="int8", calibration=Calibration("call", [photo]))
+except ValueError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program, paths[0], weights], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    error, refusal = done.stdout.splitlines()
+    assert error == "None" and "int8" in refusal and "precision='auto'" in refusal
 
 
 @pytest.mark.parametrize(
