@@ -23,6 +23,7 @@ from workshop_utils.data import IN_BREED, read_files
 from workshop_utils.decode import load_on_cpu, load_on_gpu
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.int8 import Calibration, calibrated, for_calibration
+from workshop_utils.job.errors import check_client
 from workshop_utils.models import IMAGENET_WEIGHTS, WeightsError, load_resnet, named_weights, resolve_weights
 from workshop_utils.precision import PRECISIONS, ieee_float32, precision_of
 from workshop_utils.progress import bar
@@ -60,9 +61,9 @@ def classify(
     precision: "fp32", "bf16", or "auto" for bf16 where the worker is faster in it; or "int8", on CPUs, for which each
     worker first calibrates the model with 32 of the photos, spread evenly over `paths`, or the first ones of a
     generator. A few predictions differ; more may if these photos are unlike the others.
-    Raises what loading the weights raises, WeightsError if workers had different weights, and ValueError if none of the
-    photos for calibration can be read. A worker that dies costs time, but no rows: Dask runs its batches again. A bar
-    shows how many photos are done.
+    Raises what loading the weights raises, WeightsError if workers had different weights, ValueError if none of the
+    photos for calibration can be read, SchedulerLost if the client is closed, TypeError if it is asynchronous. A worker
+    that dies costs time, but no rows: Dask runs its batches again. A bar shows how many photos are done.
 
     >>> from tempfile import TemporaryDirectory
     >>> from workshop_utils.data import list_photos
@@ -100,6 +101,7 @@ def classify_stream(
     An error, an interrupt and `close()` of the iterator free the workers.
     Raises ValueError at once for an argument that cannot be, and later what loading the weights raises.
     """
+    check_client(client)
     if isinstance(paths, (str, bytes, os.PathLike)):
         raise ValueError(f"paths is the single path {str(paths)!r}: give a list of paths.")
     if not isinstance(batch_size, int) or batch_size < 1:
