@@ -93,12 +93,19 @@ def test_paths_may_come_in_any_collection(client, paths, weights):
         pd.testing.assert_frame_equal(classify(client, given, weights=weights), expected, check_exact=False)
 
 
-def test_no_paths_give_no_rows_of_the_same_types(client, paths, weights):
-    empty = classify(client, [], weights=weights)
-    assert len(empty) == 0
-    assert empty.dtypes[["probability", "correct"]].equals(
-        classify(client, paths[:1], weights=weights).dtypes[["probability", "correct"]]
-    )
+def test_all_frames_have_one_set_of_types_whatever_failed(client, paths, weights):
+    missing, outside = [f"/none/{n}.jpg" for n in range(4)], Path(paths[0]).parents[2] / "outside.jpg"
+    shutil.copy(paths[0], outside)
+    frames = [classify(client, given, weights=weights) for given in ([], paths[:2], missing, [outside], paths[:1])]
+    stream = classify_stream(client, [*paths[:4], *missing, *paths[:4]], batch_size=2, weights=weights)
+    frames += list(stream)
+    assert {frame.error.notna().mean() for frame in frames if len(frame)} >= {0, 1} and len(frames[0]) == 0
+    for frame in frames:
+        assert frame.dtypes.equals(frames[1].dtypes)
+        assert [dtype.kind for dtype in frame.dtypes[["probability", "correct"]]] == ["f", "b"]
+        assert all(isinstance(frame[name].dtype, pd.StringDtype) for name in ("path", "breed", "prediction", "error"))
+        assert frame.loc[frame.error.notna(), MISSING].isna().all(axis=None)
+    assert frames[1].error.isna().all() and frames[3].breed.isna().all()
 
 
 # --- PyTorch's deprecated quantization

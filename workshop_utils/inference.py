@@ -30,6 +30,8 @@ from workshop_utils.progress import bar
 from workshop_utils.storage import version_of
 
 COLUMNS = ["path", "breed", "prediction", "probability", "correct", "error"]
+TEXT = "str" if pd.Series(["text"]).dtype != object else "string"  # pandas 2 would write a missing value as "None"
+TYPES = dict.fromkeys(COLUMNS, TEXT) | {"probability": "float64", "correct": "boolean"}
 # A task takes seconds: a lost worker costs little, and neither does the pause between two tasks.
 CPU_BATCHES_PER_TASK, GPU_BATCHES_PER_TASK = 8, 256
 # Photos of a forward pass. A CPU's caches hold the activations of 16: ResNet-50 takes 19 ms of a core a photo. With 32,
@@ -82,7 +84,7 @@ def classify(
         for frame in stream:
             frames.append(frame)
             line.update(len(frame))
-    return pd.concat(frames or [_frame([], [])], ignore_index=True).infer_objects()
+    return pd.concat(frames or [_frame([], [])], ignore_index=True)
 
 
 def classify_stream(
@@ -96,6 +98,7 @@ def classify_stream(
 ) -> Iterator[pd.DataFrame]:
     """Return an iterator over `classify`'s rows, in the order of `paths`: the DataFrame of each task, once it is done.
 
+    All frames have the same types of columns, so that one file, such as Parquet, takes them all.
     Memory stays flat, however many paths there are, and `paths` may be a generator: no more are taken from it, and no
     more tasks given to the cluster, than keep the workers busy while you use a frame. The arguments are `classify`'s.
     An error, an interrupt and `close()` of the iterator free the workers.
@@ -352,6 +355,6 @@ def _rows(paths, errors, results, categories, truths):
 
 
 def _frame(paths, rows):
-    frame = pd.DataFrame(rows, columns=COLUMNS).astype({"probability": float, "correct": "boolean"})
+    frame = pd.DataFrame(rows, columns=COLUMNS)
     frame["path"] = paths  # the client's own strings take no memory again; those from a worker are copies
-    return frame
+    return frame.astype(TYPES)
