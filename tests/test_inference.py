@@ -108,6 +108,42 @@ def test_all_frames_have_one_set_of_types_whatever_failed(client, paths, weights
     assert frames[1].error.isna().all() and frames[3].breed.isna().all()
 
 
+# --- paths of the client
+
+
+@pytest.mark.parametrize("style", ["{}", "./{}", "file://{}", "../{folder}/{}", "~/{}"])
+def test_a_relative_path_is_the_clients_and_is_shown_as_it_was_given(
+    client, paths, weights, tmp_path, monkeypatch, style
+):
+    shutil.copytree(Path(paths[0]).parent, tmp_path / BREEDS[0].folder)
+    expected = classify(client, paths[:1], weights=weights, precision="fp32")
+    assert str(tmp_path) not in client.run(os.getcwd).values()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    name = f"{BREEDS[0].folder}/{Path(paths[0]).name}"
+    asked = [style.format(given, folder=tmp_path.name) for given in (name, f"{BREEDS[0].folder}/none.jpg")]
+    good, missing = classify(client, asked, weights=weights, precision="fp32").itertuples()
+    assert [good.path, missing.path] == asked and missing.error == f"{asked[1]}: there is no such file"
+    assert [good.prediction, good.breed, missing.breed] == [
+        expected.prediction[0],
+        expected.breed[0],
+        expected.breed[0],
+    ]
+
+
+def test_relative_weights_and_photos_for_calibration_are_the_clients(client, paths, weights, tmp_path, monkeypatch):
+    shutil.copy(weights, tmp_path / "mine.pt")
+    shutil.copy(paths[0], tmp_path / "photo.jpg")
+    expected = classify(client, paths[:1], weights=weights, precision="fp32")
+    monkeypatch.chdir(tmp_path)
+    for named in ("mine.pt", Path("mine.pt"), "file://mine.pt"):
+        frame = classify(client, ["photo.jpg"], weights=named, precision="fp32")
+        assert frame.prediction.tolist() == expected.prediction.tolist()
+    assert classify(client, ["photo.jpg"], weights="mine.pt", precision="int8").error.isna().all()
+    with pytest.raises(WeightsError, match=f"{tmp_path}/none.pt"):
+        classify(client, ["photo.jpg"], weights="none.pt")
+
+
 # --- PyTorch's deprecated quantization
 
 

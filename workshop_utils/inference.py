@@ -27,7 +27,7 @@ from workshop_utils.job.errors import check_client
 from workshop_utils.models import IMAGENET_WEIGHTS, WeightsError, load_resnet, named_weights, resolve_weights
 from workshop_utils.precision import PRECISIONS, ieee_float32, precision_of
 from workshop_utils.progress import bar
-from workshop_utils.storage import version_of
+from workshop_utils.storage import absolute, version_of
 
 COLUMNS = ["path", "breed", "prediction", "probability", "correct", "error"]
 TEXT = "str" if pd.Series(["text"]).dtype != object else "string"  # pandas 2 would write a missing value as "None"
@@ -53,13 +53,14 @@ def classify(
 ) -> pd.DataFrame:
     """Return a DataFrame with one row per path, in the order given: what a pretrained ResNet sees in each photo.
 
+    paths: of files in any storages that the workers reach. A relative one is below this process's working directory.
     Columns: path; breed, from the folder's name; prediction, the likeliest category; probability, in [0, 1]; correct,
     missing if no category of the model is the folder's breed, by its WordNet id, its name, or ImageNet's name for it;
     error, missing or why a file could not be classified (prediction, probability and correct are then missing).
 
     batch_size: photos that a worker reads in one call. A forward pass takes CPU_FORWARD or GPU_FORWARD of them.
     storage_options: what fsspec needs to open `paths`; None for anonymous reading of s3:// without credentials.
-    weights: as in `load_resnet`; a file must be readable from the workers.
+    weights: as in `load_resnet`; a file must be readable from the workers, and a relative path is this process's, too.
     precision: "fp32", "bf16", or "auto" for bf16 where the worker is faster in it; or "int8", on CPUs, for which each
     worker first calibrates the model with 32 of the photos, spread evenly over `paths`, or the first ones of a
     generator. A few predictions differ; more may if these photos are unlike the others.
@@ -117,19 +118,21 @@ def classify_stream(
         if on_gpu:
             raise ValueError("precision is 'int8', which is for CPUs, but a worker has a GPU: write 'auto'.")
         spread, photos = for_calibration(photos, isinstance(paths, Sized))
-        calibration = Calibration(uuid.uuid4().hex, spread)
+        calibration = Calibration(uuid.uuid4().hex, list(map(absolute, spread)))
     batches = iter(lambda: list(islice(photos, batch_size)), [])
     tasks = split_guided(batches, _n_threads(client), GPU_BATCHES_PER_TASK if on_gpu else CPU_BATCHES_PER_TASK)
-    start = partial(
+    named = resolve_weights(weights)
+    submit = partial(
         client.submit,
         classify_batches,
         pure=False,
-        weights=resolve_weights(weights),
+        weights=named if named in ("imagenet", "sketches") else absolute(named),
         precision=precision,
         storage_options=storage_options,
         calibration=calibration,
     )
-    return _frames(client, start, tasks)
+    # Workers may have another working directory and another home.
+    return _frames(client, lambda task: submit([list(map(absolute, batch)) for batch in task]), tasks)
 
 
 def classify_batches(
@@ -355,6 +358,8 @@ def _rows(paths, errors, results, categories, truths):
 
 
 def _frame(paths, rows):
+    """Return a DataFrame of rows. paths: as they were given; its errors name these, not the ones that workers read."""
     frame = pd.DataFrame(rows, columns=COLUMNS)
+    frame["error"] = [error and error.replace(row[0], path, 1) for path, (*row, error) in zip(paths, rows, strict=True)]
     frame["path"] = paths  # the client's own strings take no memory again; those from a worker are copies
     return frame.astype(TYPES)
