@@ -497,6 +497,54 @@ def test_a_pattern_in_a_name_is_not_followed_to_other_files(tmp_path):
     assert read_files(tuple(paths[:1])) == [b"[1]"] and read_files([]) == []
 
 
+# --- several storages in one batch
+
+
+def test_files_of_several_storages_are_read_in_one_batch_each_from_its_own(tmp_path, s3, dogs):
+    local = list_photos(dogs)[:3]
+    remote = [f"s3://workshop/served/dogs/{Path(path).relative_to(dogs).as_posix()}" for path in local]
+    fsspec.filesystem("memory").pipe_file("/several/photo.jpg", b"in memory")
+    paths = [local[0], remote[0], "memory://several/photo.jpg", f"file://{local[1]}", remote[1], local[2], remote[2]]
+    expected = [Path(local[i]).read_bytes() if i is not None else b"in memory" for i in (0, 0, None, 1, 1, 2, 2)]
+    for first in range(len(paths)):  # whichever comes first
+        assert read_files(paths[first:] + paths[:first], s3) == expected[first:] + expected[:first]
+
+
+def test_a_storage_that_cannot_be_opened_costs_no_file_of_another(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(b"a")
+    here, nowhere, missing = str(tmp_path / "a.jpg"), "nosuch://bucket/a.jpg", str(tmp_path / "b.jpg")
+    for paths in ([here, nowhere, missing, here], [nowhere, here, missing, here]):
+        contents = dict(zip(paths, read_files(paths), strict=True))
+        assert contents[here] == b"a" and isinstance(contents[missing], FileNotFoundError)
+        with pytest.raises(BadPhoto, match="nosuch://bucket/a.jpg: cannot be read .*nosuch"):
+            decode_photo(contents[nowhere], nowhere)
+
+
+def test_objects_with_and_without_a_version_are_read_in_one_batch():
+    asked = []
+
+    class Versions(s3fs.S3FileSystem):
+        protocol = "versions"
+
+        def cat_ranges(self, paths, *_, **__):
+            asked.append((self.version_aware, paths))
+            return [b""] * len(paths)
+
+    fsspec.register_implementation("versions", Versions, clobber=True)
+    read_files(["versions://bucket/a", "versions://bucket/b?versionId=1", "versions://other/c"], {"anon": True})
+    assert asked == [
+        (False, ["versions://bucket/a", "versions://other/c"]),
+        (True, ["versions://bucket/b?versionId=1"]),
+    ]
+
+
+def test_a_datasets_batch_may_lie_in_several_storages(s3, dogs):
+    near, far = ImageFolder(dogs), ImageFolder("s3://workshop/served/dogs", pil_to_tensor, storage_options=s3)
+    far.samples = far.samples[:2] + near.samples[2:4]
+    assert [label for _, label in far.__getitems__(range(4))] == [label for _, label in near.__getitems__(range(4))]
+    assert all(torch.equal(far[i][0], pil_to_tensor(near[i][0])) for i in range(4))
+
+
 # --- bad files
 
 

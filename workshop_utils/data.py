@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -10,8 +11,9 @@ from io import BytesIO
 from itertools import chain
 
 import numpy as np
+from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 from torch.utils.data import Dataset, Subset
 
 from workshop_utils.dogs.breeds import BREEDS as BREEDS  # "as": notebooks import these from here
@@ -37,9 +39,21 @@ from workshop_utils.storage import (
 IN_BREED = re.compile(r"(?:.*[/\\])?(n\d{8})-([^/\\]+)[/\\][^/\\]*", re.DOTALL)  # a file in a folder of a breed
 # A photo's path below the root. Hidden files are no photos: macOS puts a "._photo.jpg" beside each.
 PHOTO = re.compile(r"n\d{8}-[^/\\]+/[^./\\][^/\\]*\.(?i:jpg|jpeg|png|webp|gif|bmp)")
+# Addresses that begin alike lie in one storage: protocols and host, or bucket. Nothing for a local path.
+STORAGE = re.compile(r"^(?:.*://[^/]*)?", re.DOTALL)
 IN_ARCHIVE = re.compile("(^|::)(zip|tar|libarchive)://")
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")  # a stranger's file should not reach the decoders of other formats
 MAX_PIXELS = 50_000_000  # decoded, a photo of this size already takes 150 MB
+# How stored pixels are turned to stand upright, by EXIF's orientation: a phone stores photos as its sensor sees them.
+TURNS: dict[object, Image.Transpose] = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 MAX_ASPECT = 50  # resizing the short side of 1 x 1,000,000 pixels to 256 would take 200 GB
 SKETCHES_PER_BREED = 8
 FOLDERS_AT_ONCE = 32  # listed at the same time: storage takes long to answer, but no longer for many questions
@@ -181,13 +195,31 @@ def breed_of(path: str) -> tuple[str, str]:
 
 
 def read_files(paths: Sequence[str], storage_options: dict | None = None) -> list[bytes | Exception]:
-    """Return the bytes of each file, in order, read at the same time; an unreadable file gives its exception.
+    """Return the bytes of each file, in order; an unreadable file gives its exception.
 
-    Storage with one connection, such as ftp://, gives one after the other.
+    The files may lie in several storages. Those of one are read at the same time, but for storage with one
+    connection, such as ftp://, which gives one after the other.
     """
-    if not paths:
-        return []
-    fs, _ = open_address(paths[0], storage_options)
+    opened: dict[tuple, AbstractFileSystem | Exception] = {}
+    by_fs: dict[AbstractFileSystem | Exception, list[int]] = defaultdict(list)  # positions
+    for position, path in enumerate(paths):
+        storage = STORAGE.findall(path)[0], "?versionId=" in path  # s3fs reads versions through another filesystem
+        if storage not in opened:  # opening each path would take longer than reading it
+            try:
+                opened[storage], _ = open_address(path, storage_options)
+            except Exception as error:  # an unknown protocol, a missing package, a server that refuses
+                opened[storage] = error
+        by_fs[opened[storage]].append(position)
+    contents: dict[int, bytes | Exception] = {}
+    for fs, positions in by_fs.items():
+        contents |= zip(positions, _read_from(fs, [paths[position] for position in positions]), strict=True)
+    return [contents[position] for position in range(len(paths))]
+
+
+def _read_from(fs, paths):
+    """Return what `read_files` does for files of one filesystem, or of one that could not be opened, an exception."""
+    if isinstance(fs, Exception):
+        return [fs] * len(paths)
     contents: list = read_objects(fs, paths)
     if left := [position for position, content in enumerate(contents) if content is None]:
         by_fs = read_together(fs, [paths[position] for position in left])
@@ -197,8 +229,9 @@ def read_files(paths: Sequence[str], storage_options: dict | None = None) -> lis
 
 
 def decode_photo(content: bytes | Exception, path: str) -> Image.Image:
-    """Return a file's bytes as an RGB `PIL.Image`; raise BadPhoto, which names `path`, for anything else.
+    """Return a file's bytes as an upright RGB `PIL.Image`; raise BadPhoto, which names `path`, for anything else.
 
+    Upright: turned as the file's EXIF says, as `PIL.ImageOps.exif_transpose` does. Damaged EXIF turns nothing.
     content: bytes, or the exception that reading them raised.
     """
     if isinstance(content, Exception):
@@ -214,12 +247,21 @@ def decode_photo(content: bytes | Exception, path: str) -> Image.Image:
             raise ValueError(f"animated, {n_frames} frames: save one frame")
         if depth := {"I": "16-bit", "F": "float"}.get(image.mode[0]):
             raise ValueError(f"{depth} pixels: save it with 8 bits a channel")
-        return image.convert("RGB")
+        pixels, turn = image.convert("RGB"), turn_of(image)
+        return pixels if turn is None else pixels.transpose(turn)
     except Exception as error:  # Pillow raises errors of nearly any type for a damaged header
         reason = str(error) or type(error).__name__
         if isinstance(error, UnidentifiedImageError):
             reason = "not an image that Pillow can read" if content else "the file is empty"
         raise BadPhoto(f"{path}: {reason}") from error
+
+
+def turn_of(image: Image.Image) -> Image.Transpose | None:
+    """Return how an image's stored pixels are turned to stand upright, by its EXIF; None where they stand already."""
+    try:
+        return TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
+    except Exception:  # Pillow raises errors of many types for damaged EXIF, and the pixels may be fine
+        return None
 
 
 class ImageFolder(Dataset):
@@ -229,7 +271,7 @@ class ImageFolder(Dataset):
     `samples` are (path, label) pairs. The photos of a DataLoader's batch are read at the same time, in any kind of
     child process.
 
-    transform: called on each RGB `PIL.Image`.
+    transform: called on each photo, an upright RGB `PIL.Image`.
     breeds: names, WordNet ids or `Breed`s of the folders to take; None for all.
     Raises NoPhotos if `url` holds none, or none of one of the `breeds`; BadPhoto on reading a file that is no photo.
 

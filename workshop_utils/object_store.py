@@ -92,10 +92,13 @@ def spare_loopback_the_proxy() -> None:
 def _refuse_other_hosts(port):
     from distributed import default_client
 
+    from workshop_utils.job.errors import check_client
+
     try:
         client = default_client()
     except ValueError:  # there is no client
         return
+    check_client(client)
     answers = client.run(lambda: socket.socket().connect_ex((LOOPBACK, port)), on_error="ignore")
     if strangers := [worker for worker, answer in answers.items() if answer]:
         raise ObjectStoreError(

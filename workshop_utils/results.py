@@ -10,6 +10,7 @@ from pathlib import Path, PurePath, PurePosixPath
 
 from distributed import Client, Future, default_client, get_worker
 
+from workshop_utils.job.errors import check_client
 from workshop_utils.job.on_scheduler import drop_events
 from workshop_utils.job.rank import assignment, send_row
 from workshop_utils.storage import local_path, new_shared_folder, open_address, whole_file
@@ -66,6 +67,7 @@ class ResultsHandler:
         self.pub_sub_key = pub_sub_key or f"results-{uuid.uuid4().hex}"
         self.folder = new_shared_folder()
         self._client = client or default_client()
+        check_client(self._client)
         self._arrived: list[dict[str, str]] = []  # path, and name in the folder
         self._client.subscribe_topic(self.pub_sub_key, lambda event: self._arrived.append(event[1]))
 

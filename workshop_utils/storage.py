@@ -113,9 +113,13 @@ def on_all_workers(path: str) -> str:
     """Return `path` if every worker of the current client can see it, or there is no client; else raise NotShared."""
     from distributed import default_client
 
+    from workshop_utils.job.errors import check_client
+
     client = None
     with suppress(ValueError):  # there is no client
         client = default_client()
+    if client:
+        check_client(client)
     seen = client.run(os.path.exists, path, on_error="ignore") if client else {}
     if blind := [worker for worker, sees in seen.items() if not sees]:
         raise NotShared(
