@@ -3,8 +3,10 @@
 import math
 import multiprocessing.connection
 import os
+import re
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import cloudpickle
@@ -18,6 +20,7 @@ from samples import sign_in
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from workshop_utils import ddp
+from workshop_utils.cluster import start_cluster
 from workshop_utils.data import ImageFolder, find_data, train_val_split
 from workshop_utils.dogs.breeds import HELD_OUT
 from workshop_utils.dogs.sketches import draw_dog, write_sketches
@@ -292,6 +295,58 @@ def test_evaluation_counts_each_image_once(client, n_images):
     for n_workers in (1, 2):
         for scores in ddp.run(client, evaluated, n_workers=n_workers):
             assert scores == {**alone, "loss": pytest.approx(alone["loss"])}
+
+
+@pytest.fixture(scope="module")
+def three_workers():
+    client = start_cluster(3)
+    yield client
+    client.close()
+    client.cluster.close()
+
+
+@pytest.fixture(params=[2, 3])
+def of_two_or_three(request, shared_cluster):
+    """Run a function on as many ranks, which give up waiting for each other."""
+    client = shared_cluster.client if request.param == 2 else request.getfixturevalue("three_workers")
+    return request.param, partial(ddp.run, client, n_workers=request.param, timeout=120)
+
+
+def test_a_validation_set_smaller_than_the_world_is_counted_once(of_two_or_three):
+    def validated(n_images, num_workers):
+        model, (images, labels) = resnet(), noise(n_images).tensors
+        numbers = train(model, noise(12), TensorDataset(images, labels), batch_size=12, num_workers=num_workers)
+        return numbers, model(images).detach(), labels
+
+    n_ranks, run = of_two_or_three
+    for n_images, num_workers in [(1, 0), (n_ranks - 1, 1)]:
+        for numbers, logits, labels in run(validated, n_images, num_workers):
+            assert numbers["accuracy"] == (logits.argmax(1) == labels).double().mean()
+            assert numbers["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item())
+
+
+def test_images_that_the_ranks_cannot_share_are_named_on_all_ranks(of_two_or_three):
+    n_ranks, run = of_two_or_three
+    many = noise(24)
+    cases = [
+        (lambda rank: train(resnet(), many, noise(0), batch_size=12), "0 images"),
+        (lambda rank: train(resnet(), many, noise(0) if rank else None, batch_size=12), r"validation: \[False, True"),
+        (lambda rank: train(resnet(), many, noise(rank), batch_size=12), r"n_val_images: \[0, 1"),
+        (lambda rank: train(resnet(), noise(24 - rank), batch_size=24), r"n_images: \[24, 23"),
+        (lambda rank: train(resnet(), noise(0), batch_size=12), f"0 images.*: bring more images; {n_ranks} ranks"),
+        (lambda rank: train(resnet(), noise(5), batch_size=12), f"5 images.* at most {5 // n_ranks * n_ranks},"),
+        (lambda rank: train(resnet(), many, batch_size=12, check_every=rank), r"check_every: \[0, 1"),
+        (lambda rank: evaluate(resnet(), noise(5 * rank)), r"n_images: \[0, 5"),
+        (lambda rank: evaluate(resnet(), noise(5 + rank)), r"n_images: \[5, 6"),
+    ]
+
+    def refused():
+        return [str(pytest.raises(ValueError, case, dist.get_rank()).value) for case, _ in cases]
+
+    first, *others = run(refused)
+    assert all(other == first for other in others)
+    for sentence, (_, said) in zip(first, cases, strict=True):
+        assert re.search(said, sentence)
 
 
 def test_evaluation_is_right_and_leaves_the_model_as_it_was():

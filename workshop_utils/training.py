@@ -20,7 +20,7 @@ from workshop_utils.ddp import assert_equal_on_all_ranks
 from workshop_utils.loop.batches import TrainBatches, evaluation_batches, naming_dead_children
 from workshop_utils.loop.checkpoint import RunCheckpoint
 from workshop_utils.loop.preemption import sigterm_noticed
-from workshop_utils.loop.ranks import own_device, world
+from workshop_utils.loop.ranks import check_all_alike, own_device, world
 from workshop_utils.loop.settings import COMPRESSIONS, Settings, check_run, whole
 from workshop_utils.precision import ieee_float32, precision_of
 from workshop_utils.results import log_metrics
@@ -123,8 +123,9 @@ def evaluate(
     """Return accuracy, mean cross-entropy loss and n_images, over each image of `dataset` once, the same on all ranks.
 
     batch_size: images per forward pass on one rank. The model is left in the modes (train, eval) it was in.
-    Raises ValueError for a dataset without images.
+    Raises ValueError for a dataset without images, and on all ranks if these have different numbers of images.
     """
+    check_all_alike({"n_images": len(dataset)})  # type: ignore[arg-type]
     return _evaluate(model, evaluation_batches(dataset, batch_size, num_workers), precision)
 
 
@@ -207,7 +208,7 @@ def _end_epoch(model, val_loader, precision, step, epoch):
     """Return accuracy and loss on the validation set, if there is one."""
     for buffer in model.buffers() if world()[1] > 1 else ():  # each rank's last batch left statistics of its own
         dist.broadcast(buffer, 0)
-    if not val_loader:
+    if val_loader is None:  # a loader without batches is false, too: this rank may have no image
         return {}
     scores = _evaluate(model, val_loader, precision)
     if world()[0] == 0:

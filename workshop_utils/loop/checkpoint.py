@@ -81,7 +81,7 @@ class RunCheckpoint:
                     f"{self.path!r} is of a run with another model ({str(error)[:300]}). {CURE}"
                 ) from error
         given = "given" if self.path else None  # its path may differ from machine to machine
-        check_all_alike({"checkpoint": given, "checkpoint's step": step, **self.settings})
+        check_all_alike({"checkpoint": given, "checkpoint's step": step})
         return step, numbers
 
     def keep(self, step: int, images: torch.Tensor, numbers: dict | None = None) -> None:
