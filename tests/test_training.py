@@ -8,6 +8,7 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import cloudpickle
 import numpy as np
@@ -17,7 +18,7 @@ import torch.distributed as dist
 import torchvision
 from PIL import Image
 from samples import sign_in
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from workshop_utils import ddp
 from workshop_utils.cluster import start_cluster
@@ -232,6 +233,35 @@ def test_what_a_dataset_draws_follows_from_the_step_also_in_children_and_after_a
     numbers, gone_on = trained(Draws(noise()), num_workers=1, **settings)
     assert numbers["resumed_at"] == 2 and not changed(weights, gone_on)
     assert changed(weights, trained(epochs=2, **FIVE_STEPS)[1]), "it draws nothing"
+
+
+class Sample(NamedTuple):
+    image: torch.Tensor
+    label: torch.Tensor
+
+
+class Unreadable(Exception):
+    """An error that a child cannot send: its parent cannot import the class."""
+
+
+class OfTheNotebook(TensorDataset):
+    """A dataset of samples that nobody can import, either."""
+
+    def __getitem__(self, index):
+        if index == len(self) - 1:
+            raise Unreadable("the last image")
+        return Sample(*super().__getitem__(index))
+
+
+def test_the_children_of_a_rank_read_a_dataset_that_they_cannot_import(client):
+    images = TensorDataset(*noise(33).tensors)
+    settings = {"n_workers": 1, "batch_size": 16, "timeout": 120}
+    (expected,) = ddp.run(client, trained, Subset(images, range(32)), **settings)
+    own = OfTheNotebook(*images.tensors)
+    (found,) = ddp.run(client, trained, Subset(own, range(32)), num_workers=1, **settings)
+    assert found[0]["train_loss"] == expected[0]["train_loss"] and not changed(found[1], expected[1])
+    with pytest.raises(RuntimeError, match="Unreadable.*the last image"):
+        ddp.run(client, lambda: evaluate(resnet(), own, num_workers=1), n_workers=1, timeout=120)
 
 
 class Family(Dataset):

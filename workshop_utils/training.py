@@ -69,8 +69,8 @@ def train(
     loads the file, if it loaded the model. The one before it stays beside it as `<path>.before`, and is taken, with a
     warning, where the latest one is damaged. While one is saved, there are three.
     check_every: steps after which the ranks compare their weights, bit by bit; 0 for never.
-    num_workers: children that read images for training, and as many for validation. On a GPU they come from a fork
-    server, so they must be able to import the dataset's class: it cannot be from a notebook's cell.
+    num_workers: children that read images for training, and as many for validation. The dataset's class may be from a
+    notebook's cell.
     settings: the fields of `Settings`, such as epochs=3, lr=0.03. Float32 keeps all its digits, also on a GPU.
 
     Returns steps; resumed_at, the steps that were done before; images_per_s, over all ranks, without evaluation;
