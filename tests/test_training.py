@@ -3,9 +3,11 @@
 import math
 import multiprocessing.connection
 import os
+import random
 import re
 import signal
 import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +28,7 @@ from workshop_utils.data import ImageFolder, find_data, train_val_split
 from workshop_utils.dogs.breeds import HELD_OUT
 from workshop_utils.dogs.sketches import draw_dog, write_sketches
 from workshop_utils.loop.batches import batch_loader, naming_dead_children
+from workshop_utils.loop.chance import seed_all
 from workshop_utils.models import load_checkpoint, load_resnet, save_checkpoint, with_new_head
 from workshop_utils.training import evaluate, learning_rate, prepare, train
 
@@ -233,6 +236,24 @@ def test_what_a_dataset_draws_follows_from_the_step_also_in_children_and_after_a
     numbers, gone_on = trained(Draws(noise()), num_workers=1, **settings)
     assert numbers["resumed_at"] == 2 and not changed(weights, gone_on)
     assert changed(weights, trained(epochs=2, **FIVE_STEPS)[1]), "it draws nothing"
+
+
+def test_training_leaves_the_callers_random_numbers_alone_also_on_a_rank_and_after_an_error(client):
+    def drawn_around(seed, wrong):
+        model, images = resnet(), noise()
+        seed_all(seed)
+        expected = torch.rand(3).tolist(), np.random.rand()
+        seed_all(seed)
+        with pytest.raises(FloatingPointError) if wrong else nullcontext():
+            train(model, Draws(images), images, **FIVE_STEPS | wrong)
+        return expected, (torch.rand(3).tolist(), np.random.rand()), random.random(), model.state_dict()
+
+    for wrong in ({}, {"lr": 1e30}):
+        one, other = drawn_around(1, wrong), drawn_around(2, wrong)
+        for expected, found, _, _ in (one, other, *ddp.run(client, drawn_around, 3, wrong, n_workers=2, timeout=120)):
+            assert found == expected
+        assert one[2] != other[2], "Python's numbers are fixed; Dask's threads draw some, too, so no more is known"
+        assert wrong or not changed(one[3], other[3]), "the run depends on what the caller has drawn"
 
 
 class Sample(NamedTuple):

@@ -18,6 +18,7 @@ from workshop_utils import models
 from workshop_utils.data import HELD_OUT, DataSource, ImageFolder, train_val_split
 from workshop_utils.ddp import assert_equal_on_all_ranks
 from workshop_utils.loop.batches import TrainBatches, evaluation_batches, naming_dead_children
+from workshop_utils.loop.chance import callers_chance_kept
 from workshop_utils.loop.checkpoint import RunCheckpoint
 from workshop_utils.loop.preemption import sigterm_noticed
 from workshop_utils.loop.ranks import check_all_alike, own_device, world
@@ -35,6 +36,7 @@ def prepare(source: DataSource, *, pretrained: bool = True, image_size: int = 96
 
     source: from `find_data`, the same on all ranks. pretrained: if False, all weights are drawn anew, not only the
     head's. image_size: pixels a side; images are (3, image_size, image_size). val_set has a quarter of each breed's.
+    Afterwards torch draws in this process what follows from a seed of 0.
     """
     torch.manual_seed(0)  # the weights that are drawn are then the same on all ranks
     model = models.load_resnet(source.weights)[0]
@@ -49,6 +51,7 @@ def prepare(source: DataSource, *, pretrained: bool = True, image_size: int = 96
 
 
 @ieee_float32()
+@callers_chance_kept()
 def train(
     model: torch.nn.Module,
     train_set: Dataset,
@@ -71,7 +74,8 @@ def train(
     check_every: steps after which the ranks compare their weights, bit by bit; 0 for never.
     num_workers: children that read images for training, and as many for validation. The dataset's class may be from a
     notebook's cell.
-    settings: the fields of `Settings`, such as epochs=3, lr=0.03. Float32 keeps all its digits, also on a GPU.
+    settings: the fields of `Settings`, such as epochs=3, lr=0.03. Float32 keeps all its digits, also on a GPU. What the
+    caller draws at random, before or after, neither changes the run nor is changed by it.
 
     Returns steps; resumed_at, the steps that were done before; images_per_s, over all ranks, without evaluation;
     train_loss of this rank's last batch; with a val_set also accuracy and loss on it.
