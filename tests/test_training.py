@@ -579,6 +579,16 @@ def test_a_checkpoint_of_another_run_is_refused_with_the_settings_that_differ(tm
         trained(checkpoint=checkpoint, **{**FIVE_STEPS, **other})
 
 
+def test_a_run_whose_model_was_wrapped_is_refused_with_the_cure(tmp_path):
+    checkpoint = tmp_path / "run.pt"
+    interrupted(checkpoint)
+    saved = load_checkpoint(checkpoint)
+    saved["state_dict"] = {f"_orig_mod.{name}": weight for name, weight in saved["state_dict"].items()}
+    save_checkpoint(checkpoint, **saved)
+    with pytest.raises(ValueError, match=f"'{checkpoint}'.*replace.'_orig_mod.', ''"):
+        trained(checkpoint=checkpoint, checkpoint_every=2, **FIVE_STEPS)
+
+
 def test_a_checkpoint_that_training_did_not_write_is_refused_and_kept(tmp_path):
     checkpoint = tmp_path / "run.pt"
     save_checkpoint(checkpoint, arch="resnet18", num_classes=5, state_dict=resnet().state_dict())
