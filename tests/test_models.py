@@ -2,10 +2,12 @@
 
 import hashlib
 import os
+import re
 import socket
 import threading
 import time
 import urllib.request
+from argparse import Namespace
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
@@ -163,6 +165,61 @@ def test_a_file_that_is_no_checkpoint_is_named(path, content):
         load_checkpoint(path)
 
 
+@pytest.mark.parametrize("content", [b"", b"hello\n", b"<html>", b"\xff\xd8\xff", b"GIF89a", b"\x80\x05."])
+def test_the_sentence_about_a_damaged_file_is_whole(path, content):
+    path.write_bytes(content)
+    with pytest.raises(NoCheckpoint, match="it is damaged, or a file of another kind") as caught:
+        load_checkpoint(path)
+    assert "\x1b" not in str(caught.value) and "two options" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        (np.float64(0.1), "numpy.*scalar.*item"),
+        (np.zeros(2), "numpy.*as_tensor"),
+        (Namespace(lr=np.float32(1)), "argparse.Namespace, numpy.*vars"),
+        (Path("a"), "pathlib.*str"),
+        (torch.nn.Linear(1, 1), "torch.nn.modules.linear.Linear"),
+    ],
+)
+def test_the_type_that_a_checkpoint_may_not_hold_is_named_with_the_cure(path, value, named):
+    with pytest.raises(NoCheckpoint, match=f"'{path}'.*{named}"):
+        save_checkpoint(path, epoch=1, value=value)
+    assert not os.listdir(path.parent)
+    for new_format in (True, False):
+        torch.save({"epoch": 1, "value": [value]}, path, _use_new_zipfile_serialization=new_format)
+        with pytest.raises(NoCheckpoint, match=f"'{path}'.*{named if new_format else named.split('.')[0]}") as caught:
+            load_checkpoint(path)
+        assert "\x1b" not in str(caught.value) and str(caught.value).endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "words"),
+    [
+        ("module.{}", ["module."]),
+        ("_orig_mod.{}", ["_orig_mod."]),
+        ("module._orig_mod.{}", ["_orig_mod.", "module."]),
+        ("_orig_mod.module.{}", ["_orig_mod.", "module."]),
+    ],
+)
+def test_weights_of_a_wrapped_model_are_named_with_the_cure(path, wrapped, words):
+    content = {"arch": "resnet18", "num_classes": 5}
+    save_checkpoint(path, **content, state_dict={wrapped.format(name): weight for name, weight in RESNET18.items()})
+    with pytest.raises(WeightsError, match=f"'{path}'.*" + ".*".join(map(re.escape, words))) as caught:
+        load_resnet(path)
+    cure = re.search(r"Save (\{.*\}) instead", str(caught.value))[1]
+    save_checkpoint(path, **content, state_dict=eval(cure, {"state_dict": load_checkpoint(path)["state_dict"]}))
+    assert torch.equal(load_resnet(path)[0].conv1.weight, RESNET18["conv1.weight"])
+
+
+def test_a_part_that_torch_compile_wrapped_is_named_too(path):
+    inner = {re.sub(r"^layer1\.", "layer1._orig_mod.", name): weight for name, weight in RESNET18.items()}
+    save_checkpoint(path, arch="resnet18", num_classes=5, state_dict=inner)
+    with pytest.raises(WeightsError, match="'_orig_mod.'.*Save"):
+        load_resnet(path)
+
+
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.999])
 def test_a_truncated_file_is_named(path, share):
     save_checkpoint(path, arch="resnet18", num_classes=5, state_dict=RESNET18)
@@ -230,7 +287,7 @@ def test_what_cannot_be_saved_leaves_the_old_checkpoint_in_object_storage(monkey
     sign_in(monkeypatch, s3)
     url = "s3://workshop/models/kept.pt"
     save_checkpoint(url, epoch=1)
-    with pytest.raises(WeightsError):
+    with pytest.raises(WeightsError, match=f"'{url}'.*pathlib"):
         save_checkpoint(url, epoch=2, folder=Path("a"))
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")  # strangers may only read
     with pytest.raises(PermissionError):
@@ -431,6 +488,13 @@ def test_a_failure_while_saving_leaves_the_old_checkpoint_and_nothing_else(path,
     with pytest.raises(type(failure)):
         save_checkpoint(path, epoch=2)
     assert load_checkpoint(path) == {"epoch": 1}
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_an_error_of_saving_names_the_users_path(path):
+    path.mkdir()
+    with pytest.raises(IsADirectoryError, match=f"'{path}'$"):
+        save_checkpoint(path, epoch=1)
     assert os.listdir(path.parent) == [path.name]
 
 

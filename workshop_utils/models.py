@@ -2,10 +2,12 @@
 
 import errno
 import os
+import pickle
+import re
 import threading
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext, suppress
 from io import BytesIO
 from pathlib import Path
@@ -14,6 +16,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 from fsspec.implementations.local import LocalFileSystem
+from torch.serialization import get_unsafe_globals_in_checkpoint
 from torchvision.models import ResNet, ResNet50_Weights, get_model
 
 from workshop_utils.storage import open_fresh, weights_setting, whole_file
@@ -22,6 +25,12 @@ SKETCH_WEIGHTS = Path(__file__).parent / "weights" / "resnet18_sketches.pt"  # b
 IMAGENET_WEIGHTS = ResNet50_Weights.IMAGENET1K_V2
 ABOUT = ("arch", "stride_in_1x1", "size", "categories")  # of a checkpoint, beside weights and their number of classes
 STALLED_S = 20  # a download that brings nothing for so long is given up
+# What DistributedDataParallel and torch.compile put into a weight's name.
+WRAPPER = re.compile(r"(?<![^.])(?:module|_orig_mod)\.")
+CONVERT = (
+    "Convert them before you save: `.item()` of a NumPy number, `torch.as_tensor` of an array, `str` of a path, `vars` "
+    "of a Namespace. If you trust the file, `torch.load(path, weights_only=False)` reads it"
+)
 
 
 class WeightsError(RuntimeError):
@@ -87,24 +96,26 @@ def save_checkpoint(path: str | os.PathLike, /, put_aside: Callable[[], None] = 
 
     path: a local path, or an address, protocol://…, such as "s3://…"; fsspec takes what it needs there, such as
     an endpoint, from the environment. put_aside: called when all is written, just before it replaces what is at `path`.
-    Raises OSError, for example where the disk is full.
+    Raises OSError, for example where the disk is full, and NoCheckpoint for a value that could not be read again.
     """
     fs, key = open_fresh(path)
     local = isinstance(fs, LocalFileSystem)
     place = nullcontext("") if local else TemporaryDirectory()
-    with place as folder, whole_file(Path(folder, key if local else "checkpoint.pt")) as part:
-        try:
+    try:
+        with place as folder, whole_file(Path(folder, key if local else "checkpoint.pt")) as part:
             with part.open("wb") as file:
                 torch.save(values, file)
-        except (RuntimeError, OSError) as error:
-            why = error.__context__ if isinstance(error, RuntimeError) else error
-            if isinstance(why, OSError):  # a full disk, of which PyTorch may say "unexpected pos", and nobody the path
-                raise OSError(why.errno, why.strerror, str(path)) from error
-            raise
-        load_checkpoint(part)  # refuses now what could not be read later
-        put_aside()
-        if not local:
-            fs.put_file(str(part), key)  # an object store shows a file once all of it is there
+            with part.open("rb") as file:
+                _read(file, str(path))  # refuses now what could not be read later
+            put_aside()
+            if not local:
+                fs.put_file(str(part), key)  # an object store shows a file once all of it is there
+    except (RuntimeError, OSError) as error:
+        # A full disk, of which PyTorch may say "unexpected pos"; or an error that names the file that is gone by now.
+        why = error.__context__ if isinstance(error, RuntimeError) else error
+        if isinstance(why, OSError) and why.errno and (not why.filename or str(why.filename).endswith(".part")):
+            raise OSError(why.errno, why.strerror, str(path)) from error
+        raise
 
 
 def load_checkpoint(path: str | os.PathLike) -> dict:
@@ -120,24 +131,57 @@ def load_checkpoint(path: str | os.PathLike) -> dict:
         raise WeightsError(f"There is no file {str(path)!r}: check the path, or unset WORKSHOP_WEIGHTS.") from error
     except Exception as error:  # fsspec raises errors of many types
         raise WeightsError(f"{str(path)!r} cannot be read: {_in_short(error)}") from error
+    with file:
+        return _read(file, str(path))
+
+
+def _read(file, name):
+    """Return the dict in an open file of a checkpoint, whose errors call it `name`."""
     try:
-        with file:
-            if zipfile.is_zipfile(file) and (part := zipfile.ZipFile(file).testzip()):  # torch.load would not notice
-                raise ValueError(f"its part {part!r} is damaged")
-            file.seek(0)
-            checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+        if zipfile.is_zipfile(file) and (part := zipfile.ZipFile(file).testzip()):  # torch.load would not notice
+            raise ValueError(f"its part {part!r} is damaged")
+        file.seek(0)
+        checkpoint = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises errors of many types for other files
         # A disk that may answer later says nothing of damage. EINVAL comes from a place that a damaged file names.
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno != errno.EINVAL):
-            raise WeightsError(f"{str(path)!r} cannot be read: {_in_short(error)}") from error
-        raise NoCheckpoint(f"{str(path)!r} cannot be loaded as a PyTorch checkpoint: {_in_short(error)}") from error
+            raise WeightsError(f"{name!r} cannot be read: {_in_short(error)}") from error
+        raise NoCheckpoint(f"{name!r} cannot be loaded as a PyTorch checkpoint: {_why(error, file)}") from error
     if not isinstance(checkpoint, dict):
-        raise NoCheckpoint(f"{str(path)!r} holds a {type(checkpoint).__name__}, not a dict of named values.")
+        raise NoCheckpoint(f"{name!r} holds a {type(checkpoint).__name__}, not a dict of named values.")
     return checkpoint
+
+
+def _why(error, file):
+    """Return why torch.load raised `error`. Its own sentence for what it refuses has advice and escape codes first."""
+    if isinstance(error, (RuntimeError, ValueError)):
+        return _in_short(error)
+    if isinstance(error, pickle.UnpicklingError):
+        types = re.findall(r"GLOBAL (\S+)", str(error))[:1]  # the first one
+        with suppress(Exception):  # it knows no files of PyTorch before 1.6
+            file.seek(0)
+            types = sorted(get_unsafe_globals_in_checkpoint(file)) or types
+        if types:
+            return f"it holds objects of {', '.join(types[:5])}, which could run code. {CONVERT}."
+    found = re.search(r"Unsupported [^\n]+", str(error))
+    return f"it is damaged, or a file of another kind ({found[0] if found else repr(error)[:200]})."
 
 
 def _in_short(error):
     return str(error).split("\n")[0][:200]
+
+
+def without_wrappers(state_dict: object, expected: Collection = ()) -> str:
+    """Return the cure if names in `state_dict` hold a wrapper of the model, and those in `expected` do not; else ""."""
+    both = (state_dict if isinstance(state_dict, dict) else {}, expected)
+    found, known = ({word for name in names for word in WRAPPER.findall(str(name))} for names in both)
+    if not (extra := sorted(found - known)):
+        return ""
+    cut = "".join(f".replace({word!r}, '')" for word in extra)
+    return (
+        f"its weights' names hold {' and '.join(map(repr, extra))}, since DistributedDataParallel or torch.compile had "
+        f"wrapped the model. Save {{name{cut}: weight for name, weight in state_dict.items()}} instead."
+    )
 
 
 def checkpoint_exists(path: str | os.PathLike) -> bool:
@@ -226,7 +270,8 @@ def _build(checkpoint, name):
         model = get_model(arch, weights=None, num_classes=n_classes)
         model.load_state_dict(checkpoint["state_dict"])  # float32 afterwards, whatever they were saved in
     except (RuntimeError, ValueError, AttributeError, TypeError) as error:
-        raise WeightsError(f"{name!r} does not fit {arch!r}: {str(error)[:300]}") from error
+        why = without_wrappers(checkpoint["state_dict"]) or str(error)[:300]
+        raise WeightsError(f"{name!r} does not fit {arch!r}: {why}") from error
     if checkpoint.get("stride_in_1x1"):
         # ResNet v1 halves the resolution in the first 1x1 convolution of a stage; torchvision's v1.5 in the 3x3 one.
         for stage in (model.layer2, model.layer3, model.layer4):
