@@ -489,10 +489,3 @@ def test_each_gpu_has_a_worker_of_its_own(client):
 def test_more_workers_than_gpus_are_refused():
     with pytest.raises(ClusterError, match=f"{n_gpus()} GPU"):
         start_cluster(n_gpus() + 1)
-
-
-def test_a_script_that_starts_a_cluster_again_in_each_worker_ends_and_says_what_to_write(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text("from workshop_utils.cluster import start_cluster\nstart_cluster(1)\n")
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and "if __name__ == '__main__':" in done.stderr

@@ -713,7 +713,7 @@ def test_a_hang_says_where_each_rank_stands(client):
     first, second = job.stacks().split("Rank 1")
     assert first.startswith("Rank 0") and "in mismatched" in first and "in save" in first and "dask" not in first
     assert "in wait_alone" in second and "dist.all_reduce(torch.ones(1))" in second
-    waits = r"Rank 1 waits in all_reduce \d+ of \[1\], at test_ddp.py:\d+ in all_reduce"
+    waits = r"Rank 1 waits in all_reduce \d+ of \[1\], at test_ddp.py:\d+ in wait_alone, in all_reduce"
     others = r"Rank 0 has not called it: it is at test_ddp.py:\d+ in save"
     with pytest.raises(TimeoutError, match=rf"Ranks 0 and 1 had not returned after 4 s. {waits}. {others}") as caught:
         job.result()

@@ -1,6 +1,12 @@
 """Metrics and files come from ranks to the client complete and in order, are kept, and cannot do harm there."""
 
+import multiprocessing
 import pickle
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -50,6 +56,73 @@ def test_values_become_numbers_strings_and_booleans(client):
     assert [third[name] for name in ("flag", "text", "odd", "nothing")] == [False, "dög", "\\ud800", None]
     assert third["not_a_number"] != third["not_a_number"] and third["many"] == 2**63
     assert {type(value) for row in (first, second) for value in row.values()} <= {int, float, bool, str}
+
+
+class Logs(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        log_metrics(step=index)
+        return index
+
+
+def from_a_dataloader():
+    list(torch.utils.data.DataLoader(Logs(), num_workers=1))
+
+
+def from_a_process(method):
+    with ProcessPoolExecutor(1, multiprocessing.get_context(method)) as pool:
+        pool.submit(log_metrics, step=1).result()
+
+
+def from_a_program():
+    program = "from workshop_utils.results import log_metrics; log_metrics(step=1)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    raise ResultError(done.stderr)
+
+
+def a_file_from_a_process(handler):
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        pool.submit(handler.submit_result, "a.txt", "a").result()
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        from_a_dataloader,
+        partial(from_a_process, "fork"),
+        partial(from_a_process, "spawn"),
+        partial(from_a_process, "forkserver"),
+        from_a_program,
+    ],
+)
+def test_a_child_of_a_rank_is_told_that_its_rows_would_not_arrive(client, log):
+    with pytest.raises(ResultError, match="log_metrics was called in process .*return the values to the rank's own"):
+        ddp.run(client, log, n_workers=1)
+    assert list(ddp.launch(client, log_metrics, n_workers=1, step=1).rows())[0]["step"] == 1  # the rank itself is none
+
+
+def test_a_fork_server_that_is_older_than_the_job_makes_children_of_the_rank(client):
+    def sends():
+        with ProcessPoolExecutor(1, multiprocessing.get_context("forkserver")) as pool:
+            return pool.submit(log_metrics, step=1).result()
+
+    worker = min(client.nthreads())
+    assert client.submit(sends, workers=[worker], pure=False).result() is None  # outside a job nothing happens
+    with pytest.raises(ResultError, match="submit_result was called in process"):
+        ddp.run(client, a_file_from_a_process, ResultsHandler(client=client), n_workers=1)
+    with pytest.raises(ResultError, match="log_metrics was called in process"):
+        ddp.run(client, sends)
+    assert client.submit(sends, workers=[worker], pure=False).result() is None
+
+
+def test_the_threads_of_a_rank_log(client):
+    def log():
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda step: log_metrics(step=step), range(8)))
+
+    assert sorted(row["step"] for row in ddp.launch(client, log).rows()) == sorted(2 * list(range(8)))
 
 
 @pytest.mark.parametrize(
@@ -109,6 +182,27 @@ def test_files_arrive_in_their_places(client, tmp_path):
     for rank in range(2):
         assert (tmp_path / f"runs/{rank}/log.txt").read_text() == "later"
         assert (tmp_path / f"weights-{rank}.bin").read_bytes() == b"\0\1"
+
+
+def test_results_are_fetched_once_and_leave_the_workers(client, tmp_path):
+    def state(dask_worker):
+        return dask_worker.transfer_outgoing_count_total, list(dask_worker.data)
+
+    def send(handler):
+        handler.submit_result("a.txt", "a")
+        return bytes(1000)
+
+    before = client.run(state)
+    handler = ResultsHandler(client=client)
+    job = ddp.launch(client, send, handler, n_workers=1)
+    (worker,) = job.workers
+    assert handler.process_results(tmp_path, job.futures) == [tmp_path / "a.txt"]
+    assert job.result() == [bytes(1000)]
+    give_up = time.monotonic() + 30
+    while (found := client.run(state, workers=[worker])[worker]) != (before[worker][0] + 1, []):
+        assert time.monotonic() < give_up, found
+        time.sleep(0.05)
+    assert job.done() and job.result() == [bytes(1000)]
 
 
 def test_handlers_without_a_name_do_not_get_each_others_files(client, tmp_path):

@@ -24,6 +24,7 @@ from distributed.comm import get_address_host
 from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 
+from workshop_utils import children
 from workshop_utils.forking import METHOD, ForkingNanny, start_method
 from workshop_utils.job.errors import check_client
 from workshop_utils.joining import ClusterError, join, refuse_other_versions
@@ -175,11 +176,7 @@ def own_gpu_first(position: int) -> dict[str, str]:
 
 
 def _start_local(n_workers, threads_per_worker, memory_limit):
-    if getattr(current_process(), "_inheriting", False):  # as long as a new process imports the program that started it
-        raise ClusterError(
-            "Each new worker imports this program again, which would start another cluster: put start_cluster, and "
-            "what comes after it, below the line if __name__ == '__main__':"
-        )
+    children.refuse_if_imported_again()
     n_workers, Cluster = _choose_local(n_workers)
     port = _dashboard_port()
     about = f"starting {n_workers} workers" if n_workers > 1 else "starting a worker"
@@ -187,6 +184,7 @@ def _start_local(n_workers, threads_per_worker, memory_limit):
         _set_worker_environment(torch_threads=max(1, CPU_COUNT // n_workers))
         _close_earlier()
         busy = not port_is_free(port)
+        children.prepare()
         client = _start_to_its_end(
             Cluster,
             n_workers=n_workers,
@@ -226,6 +224,9 @@ def _start_to_its_end(Cluster, **settings):
             return starting.result()
         except KeyboardInterrupt:
             starting.add_done_callback(lambda started: started.exception() or started.result().shutdown())
+            raise
+        except RuntimeError:
+            children.explain_failure()
             raise
 
 

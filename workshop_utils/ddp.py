@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from distributed import Client
 
-from workshop_utils.job import Job, JobError, limits
+from workshop_utils.job import Job, JobError, check_call, limits
 from workshop_utils.job.errors import ranks_do, ranks_named
 from workshop_utils.job.private import RECORDER, forget_collectives, name_groups_from_zero
 from workshop_utils.job.rank import Assignment, environment, network_interface
@@ -70,9 +70,10 @@ def launch(
 
     A rank that raises ends the job with that rank's exception. Whatever ends it, the workers are free for the next.
 
-    Raises at once: ValueError for a setting that cannot be; TypeError where the function or an argument cannot be
-    pickled; JobError where the cluster has too few workers, or several in one process; WorkersBusy, a JobError, where
-    they are at work, for this client or another, or paused; SchedulerLost, a JobError; TimeoutError.
+    Raises at once: ValueError for a setting that cannot be; TypeError where the function cannot be called so, would
+    take a misspelt setting by **kwargs, or cannot be pickled with its arguments; JobError where the cluster has too few
+    workers, or several in one process; WorkersBusy, a JobError, where they are at work, for this client or another, or
+    paused; SchedulerLost, a JobError; TimeoutError.
     `Job.result()` raises: what a rank raised; TypeError for a result that cannot be pickled; WorkerDied, SchedulerLost
     (JobErrors), the first with how the process ended; JobError for a backend that does not suit the ranks' GPUs, or for
     GPUs on some of the ranks; TimeoutError, which says who waited for whom; CancelledError.
@@ -84,15 +85,16 @@ def launch(
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend is {backend!r}: write one of {', '.join(BACKENDS)}.")
-    waits = {"wait_for_workers": wait_for_workers, "wait_for_successors": wait_for_successors}
-    return Job(
-        client,
-        partial(_in_process_group, backend=backend),
-        fn,
-        args,
-        kwargs,
-        limits(n_workers, timeout, max_restarts, stall_after, **waits),
-    )
+    settings: dict[str, Any] = {
+        "n_workers": n_workers,
+        "timeout": timeout,
+        "max_restarts": max_restarts,
+        "wait_for_workers": wait_for_workers,
+        "wait_for_successors": wait_for_successors,
+        "stall_after": stall_after,
+    }
+    check_call(launch, settings | {"backend": backend}, fn, args, kwargs)
+    return Job(client, partial(_in_process_group, backend=backend), fn, args, kwargs, limits(**settings))
 
 
 def run(client: Client, fn: Callable, /, *args: Any, **kwargs: Any) -> list[Any]:
@@ -302,7 +304,7 @@ def _gpu() -> str:
 def _settings(mine: Assignment, has_gpu: bool) -> dict[str, str]:
     """Return torchrun's environment, but for what `dispatch_with_ddp` sets, and what frameworks ask for."""
     rank, world_size = str(mine.rank), str(mine.world_size)
-    settings = {
+    settings: dict[str, Any] = {
         "LOCAL_RANK": "0",
         "LOCAL_WORLD_SIZE": "1",
         "GROUP_RANK": rank,

@@ -11,7 +11,7 @@ from typing import Any
 
 from distributed import Client
 
-from workshop_utils.job import Job, JobError, limits
+from workshop_utils.job import Job, JobError, check_call, limits
 from workshop_utils.job.rank import environment, network_interface
 from workshop_utils.progress import FINISHED
 
@@ -40,8 +40,16 @@ def launch(
     """
     if not available():
         raise JobError(NOT_BUILT)
-    waits = {"wait_for_workers": wait_for_workers, "wait_for_successors": wait_for_successors}
-    return Job(client, _in_horovod, fn, args, kwargs, limits(n_workers, timeout, max_restarts, stall_after, **waits))
+    settings: dict[str, Any] = {
+        "n_workers": n_workers,
+        "timeout": timeout,
+        "max_restarts": max_restarts,
+        "wait_for_workers": wait_for_workers,
+        "wait_for_successors": wait_for_successors,
+        "stall_after": stall_after,
+    }
+    check_call(launch, settings, fn, args, kwargs)
+    return Job(client, _in_horovod, fn, args, kwargs, limits(**settings))
 
 
 def run(client: Client, fn: Callable, /, *args: Any, **kwargs: Any) -> list[Any]:

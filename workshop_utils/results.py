@@ -1,5 +1,6 @@
 """Bring metrics and files from running ranks to the client while they run, and keep them."""
 
+import os
 import time
 import uuid
 from collections.abc import Iterable
@@ -11,6 +12,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from distributed import Client, Future, default_client, get_worker
 
 from workshop_utils.job.errors import check_client
+from workshop_utils.job.family import is_ranks_child
 from workshop_utils.job.on_scheduler import drop_events
 from workshop_utils.job.rank import assignment, send_row
 from workshop_utils.storage import local_path, new_shared_folder, open_address, whole_file
@@ -25,8 +27,10 @@ def log_metrics(**values: object) -> None:
 
     `Job.rows()` shows rows as they come, `Job.metrics()` all of them; each begins with rank, attempt and time (Unix
     seconds, by the rank's clock), and ends with worker, its address. One-element tensors and NumPy numbers become
-    numbers. Outside a job nothing happens, so that the same function runs alone. Raises ResultError for other values.
+    numbers. Outside a job nothing happens, so that the same function runs alone. A rank's threads may log, too.
+    Raises ResultError for other values, and in a child process of a rank, such as a DataLoader's.
     """
+    _refuse_children("log_metrics")
     if mine := assignment():
         about = {"rank": mine.rank, "attempt": mine.attempt, "time": time.time()}
         if taken := sorted(values.keys() & {*about, "worker"}):
@@ -75,7 +79,8 @@ class ResultsHandler:
         return {"pub_sub_key": self.pub_sub_key, "folder": self.folder}
 
     def submit_result(self, path: str | PurePath, data: str | bytes) -> None:
-        """Send a file from a worker. path: relative, with /."""
+        """Send a file from a worker, but not from a child process of a rank. path: relative, with /."""
+        _refuse_children("submit_result")
         relative, data = _relative(path), data.encode() if isinstance(data, str) else data
         if not isinstance(data, bytes):
             raise ResultError(f"data for {relative!r} is a {type(data).__name__}: give str or bytes.")
@@ -99,7 +104,8 @@ class ResultsHandler:
                     result = self._arrived.pop(0)
                     written.append(self._keep(prefix, result["path"], result["name"]))
                 for future in done if raise_errors else ():
-                    future.result()
+                    if future.status != "finished":  # what a rank returned may be large, and stays where it is
+                        future.result()
                 pending = [future for future in pending if future not in done]
                 time.sleep(0.05)  # until the next look at the futures
         finally:
@@ -117,6 +123,14 @@ class ResultsHandler:
             part.write_bytes(fs.cat_file(there))
         fs.rm_file(there)
         return target
+
+
+def _refuse_children(name):
+    if is_ranks_child():
+        raise ResultError(
+            f"{name} was called in process {os.getpid()}, which a rank has started, as a DataLoader does, and from "
+            "which nothing reaches the client: return the values to the rank's own process, and send them there."
+        )
 
 
 def _plain(name, value):

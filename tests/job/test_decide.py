@@ -5,6 +5,7 @@ from distributed import CancelledError
 
 from workshop_utils.job import JobError, Stopped, WorkerDied, decide
 from workshop_utils.job.decide import Decisions, Limits, Phase
+from workshop_utils.job.errors import GO_ON
 
 TWO = ("chosen", ("tcp://a", "tcp://b"))
 KILLED, LEFT = (
@@ -90,6 +91,18 @@ def test_all_workers_that_died_together_are_named():
     told_once = "Ranks 1 and 2 died: worker tcp://b was killed; worker tcp://c is gone. Start again."
     assert str(decisions.error) == told_once
     assert decisions.lost == {2}  # nobody starts its successor
+
+
+def test_max_restarts_is_advised_to_those_alone_who_have_given_none():
+    dies = [("worker_gone", 1), ("judge",), ("examined", {1: ("was killed", GO_ON, True)})]
+    assert str(told(TWO, *dies)[0].error).endswith(GO_ON)
+    decisions, _ = told(TWO, *ended(0), *dies, ("freed",), TWO, *dies, max_restarts=1)
+    assert [str(death) for death in decisions.failures] == ["Rank 1 died: worker tcp://b was killed."]
+    assert str(decisions.error) == (
+        "Rank 1 died: worker tcp://b was killed. The job had been started again as often as max_restarts=1 allows."
+    )
+    other = [("worker_gone", 1), ("judge",), ("examined", {1: ("was killed", "Keep fewer tensors.", True)})]
+    assert str(told(TWO, *other, max_restarts=1)[0].failures[0]).endswith("Keep fewer tensors.")
 
 
 def test_a_worker_that_dies_while_the_others_deaths_are_examined_is_examined_too():

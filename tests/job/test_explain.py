@@ -33,7 +33,7 @@ Current thread 0x02 (most recent call first):
 """
 
 
-def at(rank, place="train.py:40 in all_reduce", calls=(), groups=("0",), stack="stack"):
+def at(rank, place="train.py:40 in train, in all_reduce", calls=(), groups=("0",), stack="stack"):
     """Return a look. calls: (number, what, done), of group 0; or Calls."""
     calls = tuple(call if isinstance(call, Call) else Call("0", *call) for call in calls)
     return Look(rank, place, f"{stack} at {place}\n", calls, groups, waits=any(not call.done for call in calls))
@@ -43,8 +43,8 @@ def test_the_rank_that_has_not_called_a_collective_is_named_with_its_place():
     waits = at(1, calls=[(40, "broadcast of [2]", True), (41, "all_reduce of [10]", False)])
     saves = at(0, "train.py:52 in save", calls=[(40, "broadcast of [2]", True)])
     assert verdict([saves, waits]) == (
-        "Rank 1 waits in all_reduce 41 of [10], at train.py:40 in all_reduce. Rank 0 has not called it: it is at "
-        "train.py:52 in save."
+        "Rank 1 waits in all_reduce 41 of [10], at train.py:40 in train, in all_reduce. Rank 0 has not called it: it "
+        "is at train.py:52 in save."
     )
 
 
@@ -173,6 +173,15 @@ def test_a_rank_that_has_not_begun_its_function_has_no_line():
 def test_a_line_of_a_notebook_is_one_of_a_cell():
     frame = FrameSummary("/tmp/ipykernel_4711/410487560.py", 4, "save", lookup_line=False)
     assert place_of([frame]) == "cell:4 in save"
+
+
+def test_two_ranks_in_one_line_are_told_alike_whether_or_not_what_they_call_is_python():
+    own = FrameSummary("/home/me/train.py", 10, "train", lookup_line=False)
+    wrapper = FrameSummary(str(TORCH / "distributed/c10d_logger.py"), 83, "wrapper", lookup_line=False)
+    callee = FrameSummary(str(TORCH / "distributed/distributed_c10d.py"), 9, "all_reduce", lookup_line=False)
+    assert place_of([own]) == place_of([own, wrapper]) == "train.py:10 in train"
+    assert place_of([own, wrapper, callee]) == "train.py:10 in train, in all_reduce"
+    assert Look(0, place_of([own, callee])).called == "all_reduce" and Look(0, place_of([own])).called == "train"
 
 
 def test_the_odd_stack_comes_first_and_equal_ones_stand_together():

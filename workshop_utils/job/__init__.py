@@ -6,10 +6,11 @@ replaced, and it changes hands only in one step of the scheduler's event loop, w
 be replaced, so a job that ends early gives it up at work; the next launch asks it, and finds it busy.
 
 `supervise` is what the user holds. `decide` says what the job does next; `carry_out` does it, with `choose` to get
-workers. `rank` runs on the workers, `owners` on the scheduler.
+workers. `call` looks at the function first. `rank` runs on the workers, `owners` on the scheduler.
 """
 
+from workshop_utils.job.call import check_call
 from workshop_utils.job.errors import JobError, SchedulerLost, Stopped, WorkerDied, WorkersBusy
 from workshop_utils.job.supervise import Job, limits
 
-__all__ = ["Job", "JobError", "SchedulerLost", "Stopped", "WorkerDied", "WorkersBusy", "limits"]
+__all__ = ["Job", "JobError", "SchedulerLost", "Stopped", "WorkerDied", "WorkersBusy", "check_call", "limits"]

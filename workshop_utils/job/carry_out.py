@@ -42,8 +42,8 @@ class Task(NamedTuple):
 class Shell:
     """What stands between the decisions of a job and Dask.
 
-    rows: metrics so far. ranks: the futures of the latest attempt. packed: the results, pickled. warnings: for whoever
-    launched the job.
+    rows: metrics so far. ranks: the futures of the latest attempt, none once their results are here. packed: these
+    results, pickled. warnings: for whoever launched the job.
     """
 
     def __init__(self, client: Client, state: Decisions, task: Task) -> None:
@@ -274,7 +274,8 @@ class Shell:
 
     async def _fetch(self, attempt: int) -> None:
         try:
-            self.packed = await results_of(self._client, self.ranks)
+            # Without their futures, the workers need not keep the results.
+            self.packed, self.ranks = await results_of(self._client, self.ranks), []
         except Exception as error:  # a worker may die while it sends
             self._tell(self._state.failed, None, error, attempt=attempt)
         else:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from workshop_utils.job.errors import Stopped, WorkerDied, ranks_named
+from workshop_utils.job.errors import GO_ON, Stopped, WorkerDied, ranks_named
 
 SETTLE_S = 1.0  # from a rank's error to the verdict: a worker's death, which may be the cause, can come to light later
 GATHER_S = 0.1  # from a worker's death to the verdict: the message names all workers that died together
@@ -199,8 +199,7 @@ class Decisions:
         if unknown := [rank for rank in dead if rank not in self._ends]:
             return [Examine(tuple(unknown))]
         ends = "; ".join(f"worker {self.workers[rank]} {self._ends[rank][0]}" for rank in dead)
-        cures = filter(None, dict.fromkeys(self._ends[rank][1] for rank in dead))  # each once
-        death = WorkerDied(" ".join([f"{ranks_named(dead).capitalize()} died: {ends}.", *cures]))
+        death = WorkerDied(" ".join([f"{ranks_named(dead).capitalize()} died: {ends}.", *self._cures(dead)]))
         for note in getattr(self._first_error, "__notes__", ()):  # of a rank that failed because of the death
             death.add_note(note)
         if len(self.failures) == self._limits.max_restarts:
@@ -257,6 +256,16 @@ class Decisions:
         if not self.over:
             self.phase, self.error = Phase.FAILED, error
         return []
+
+    def _cures(self, dead: Sequence[int]) -> list[str]:
+        """Return what to do about deaths, each cure once."""
+        cures = [cure for cure in dict.fromkeys(self._ends[rank][1] for rank in dead) if cure]
+        allowed = self._limits.max_restarts
+        if not allowed:
+            return cures
+        if len(self.failures) == allowed:
+            cures.append(f"The job had been started again as often as max_restarts={allowed} allows.")
+        return [cure for cure in cures if cure != GO_ON]
 
     def _forget_ranks(self) -> None:
         self.begun: set[int] = set()

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from distributed import Client
 
+GO_ON = "To go on after a death, give launch max_restarts, and let the function resume from a checkpoint."
+
 
 class JobError(RuntimeError):
     """A job cannot start, or ended otherwise than by its own function; the message says why and what to do."""

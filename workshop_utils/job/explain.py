@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 from dask.utils import format_bytes
 
-from workshop_utils.job.errors import JobError, ranks_do, ranks_named
+from workshop_utils.job.errors import GO_ON, JobError, ranks_do, ranks_named
 from workshop_utils.job.look import Call, Look, frames_written, is_current, place_of, stack_of_code
 from workshop_utils.job.nanny import End, Process
 from workshop_utils.job.owners import Worker, unfit
 from workshop_utils.job.rank import cannot_connect
 
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-GO_ON = "To go on after a death, give launch max_restarts, and let the function resume from a checkpoint."
 CODE_UNKNOWN = 255  # what multiprocessing reports where the fork server is gone
 BETWEEN_TWO = ("send", "recv", "send_object_list", "recv_object_list")  # the flight recorder has none of them on gloo
 BUSY = 0.5  # of a core: what a process has to use to be called busy
@@ -165,7 +164,7 @@ def _wait_in(group: str, looks: Sequence[Look], all_at_work: bool) -> str:
         alike[_comparable(call)].append(rank)
     if len(alike) > 1:
         ways = [_calls(ranks, calls[ranks[0]], members[ranks[0]]) for ranks in alike.values()]
-        return f"The ranks' collective {number}{in_group} is not the same: {', '.join(ways)}."
+        return f"The ranks' collective {number}{in_group} is not the same: {'; '.join(ways)}."
     waiting = [rank for rank, call in calls.items() if not call.done]
     name, _, shape = calls[waiting[0]].what.partition(" ")
     what = f"{name} {number} {shape}".rstrip() + in_group

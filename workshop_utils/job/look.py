@@ -37,7 +37,7 @@ class Call(NamedTuple):
 
 
 class Look(NamedTuple):
-    """A rank at work. place: the innermost line of the user's own code, and what it calls.
+    """A rank at work. place: the innermost line of the user's own code, as `place_of` returns it.
 
     stack: text, from that code's first line on. calls: in order. groups: the process groups that the rank is in.
     trouble: why its process does not answer; empty where it does. waits: whether it is in code of PyTorch that waits
@@ -54,7 +54,7 @@ class Look(NamedTuple):
 
     @property
     def called(self) -> str:
-        """The function at the place."""
+        """The innermost function of the place."""
         return self.place.rpartition(" in ")[2]
 
 
@@ -151,14 +151,17 @@ def stack_of_code(frames: list[traceback.FrameSummary]) -> str:
 
 
 def place_of(frames: list[traceback.FrameSummary]) -> str:
-    """Return the innermost line of the user's own code and what it calls, such as "train.py:40 in all_reduce"."""
+    """Return the innermost line of the user's own code, its function, and what it calls, if that shows.
+
+    Such as "train.py:40 in train, in all_reduce"; native code, as `time.sleep` is, does not show.
+    """
     if not frames:
         return "no line of the function: it is being imported, waits for the others to begin, or is native code"
     at = _innermost_own(frames)
     called = [frame.name for frame in frames[at + 1 :] if frame.name not in WRAPPERS]
-    name = called[0] if called else frames[at].name
+    callee = f", in {called[0]}" if called else ""
     file = "cell" if "ipykernel_" in frames[at].filename else Path(frames[at].filename).name  # of a notebook
-    return f"{file}:{frames[at].lineno} in {name}"
+    return f"{file}:{frames[at].lineno} in {frames[at].name}{callee}"
 
 
 def _innermost_own(frames: list[traceback.FrameSummary]) -> int:

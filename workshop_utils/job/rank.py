@@ -24,6 +24,7 @@ from distributed.core import error_message
 
 from workshop_utils.job.decide import SETTLE_S
 from workshop_utils.job.errors import JobError, Stopped, ranks_named
+from workshop_utils.job.family import known_to_children
 from workshop_utils.job.look import described, write_stacks
 from workshop_utils.job.private import forget_collectives, recorded_collectives
 
@@ -217,7 +218,7 @@ def run_rank(bootstrap: Callable, meeting: Meeting, mine: Assignment) -> bytes:
 
     _running = worker, mine
     try:
-        with torch_as_found():
+        with torch_as_found(), known_to_children():
             return bootstrap(run, store, mine)
     except BaseException as error:
         if not told:

@@ -38,7 +38,7 @@ def of_a_hang(case):
             return answer(fault, found[1], last + 1)
     if found := re.search(r"Rank (\d) has not called it: it is at batches.py", told):
         return answer("stalled read", found[1], last + 1)
-    calls = {int(rank): call for rank, call in re.findall(r"rank (\d) calls (.*? in \w+)", told)}
+    calls = {int(rank): call for rank, call in re.findall(r"rank (\d) calls (.*? in \w+(?:, in \w+)?)", told)}
     for rank, call in calls.items():
         other = calls[1 - rank]
         if call.startswith("broadcast") and "in backward" in other:

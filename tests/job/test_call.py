@@ -1,0 +1,80 @@
+"""A call that cannot be, or a misspelt setting, is refused where it is written, and any other goes its way."""
+
+import functools
+import warnings
+
+import pytest
+
+from workshop_utils import ddp, horovod
+
+
+def fit(epochs, lr=0.1, *, timeout=60):
+    return epochs, lr, timeout
+
+
+def swallow(*args, **config):
+    return args, config
+
+
+def backend_first(backend):
+    return backend
+
+
+def with_first(function):
+    """A decorator that gives its function an argument, as some do."""
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        return function(1, *args, **kwargs)
+
+    return call
+
+
+@pytest.fixture(params=[ddp.launch, ddp.run, horovod.launch, horovod.run])
+def launch(request, monkeypatch):
+    monkeypatch.setattr(horovod, "available", lambda: True)
+    return request.param
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "kwargs", "message"),
+    [
+        (fit, (), {}, "fit cannot be called so: missing a required argument: 'epochs'"),
+        (fit, (1, 2, 3), {}, "too many positional arguments"),
+        (fit, (1,), {"epochs": 2}, "multiple values for argument 'epochs'"),
+        (fit, (1,), {"max_restart": 1}, "unexpected keyword argument 'max_restart'. Did you mean max_restarts?"),
+        (fit, (), {"epoch": 1}, "Did you mean epochs?"),
+        (functools.partial(fit, 1), (2, 3), {}, "fit cannot be called so: too many"),
+        (swallow, (), {"max_restart": 1}, "swallow takes any keyword.*did you mean max_restarts.*partial"),
+        (swallow, (), {"n_worker": 2}, "did you mean n_workers"),
+        (swallow, (), {"timeuot": 2}, "did you mean timeout"),
+        (swallow, (), {"wait_for_succesors": 2}, "did you mean wait_for_successors"),
+        (5, (), {}, "5 cannot be called: give launch a function"),
+    ],
+)
+def test_a_call_that_cannot_be_is_refused_before_there_is_a_cluster(launch, fn, args, kwargs, message):
+    with pytest.raises(TypeError, match=message):
+        launch(None, fn, *args, **kwargs)
+
+
+def test_a_backend_that_the_function_needs_and_launch_takes_is_explained():
+    with pytest.raises(
+        TypeError, match=r"backend goes to launch: .* launch functools.partial\(backend_first, backend="
+    ):
+        ddp.launch(None, backend_first, backend="gloo")
+
+
+def test_any_other_call_goes_its_way(client):
+    assert ddp.run(client, swallow, 1, num_workers=2, lr=0.1, n_workers=1) == [((1,), {"num_workers": 2, "lr": 0.1})]
+    assert ddp.run(client, functools.partial(swallow, max_restart=1), n_workers=1) == [((), {"max_restart": 1})]
+    assert ddp.run(client, with_first(fit), 0.2, n_workers=1) == [(1, 0.2, 60)]
+    assert ddp.run(client, max, 2, 3, n_workers=1) == [3]  # it does not tell what it takes
+    assert ddp.run(client, dict, lr=1, n_workers=1) == [{"lr": 1}]
+
+
+def test_a_setting_that_the_function_takes_too_goes_to_launch_with_a_warning(client):
+    with pytest.warns(UserWarning, match=r"timeout=90 goes to launch, and not to fit, which takes a timeout, too"):
+        assert ddp.run(client, fit, 1, timeout=90, n_workers=1) == [(1, 0.1, 60)]
+    with warnings.catch_warnings(action="error"):
+        assert ddp.run(client, functools.partial(fit, timeout=5), 1, timeout=90, n_workers=1) == [(1, 0.1, 5)]
+        assert ddp.run(client, backend_first, "mine", backend="gloo", n_workers=1) == ["mine"]

@@ -1,0 +1,71 @@
+"""Check, before anything is sent, that a call suits its function, and that no setting of `launch` is misspelt."""
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from functools import partial
+from typing import Any
+
+ALIKE = 0.85  # how similar, of 1, a name is to the setting that was meant: one letter of a short one is wrong
+OF_OTHERS = ("num_workers", "workers")  # a DataLoader's setting, and how scripts call it
+
+
+def check_call(launch: Callable, settings: Mapping[str, Any], fn: Callable, args: tuple, kwargs: Mapping) -> None:
+    """Raise TypeError if fn(*args, **kwargs) is no possible call, or takes a misspelt setting of `launch` by **.
+
+    settings: all of them, with their values. Warns of one that `fn` has a parameter for, too, but does not get.
+    A function that does not tell what it takes, as some of C's do not, is let through.
+    """
+    if not callable(fn):
+        raise TypeError(f"{fn!r} cannot be called: give launch a function, and then the function's arguments.")
+    try:
+        # A decorator may give arguments of its own: what counts is what the function that it has made takes.
+        call, named = inspect.signature(fn, follow_wrapped=False), _named(inspect.signature(fn))
+    except (ValueError, TypeError, NameError):
+        return
+    function = fn.func if isinstance(fn, partial) else fn
+    name = getattr(function, "__name__", type(function).__name__)
+    named |= _named(call)
+    try:
+        given = {*call.bind(*args, **kwargs).arguments, *getattr(fn, "keywords", {})}
+    except TypeError as error:
+        cures = [
+            *(f"Did you mean {one}?" for word in kwargs if word not in named for one in _close(word, settings, named)),
+            *(
+                f"{one} goes to launch: for {name}'s, {_give(name, one)}."
+                for one in settings
+                if f"'{one}'" in str(error)
+            ),
+        ]
+        raise TypeError(f"{name} cannot be called so: {error}. {' '.join(cures)}".rstrip()) from None
+    for word in kwargs:
+        if word not in named and word not in OF_OTHERS:
+            for setting in get_close_matches(word, settings, 1, ALIKE):
+                raise TypeError(
+                    f"{name} takes any keyword, and would take {word}: did you mean {setting}, of launch? If not, "
+                    f"{_give(name, word)}."
+                )
+    defaults = inspect.signature(launch).parameters
+    for setting, value in settings.items():
+        if setting in named and setting not in given and value != defaults[setting].default:
+            warnings.warn(
+                f"{setting}={value!r} goes to launch, and not to {name}, which takes a {setting}, too: for that one, "
+                f"{_give(name, setting)}.",
+                stacklevel=3,
+            )
+
+
+def _named(signature: inspect.Signature) -> set[str]:
+    """Return the names of the parameters that may be given by name."""
+    return {
+        one.name for one in signature.parameters.values() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+    }
+
+
+def _close(word: str, *names: Mapping | set[str]) -> list[str]:
+    return get_close_matches(word, set().union(*names), 1)
+
+
+def _give(name: str, word: str) -> str:
+    return f"launch functools.partial({name}, {word}=…)"

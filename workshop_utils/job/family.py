@@ -1,0 +1,29 @@
+"""Tell a rank's process from its children, such as a DataLoader's, from which no row would reach the client."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import current_process, parent_process
+
+OF_RANK = "WORKSHOP_RANK_PID"  # which children inherit
+RANK = "A rank of a job"  # a process's name, which its children know
+
+
+@contextmanager
+def known_to_children() -> Iterator[None]:
+    """Let children that this process starts in the block know that they are a rank's."""
+    process = current_process()
+    name = process.name
+    os.environ[OF_RANK], process.name = str(os.getpid()), RANK
+    try:
+        yield
+    finally:
+        process.name = name
+        os.environ.pop(OF_RANK, None)
+
+
+def is_ranks_child() -> bool:
+    """Return whether this process was started by a rank, or by a child of one."""
+    parent, of_rank = parent_process(), os.environ.get(OF_RANK)
+    # A fork server that is older than the job has the environment of its own start.
+    return of_rank != str(os.getpid()) and bool(of_rank or (parent and parent.name == RANK))
