@@ -167,7 +167,7 @@ class Job:
             while not reached:
                 reached = self._shell.wait(condition, LOOK_S)
                 while self._shell.warnings:
-                    warnings.warn(self._shell.warnings.pop(0), stacklevel=5)
+                    _warn(self._shell.warnings.pop(0))
                 if self._shell.rows:
                     line.set_postfix_str(_counted(len(self._shell.rows), "row") + " of metrics", refresh=False)
                 line.update(0)
@@ -177,6 +177,13 @@ class Job:
         if self._traceback is None and self._state.error:
             self._traceback = self._state.error.__traceback__
         return self._traceback
+
+
+def _warn(text: str) -> None:
+    try:
+        warnings.warn(text, stacklevel=6)
+    except Warning:  # under -W error, which must not cancel the job
+        print(text, file=sys.stderr)
 
 
 def _line(what: str) -> tqdm:
