@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from workshop_utils import ddp
 from workshop_utils.cluster import start_cluster
-from workshop_utils.job import WorkerDied, carry_out, private
+from workshop_utils.job import WorkerDied, ask, private
 from workshop_utils.job.look import write_stacks
 from workshop_utils.results import log_metrics
 
@@ -187,10 +187,10 @@ def test_what_a_diagnosis_raises_never_ends_the_job(client, monkeypatch):
         time.sleep(4)
         return "done"
 
-    async def fails(*_):
+    async def fails(*_, **__):
         raise KeyError("a diagnosis")
 
-    monkeypatch.setattr(carry_out, "ask_looks", fails)
+    monkeypatch.setattr(ask, "ask_workers", fails)
     with pytest.warns(UserWarning, match="could not be looked at: KeyError"):
         assert ddp.run(client, quiet, stall_after=1, wait_for_workers=60) == ["done", "done"]
 

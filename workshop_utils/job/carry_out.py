@@ -16,13 +16,13 @@ from distributed import CancelledError, Client, Future
 from distributed.comm import get_address_host
 from distributed.core import clean_exception
 
-from workshop_utils.job.ask import LOST, ask_looks, ask_scheduler, lost_tasks, results_of
+from workshop_utils.job.ask import LOST, ask_looks, ask_scheduler, let_ends_be_watched, lost_tasks, results_of
 from workshop_utils.job.choose import choose
 from workshop_utils.job.decide import Action, Choose, Decisions, Examine, Fetch, Free, Later, Limits, Phase, Start
 from workshop_utils.job.errors import JobError, SchedulerLost, listed
 from workshop_utils.job.explain import cannot_begin, stalled, timed_out
 from workshop_utils.job.look import Look
-from workshop_utils.job.on_scheduler import ends, known, replace, watch_ends
+from workshop_utils.job.on_scheduler import ends, known, replace
 from workshop_utils.job.owners import KINDS, Claimed, Request, Worker
 from workshop_utils.job.rank import REACH_S, Assignment, arrange_meeting, run_rank, serve_store
 
@@ -83,16 +83,10 @@ class Shell:
             self._loop.call_soon_threadsafe(self._tell, self._state.stop, error)
 
     async def looks(self) -> tuple[list[Look], list[int]]:
-        """Return (how each rank at work looks, ranks that have returned or raised an error).
-
-        It raises nothing: a diagnosis must not end a job.
-        """
+        """Return (how each rank at work looks, ranks that have returned or raised an error)."""
         ended = [rank for rank, future in enumerate(self.ranks) if future.done()]
         late = {rank: self._members[rank] for rank in range(len(self.ranks)) if rank not in ended}
-        try:
-            return await ask_looks(self._client, self._task.job, self._state.attempt, late), ended
-        except Exception as error:
-            return [Look(rank, trouble=f"could not be looked at: {error!r}") for rank in late], ended
+        return await ask_looks(self._client, self._task.job, self._state.attempt, late), ended
 
     # --- the job's life
 
@@ -210,7 +204,7 @@ class Shell:
             self.ranks.append(submit(run_rank, task.bootstrap, meeting, mine, workers=where, key=key))
             self._spawn(self._watch(attempt, rank, self.ranks[rank]), ends_with_attempt=True)
         self._spawn(self._mind_the_start(attempt), ends_with_attempt=True)
-        self._spawn(self._watch_ends(), ends_with_attempt=True)
+        self._spawn(let_ends_be_watched(self._client, self._members), ends_with_attempt=True)
         if task.limits.stall_after is not None:
             self._spawn(self._mind_silence(task.limits.stall_after), ends_with_attempt=True)
 
@@ -228,10 +222,6 @@ class Shell:
                 error = copy.copy(error)
             error = error.with_traceback(await future.traceback())
             self._tell(self._state.rank_ended, rank, error, attempt=attempt)
-
-    async def _watch_ends(self) -> None:
-        with suppress(Exception):  # then a death is told without its cause
-            await ask_scheduler(self._client, watch_ends, self._members)
 
     def _who_cancelled(self) -> tuple[Callable, BaseException]:
         """Return the event that it is when the tasks were cancelled, and not by the job."""
