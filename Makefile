@@ -11,8 +11,19 @@ INSTALLING := $(VENV)/.installing
 unexport PIP_USER PIP_REQUIRE_HASHES PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON UV_PYTHON UV_TARGET UV_PREFIX
 unexport PYTHONPATH PYTHONHOME
 
-# `make lab CPU=1` and `make setup CPU=1` install PyTorch's wheels for CPUs; the environment keeps to them.
-FOR_CPU = $(filter 1,$(CPU))$(wildcard $(VENV)/.cpu)
+# CPU=1 forces PyTorch's wheels for CPUs, CPU=0 the pins. Else an environment keeps to the kind that it has, and a new one
+# takes what suits this machine: see tools/install.sh. Some systems set CPU to the processor's name, which means nothing here.
+ifeq ($(origin CPU)$(filter 0 1,$(CPU)),command line)
+$(error CPU is '$(CPU)': write CPU=1 for PyTorch's wheels for CPUs, CPU=0 for the pins)
+endif
+ifeq ($(filter clean,$(MAKECMDGOALS)),)
+FOR_CPU := $(wildcard $(VENV)/.cpu)
+INSTALLED := $(wildcard $(READY))
+endif
+WHEELS := $(or $(filter 0 1,$(CPU)),$(if $(FOR_CPU),keep,$(if $(INSTALLED),0)))
+ifneq ($(and $(INSTALLED),$(filter 0,$(MAKELEVEL)),$(filter $(if $(FOR_CPU),0,1),$(CPU))),)
+$(info $(VENV) has other wheels of PyTorch than CPU=$(CPU) asks for. To change that: make clean setup CPU=$(CPU))
+endif
 
 # `make test` compares each notebook: on one core those that `make test-weekly` compares on several workers (on several
 # hosts, on a bare Debian, here with every cell twice), on all cores the others. 03 starts no cluster.
@@ -26,7 +37,7 @@ ALL = $(foreach path,$(notdir $(wildcard notebook_output/[0-9]*.ipynb)),$(firstw
 OFFLINE := WORKSHOP_DATA= WORKSHOP_WEIGHTS= WORKSHOP_NAMES= WORKSHOP_SHARED= WORKSHOP_ROOM= DASK_SCHEDULER_ADDRESS= WORKSHOP_CACHE="$(CURDIR)/$(VENV)/cache"
 COMPARE := $(OFFLINE) $(BIN)/python tests/notebooks/compare.py
 
-.PHONY: always lab run bench faults figures book links test unit test-notebooks test-clusters test-long test-weekly newest oldest gpu film setup setup-test horovod pins clean
+.PHONY: always lab run bench faults figures book links test test-parts unit test-notebooks test-clusters test-long test-weekly newest oldest gpu film setup setup-test horovod pins clean
 
 lab: setup
 	$(BIN)/workshop lab
@@ -35,7 +46,7 @@ run: setup
 	$(BIN)/python tools/render.py
 
 bench: setup  # all benchmarks of the table, and the table; takes hours, fetches 12 GB; peers: pip install -e '.[peers]'
-	$(BIN)/workshop bench
+	$(BIN)/workshop bench --all
 
 faults: setup-test  # breaks the workshop in all the ways of tests/faults, and keeps what came of it for the book
 	bash tests/clusters/install.sh $(BIN)
@@ -54,15 +65,21 @@ book: setup-test  # the site, and in slides/ the slides with their PDF
 links: setup-test  # asks every external address that the book names; needs the network
 	$(BIN)/sphinx-build -q -c docs -b linkcheck . build/links
 
-test: setup-test
-	@$(MAKE) --no-print-directory horovod || echo "The tests of Horovod are skipped; notebook 09 shows stored outputs."
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check --quiet .
-	$(BIN)/mypy
-	@$(MAKE) --no-print-directory unit
-	@! command -v nvidia-smi >/dev/null || $(BIN)/pytest -m gpu
-	$(COMPARE) --each-on-one-core $(ON_ONE_CORE)
-	$(COMPARE) $(filter-out $(ON_ONE_CORE),$(ALL))
+test:  # prints the minutes of its parts at the end, or where one failed
+	@rm -f build/minutes
+	@$(MAKE) --no-print-directory test-parts; code=$$?; awk -F'\t' '{ printf "%6.1f min  %s\n", $$2 / 60, $$1; all += $$2 } END { printf "%6.1f min  in all\n", all / 60 }' build/minutes; exit $$code
+
+test-parts:
+	@tools/timed.sh set-up $(MAKE) --no-print-directory setup-test
+	@tools/timed.sh Horovod $(MAKE) --no-print-directory horovod || \
+	  echo "The tests of Horovod are skipped; notebook 09 shows stored outputs."
+	tools/timed.sh style $(BIN)/ruff check .
+	tools/timed.sh style $(BIN)/ruff format --check --quiet .
+	tools/timed.sh types $(BIN)/mypy
+	@tools/timed.sh "unit tests" $(MAKE) --no-print-directory unit
+	@! command -v nvidia-smi >/dev/null || tools/timed.sh "GPU tests" $(BIN)/pytest -m gpu
+	tools/timed.sh "notebooks on one core each" env $(COMPARE) --each-on-one-core $(ON_ONE_CORE)
+	tools/timed.sh "notebooks on all cores" env $(COMPARE) $(filter-out $(ON_ONE_CORE),$(ALL))
 
 FIRST_HALF := $(addprefix tests/,book job loop tool tools) $(wildcard tests/test_[a-i]*.py)
 unit: setup-test  # in two halves side by side, as either leaves a core idle half of the time
@@ -113,18 +130,14 @@ $(READY): requirements.txt pyproject.toml
 	@tools/why_broken.sh $(VENV) remove
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || \
 	  { rm -rf $(VENV); echo "Python cannot make a virtual environment. On Debian: apt install python3-venv"; exit 1; }
-	@echo "Fetching and installing packages, about $(if $(FOR_CPU),0.6,3.4) GB on Linux: minutes on a fast network, longer on a slow one."
 	@echo $$PPID >$(INSTALLING)
 	$(BIN)/pip install --quiet --disable-pip-version-check uv
-	$(if $(FOR_CPU),$(INSTALL_FOR_CPU),$(INSTALL))
+	@tools/install.sh $(VENV) $(WHEELS)
 	$(UV_INSTALL) --no-deps --editable .
 	@rm $(INSTALLING)
 	@touch $@
 
-# Bytecode is compiled for all who share the environment.
-INSTALL = $(UV_INSTALL) --require-hashes --compile-bytecode -r requirements.txt
 UV_INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python
-INSTALL_FOR_CPU = PATH="$(abspath $(BIN)):$$PATH" tools/install_for_cpu.sh && touch $(VENV)/.cpu
 
 $(TEST_READY): requirements-test.txt $(READY)  # without dependencies, as requirements.txt has those that this file lacks
 	@echo $$PPID >$(INSTALLING)

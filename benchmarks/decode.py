@@ -71,7 +71,8 @@ def main(n_photos, rounds):
 
 
 def by_torchvision(jpegs, device="cpu"):
-    return torchvision.io.decode_jpeg(jpegs, torchvision.io.ImageReadMode.RGB, device=device)
+    turned = device == "cpu"  # as Pillow and torchcodec do there; torchvision cannot on a GPU
+    return torchvision.io.decode_jpeg(jpegs, torchvision.io.ImageReadMode.RGB, device, apply_exif_orientation=turned)
 
 
 def in_parts(decode, parts):

@@ -54,8 +54,8 @@ def on(machine):
 
 
 def goals(results):
-    """Return the table that `workshop bench` prints, of what has a result."""
-    lines = [line for line in judge_all(results) if line["result"] in results]
+    """Return the table of `workshop bench --table`, of what was measured; a peer's line says why it was not."""
+    lines = [line for line in judge_all(results) if line["result"] in results and (line["ours"] or line["peer"])]
     head = ("what", "ours", "peer", "peer's", "ratio", "rounds", "goal", "reached")
     rows, reasons = [], {}
     for *row, goal, reached in cells(lines):

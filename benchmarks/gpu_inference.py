@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from dask.system import CPU_COUNT
 from jpegs import random_weights, write_jpegs
-from PIL import Image
+from PIL import Image, ImageOps
 from record import gpu_watched, write_result
 from torch.utils.data import DataLoader, Dataset
 from torchvision.io import ImageReadMode, decode_image
@@ -103,7 +103,7 @@ class Decoded(Dataset):
         return len(self.paths)
 
     def __getitem__(self, index):
-        return decode_image(self.paths[index], ImageReadMode.RGB), 0
+        return decode_image(self.paths[index], ImageReadMode.RGB, apply_exif_orientation=True), 0
 
 
 def in_batches(transform):
@@ -180,7 +180,8 @@ def ray_data(paths, weights, device):
 def cut(batch, transform):
     """Return uint8 (n, 224, 224, 3) of a batch of encoded photos: a quarter of the bytes that float32 would send."""
     to_size = v2.Compose([v2.Resize(transform.resize_size), v2.CenterCrop(transform.crop_size)])
-    images = [to_size(Image.open(io.BytesIO(content)).convert("RGB")) for content in batch["bytes"]]
+    photos = [ImageOps.exif_transpose(Image.open(io.BytesIO(content))) for content in batch["bytes"]]
+    images = [to_size(photo.convert("RGB")) for photo in photos]
     return {"image": np.stack([np.asarray(image) for image in images])}
 
 

@@ -203,7 +203,7 @@ TABLE = [
     Task("driver, a batch of 10⁶ paths", "scale", driver(10**6), [Peer("a batch of 10⁴ paths", driver(10**4))], "ms"),
     *(
         Task(way + of, "installing", tool(way, figure), unit=unit)
-        for way in ("make setup", "make setup CPU=1")
+        for way in ("make setup CPU=0", "make setup CPU=1")
         for of, figure, unit in (
             ("", "seconds", "s"),
             (", fetched", "fetched_gb", "GB"),
@@ -330,7 +330,7 @@ def why_not_run(name, result):
 
     >>> why_not_run("Ray Data", {"not_run": {"Ray Data, two actors": "no ray"}})
     'no ray'
-    >>> why_not_run("make setup", {"not_run": {"make setup CPU=1": "no network"}})
+    >>> why_not_run("make setup CPU=0", {"not_run": {"make setup CPU=1": "no network"}})
     """
     for other, why in result.get("not_run", {}).items():
         if f"{other},".startswith(f"{name},") or f"{name},".startswith(f"{other},"):

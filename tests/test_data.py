@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import os
+import pickle
 import shutil
 import struct
 import subprocess
@@ -21,6 +22,8 @@ import pytest
 import s3fs
 import torch
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.utils import infer_storage_options
 from PIL import Image
 from samples import ODD_NAMES
 from torch.utils.data import DataLoader, Subset
@@ -39,7 +42,7 @@ from workshop_utils.data import (
     train_val_split,
 )
 from workshop_utils.dogs.breeds import BREEDS
-from workshop_utils.storage import CacheError, cache_folder
+from workshop_utils.storage import CacheError, cache_folder, open_address
 
 FOLDER = BREEDS[0].folder
 UNREACHABLE = {"anon": True, "client_kwargs": {"endpoint_url": "http://127.0.0.1:9"}}
@@ -262,6 +265,7 @@ def test_the_environments_data_may_be_relative_or_below_home(monkeypatch, dogs):
     for url in (dogs.name, f"./{dogs.name}/", f"~/{dogs.name}"):
         monkeypatch.setenv("WORKSHOP_DATA", url)
         assert [path for path, _ in ImageFolder(find_data().url).samples] == list_photos(dogs)
+        assert find_data().url == str(dogs)  # also for a worker in another folder
 
 
 def test_the_environments_data_may_lie_on_s3(monkeypatch, s3, dogs):
@@ -283,8 +287,17 @@ def test_the_environments_data_without_photos_is_an_error_not_sketches(monkeypat
 def test_sketches_are_classified_by_the_weights_that_know_them_unless_told_otherwise(monkeypatch):
     assert DataSource("dogs", "sketches").weights == "sketches"
     assert DataSource("dogs", "photos").weights == DataSource("dogs", "custom").weights == "auto"
+    for name in ("sketches", "imagenet", "s3://bucket/mine.pt"):
+        monkeypatch.setenv("WORKSHOP_WEIGHTS", name)
+        assert DataSource("dogs", "photos").weights == name
+
+
+def test_a_rank_takes_the_clients_weights_whatever_its_own_settings(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WORKSHOP_WEIGHTS", "mine.pt")
-    assert DataSource("dogs", "sketches").weights == "auto"
+    of_client = [pickle.dumps(DataSource("dogs", kind)) for kind in ("sketches", "photos", "custom")]
+    monkeypatch.delenv("WORKSHOP_WEIGHTS")
+    assert [pickle.loads(source).weights for source in of_client] == [f"{tmp_path}/mine.pt"] * 3
 
 
 # --- reading
@@ -328,6 +341,70 @@ def place(where, dogs, s3):
         fsspec.filesystem("memory").put(str(dogs), "/served/dogs", recursive=True)
         return "memory://served/dogs", None
     return str(dogs), None
+
+
+class OneConnection(MemoryFileSystem):
+    """Storage as ftp://, sftp:// and smb:// are to fsspec: it needs a host, and its paths have none."""
+
+    protocol = "shelf"
+    store: dict = {}  # noqa: RUF012
+    pseudo_dirs = [""]  # noqa: RUF012
+    busy = threading.Lock()
+
+    def __init__(self, host, **settings):
+        assert (host, settings) == ("nas", {"username": "ada", "port": 2121})
+        super().__init__()
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return "/" + infer_storage_options(path)["path"].strip("/")
+
+    @staticmethod
+    def _get_kwargs_from_urls(url):
+        return {name: value for name, value in infer_storage_options(url).items() if name not in ("path", "protocol")}
+
+    def _alone(self, call, path, *args, **how):
+        assert "://" not in path and self.busy.acquire(blocking=False), "two threads use one connection"
+        try:
+            time.sleep(0.01)
+            return call(path, *args, **how)
+        finally:
+            self.busy.release()
+
+    def ls(self, path, *args, **how):
+        return self._alone(super().ls, path, *args, **how)
+
+    def cat_file(self, path, *args, **how):
+        return self._alone(super().cat_file, path, *args, **how)
+
+
+def test_storage_with_a_host_and_one_connection_is_listed_and_read(dogs):
+    fsspec.register_implementation("shelf", OneConnection, clobber=True)
+    address = "shelf://ada@nas:2121/dogs"
+    fs, root = open_address(address)
+    for path in list_photos(dogs):
+        fs.pipe_file(f"{root}/{Path(path).relative_to(dogs).as_posix()}", Path(path).read_bytes())
+    expected = [f"{address}/{Path(path).relative_to(dogs).as_posix()}" for path in list_photos(dogs)]
+    assert list_photos(address) == list_photos(f"{address}/") == expected
+    assert read_files(expected) == read_files(list_photos(dogs))
+    assert ImageFolder(address)[0][0].tobytes() == ImageFolder(dogs)[0][0].tobytes()
+
+
+@pytest.mark.parametrize("name", ["run::2", "simplecache::dogs", "s3::dogs", "zip::dogs"])
+def test_a_folders_name_may_hold_two_colons(name, dogs, tmp_path, monkeypatch):
+    shutil.copytree(dogs, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    for url in (name, tmp_path / name, f"file://{tmp_path}/{name}"):
+        monkeypatch.setenv("WORKSHOP_DATA", str(url))
+        here = ImageFolder(find_data().url)
+        assert len(here) == len(ImageFolder(url)) == 12 and here[0][0].size == (224, 224)
+
+
+def test_an_address_in_a_path_and_a_chain_are_refused():
+    with pytest.raises(ValueError, match="'s3://bucket/dogs'"):
+        ImageFolder(Path("s3://bucket/dogs"))
+    with pytest.raises(ValueError, match="chain.*'memory://served/dogs'"):
+        list_photos("simplecache::memory://served/dogs")
 
 
 @pytest.mark.parametrize("where", ["memory", "s3"])
@@ -418,6 +495,54 @@ def test_a_pattern_in_a_name_is_not_followed_to_other_files(tmp_path):
     *contents, missing = read_files(paths)
     assert contents == [b"[1]", b"1", b"[1]"] and isinstance(missing, FileNotFoundError)
     assert read_files(tuple(paths[:1])) == [b"[1]"] and read_files([]) == []
+
+
+# --- several storages in one batch
+
+
+def test_files_of_several_storages_are_read_in_one_batch_each_from_its_own(tmp_path, s3, dogs):
+    local = list_photos(dogs)[:3]
+    remote = [f"s3://workshop/served/dogs/{Path(path).relative_to(dogs).as_posix()}" for path in local]
+    fsspec.filesystem("memory").pipe_file("/several/photo.jpg", b"in memory")
+    paths = [local[0], remote[0], "memory://several/photo.jpg", f"file://{local[1]}", remote[1], local[2], remote[2]]
+    expected = [Path(local[i]).read_bytes() if i is not None else b"in memory" for i in (0, 0, None, 1, 1, 2, 2)]
+    for first in range(len(paths)):  # whichever comes first
+        assert read_files(paths[first:] + paths[:first], s3) == expected[first:] + expected[:first]
+
+
+def test_a_storage_that_cannot_be_opened_costs_no_file_of_another(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(b"a")
+    here, nowhere, missing = str(tmp_path / "a.jpg"), "nosuch://bucket/a.jpg", str(tmp_path / "b.jpg")
+    for paths in ([here, nowhere, missing, here], [nowhere, here, missing, here]):
+        contents = dict(zip(paths, read_files(paths), strict=True))
+        assert contents[here] == b"a" and isinstance(contents[missing], FileNotFoundError)
+        with pytest.raises(BadPhoto, match="nosuch://bucket/a.jpg: cannot be read .*nosuch"):
+            decode_photo(contents[nowhere], nowhere)
+
+
+def test_objects_with_and_without_a_version_are_read_in_one_batch():
+    asked = []
+
+    class Versions(s3fs.S3FileSystem):
+        protocol = "versions"
+
+        def cat_ranges(self, paths, *_, **__):
+            asked.append((self.version_aware, paths))
+            return [b""] * len(paths)
+
+    fsspec.register_implementation("versions", Versions, clobber=True)
+    read_files(["versions://bucket/a", "versions://bucket/b?versionId=1", "versions://other/c"], {"anon": True})
+    assert asked == [
+        (False, ["bucket/a", "other/c"]),
+        (True, ["bucket/b?versionId=1"]),
+    ]
+
+
+def test_a_datasets_batch_may_lie_in_several_storages(s3, dogs):
+    near, far = ImageFolder(dogs), ImageFolder("s3://workshop/served/dogs", pil_to_tensor, storage_options=s3)
+    far.samples = far.samples[:2] + near.samples[2:4]
+    assert [label for _, label in far.__getitems__(range(4))] == [label for _, label in near.__getitems__(range(4))]
+    assert all(torch.equal(far[i][0], pil_to_tensor(near[i][0])) for i in range(4))
 
 
 # --- bad files

@@ -3,6 +3,8 @@
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -91,12 +93,80 @@ def test_paths_may_come_in_any_collection(client, paths, weights):
         pd.testing.assert_frame_equal(classify(client, given, weights=weights), expected, check_exact=False)
 
 
-def test_no_paths_give_no_rows_of_the_same_types(client, paths, weights):
-    empty = classify(client, [], weights=weights)
-    assert len(empty) == 0
-    assert empty.dtypes[["probability", "correct"]].equals(
-        classify(client, paths[:1], weights=weights).dtypes[["probability", "correct"]]
-    )
+def test_all_frames_have_one_set_of_types_whatever_failed(client, paths, weights):
+    missing, outside = [f"/none/{n}.jpg" for n in range(4)], Path(paths[0]).parents[2] / "outside.jpg"
+    shutil.copy(paths[0], outside)
+    frames = [classify(client, given, weights=weights) for given in ([], paths[:2], missing, [outside], paths[:1])]
+    stream = classify_stream(client, [*paths[:4], *missing, *paths[:4]], batch_size=2, weights=weights)
+    frames += list(stream)
+    assert {frame.error.notna().mean() for frame in frames if len(frame)} >= {0, 1} and len(frames[0]) == 0
+    for frame in frames:
+        assert frame.dtypes.equals(frames[1].dtypes)
+        assert [dtype.kind for dtype in frame.dtypes[["probability", "correct"]]] == ["f", "b"]
+        assert all(isinstance(frame[name].dtype, pd.StringDtype) for name in ("path", "breed", "prediction", "error"))
+        assert frame.loc[frame.error.notna(), MISSING].isna().all(axis=None)
+    assert frames[1].error.isna().all() and frames[3].breed.isna().all()
+
+
+# --- paths of the client
+
+
+@pytest.mark.parametrize("style", ["{}", "./{}", "file://{}", "../{folder}/{}", "~/{}"])
+def test_a_relative_path_is_the_clients_and_is_shown_as_it_was_given(
+    client, paths, weights, tmp_path, monkeypatch, style
+):
+    shutil.copytree(Path(paths[0]).parent, tmp_path / BREEDS[0].folder)
+    expected = classify(client, paths[:1], weights=weights, precision="fp32")
+    assert str(tmp_path) not in client.run(os.getcwd).values()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    name = f"{BREEDS[0].folder}/{Path(paths[0]).name}"
+    asked = [style.format(given, folder=tmp_path.name) for given in (name, f"{BREEDS[0].folder}/none.jpg")]
+    good, missing = classify(client, asked, weights=weights, precision="fp32").itertuples()
+    assert [good.path, missing.path] == asked and missing.error == f"{asked[1]}: there is no such file"
+    assert [good.prediction, good.breed, missing.breed] == [
+        expected.prediction[0],
+        expected.breed[0],
+        expected.breed[0],
+    ]
+
+
+def test_relative_weights_and_photos_for_calibration_are_the_clients(client, paths, weights, tmp_path, monkeypatch):
+    shutil.copy(weights, tmp_path / "mine.pt")
+    shutil.copy(paths[0], tmp_path / "photo.jpg")
+    expected = classify(client, paths[:1], weights=weights, precision="fp32")
+    monkeypatch.chdir(tmp_path)
+    for named in ("mine.pt", Path("mine.pt"), "file://mine.pt"):
+        frame = classify(client, ["photo.jpg"], weights=named, precision="fp32")
+        assert frame.prediction.tolist() == expected.prediction.tolist()
+    assert classify(client, ["photo.jpg"], weights="mine.pt", precision="int8").error.isna().all()
+    with pytest.raises(WeightsError, match=f"{tmp_path}/none.pt"):
+        classify(client, ["photo.jpg"], weights="none.pt")
+
+
+# --- PyTorch's deprecated quantization
+
+
+def test_the_day_that_pytorchs_quantization_is_gone_only_int8_is_gone(paths, weights):
+    program = """
+import sys, warnings
+import torchvision
+before = list(warnings.filters)
+sys.modules["torch.ao.quantization"] = None
+from workshop_utils.inference import classify_batches
+from workshop_utils.int8 import Calibration
+assert warnings.filters == before, "an import has changed the filters of the process"
+photo, weights = sys.argv[1:]
+print(classify_batches([[photo]], weights=weights)[1][0][5])
+try:
+    classify_batches([[photo]], weights=weights, precision="int8", calibration=Calibration("call", [photo]))
+except ValueError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program, paths[0], weights], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    error, refusal = done.stdout.splitlines()
+    assert error == "None" and "int8" in refusal and "precision='auto'" in refusal
 
 
 @pytest.mark.parametrize(
@@ -152,6 +222,14 @@ def test_photos_on_s3_give_the_same_rows(client, paths, weights, s3, dogs):
     here = classify(client, paths, batch_size=5, weights=weights, precision="fp32")
     assert there.path.tolist() == urls
     pd.testing.assert_frame_equal(there.drop(columns="path"), here.drop(columns="path"))
+
+
+def test_photos_of_several_storages_come_in_one_call(client, paths, weights, s3, dogs):
+    urls = [f"s3://workshop/served/dogs/{Path(path).relative_to(dogs).as_posix()}" for path in paths]
+    mixed = [path for pair in zip(paths, urls, strict=True) for path in pair]
+    frame = classify(client, mixed, batch_size=5, weights=weights, precision="fp32", storage_options=s3)
+    assert frame.path.tolist() == mixed and frame.error.isna().all()
+    assert frame.prediction[::2].tolist() == frame.prediction[1::2].tolist()
 
 
 def test_a_killed_worker_costs_no_rows(client, paths, weights):

@@ -1,7 +1,16 @@
 """A ResNet comes with what its weights need, a bad checkpoint is named and never run, and saving is all or nothing."""
 
+import hashlib
 import os
+import re
 import socket
+import threading
+import time
+import urllib.request
+from argparse import Namespace
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +19,7 @@ import torch
 import torchvision
 from PIL import Image
 from samples import sign_in
+from torchvision.models import Weights, WeightsEnum
 
 from workshop_utils import models
 from workshop_utils.models import (
@@ -123,6 +133,26 @@ def test_a_file_that_holds_something_else_is_named_with_the_reason(path, content
         load_resnet(path)
 
 
+def test_a_name_with_two_colons_is_one_files_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for place in (f"{tmp_path}/", "", "memory://folds/"):
+        for fold in (1, 2):
+            assert not checkpoint_exists(f"{place}fold::{fold}.pt")
+            save_checkpoint(f"{place}fold::{fold}.pt", fold=fold)
+        assert [load_checkpoint(f"{place}fold::{fold}.pt") for fold in (1, 2)] == [{"fold": 1}, {"fold": 2}]
+        for fold in (1, 2) if not place.startswith("memory") else ():
+            Path(tmp_path, f"fold::{fold}.pt").unlink()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_checkpoint_is_not_written_into_a_folder_named_like_a_protocol(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for use in (save_checkpoint, checkpoint_exists, load_checkpoint):
+        with pytest.raises((ValueError, WeightsError), match="'memory://runs/run.pt'"):
+            use(Path("memory://runs/run.pt"))
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_missing_file_is_named_with_the_cure(path):
     with pytest.raises(WeightsError, match=f"'{path}'.*WORKSHOP_WEIGHTS"):
         load_resnet(path)
@@ -133,6 +163,61 @@ def test_a_file_that_is_no_checkpoint_is_named(path, content):
     path.write_bytes(content)
     with pytest.raises(WeightsError, match=str(path)):
         load_checkpoint(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello\n", b"<html>", b"\xff\xd8\xff", b"GIF89a", b"\x80\x05."])
+def test_the_sentence_about_a_damaged_file_is_whole(path, content):
+    path.write_bytes(content)
+    with pytest.raises(NoCheckpoint, match="it is damaged, or a file of another kind") as caught:
+        load_checkpoint(path)
+    assert "\x1b" not in str(caught.value) and "two options" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        (np.float64(0.1), "numpy.*scalar.*item"),
+        (np.zeros(2), "numpy.*as_tensor"),
+        (Namespace(lr=np.float32(1)), "argparse.Namespace, numpy.*vars"),
+        (Path("a"), "pathlib.*str"),
+        (torch.nn.Linear(1, 1), "torch.nn.modules.linear.Linear"),
+    ],
+)
+def test_the_type_that_a_checkpoint_may_not_hold_is_named_with_the_cure(path, value, named):
+    with pytest.raises(NoCheckpoint, match=f"'{path}'.*{named}"):
+        save_checkpoint(path, epoch=1, value=value)
+    assert not os.listdir(path.parent)
+    for new_format in (True, False):
+        torch.save({"epoch": 1, "value": [value]}, path, _use_new_zipfile_serialization=new_format)
+        with pytest.raises(NoCheckpoint, match=f"'{path}'.*{named if new_format else named.split('.')[0]}") as caught:
+            load_checkpoint(path)
+        assert "\x1b" not in str(caught.value) and str(caught.value).endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "words"),
+    [
+        ("module.{}", ["module."]),
+        ("_orig_mod.{}", ["_orig_mod."]),
+        ("module._orig_mod.{}", ["_orig_mod.", "module."]),
+        ("_orig_mod.module.{}", ["_orig_mod.", "module."]),
+    ],
+)
+def test_weights_of_a_wrapped_model_are_named_with_the_cure(path, wrapped, words):
+    content = {"arch": "resnet18", "num_classes": 5}
+    save_checkpoint(path, **content, state_dict={wrapped.format(name): weight for name, weight in RESNET18.items()})
+    with pytest.raises(WeightsError, match=f"'{path}'.*" + ".*".join(map(re.escape, words))) as caught:
+        load_resnet(path)
+    cure = re.search(r"Save (\{.*\}) instead", str(caught.value))[1]
+    save_checkpoint(path, **content, state_dict=eval(cure, {"state_dict": load_checkpoint(path)["state_dict"]}))
+    assert torch.equal(load_resnet(path)[0].conv1.weight, RESNET18["conv1.weight"])
+
+
+def test_a_part_that_torch_compile_wrapped_is_named_too(path):
+    inner = {re.sub(r"^layer1\.", "layer1._orig_mod.", name): weight for name, weight in RESNET18.items()}
+    save_checkpoint(path, arch="resnet18", num_classes=5, state_dict=inner)
+    with pytest.raises(WeightsError, match="'_orig_mod.'.*Save"):
+        load_resnet(path)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.999])
@@ -202,7 +287,7 @@ def test_what_cannot_be_saved_leaves_the_old_checkpoint_in_object_storage(monkey
     sign_in(monkeypatch, s3)
     url = "s3://workshop/models/kept.pt"
     save_checkpoint(url, epoch=1)
-    with pytest.raises(WeightsError):
+    with pytest.raises(WeightsError, match=f"'{url}'.*pathlib"):
         save_checkpoint(url, epoch=2, folder=Path("a"))
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")  # strangers may only read
     with pytest.raises(PermissionError):
@@ -244,17 +329,120 @@ def test_a_name_given_comes_before_the_environment_and_that_before_torchvision(m
     assert resolve_weights("auto") == weights
     assert load_resnet("auto")[0].fc.out_features == 1000
     monkeypatch.setenv("WORKSHOP_WEIGHTS", "")
-    assert resolve_weights("auto") in ("imagenet", "sketches")
+    assert resolve_weights("auto") == "imagenet"
 
 
-def test_sketch_weights_are_taken_only_where_torchvision_has_neither_cache_nor_network(monkeypatch, tmp_path):
+def test_a_relative_path_of_weights_is_the_one_of_this_process(monkeypatch, tmp_path, weights):
+    monkeypatch.chdir(Path(weights).parent)
+    monkeypatch.setenv("HOME", str(Path(weights).parent))
+    name = Path(weights).name
+    for given in (name, f"./{name}", Path(name), f"~/{name}"):
+        monkeypatch.setenv("WORKSHOP_WEIGHTS", str(given))
+        assert resolve_weights(given) == resolve_weights() == weights
+        assert load_resnet(given)[0].fc.out_features == 1000
+
+
+def test_an_address_of_weights_that_lost_a_slash_is_refused_with_the_right_one():
+    with pytest.raises(WeightsError, match="'s3://bucket/model.pt'"):
+        load_resnet(Path("s3://bucket/model.pt"))
+
+
+@pytest.mark.parametrize("weights", ["auto", "imagenet"])
+def test_photos_never_get_the_weights_for_sketches(monkeypatch, tmp_path, weights):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # no network, on any machine
+    with pytest.raises(WeightsError, match="(?s)network.*https_proxy.*WORKSHOP_WEIGHTS"):
+        load_resnet(weights)
+
+
+def test_the_weights_for_sketches_ask_no_network(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("it looks for a host"))
+    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("it connects"))
+    assert load_resnet("sketches")[0].fc.out_features == 1000
+
+
+@pytest.fixture(autouse=True)
+def todays_proxy():
+    urllib.request.install_opener(None)  # urllib reads the environment's proxies once
+
+
+@pytest.fixture
+def silent_proxy():
+    """The address of a proxy that is asked, and never answers; and a list with what it was asked for."""
+    asked = []
+
+    def listen():
+        with suppress(OSError):
+            while True:
+                connection = server.accept()[0]
+                asked.append((connection.recv(1000), connection))
+
     with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setattr(models, "WEIGHTS_HOST", server.getsockname())
-        assert resolve_weights() == "imagenet"
-    assert resolve_weights() == "sketches"
-    put_in_torchvisions_cache(tmp_path, b"")
-    assert resolve_weights() == "imagenet"
+        threading.Thread(target=listen, daemon=True).start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}", asked
+        for _, connection in asked:
+            connection.close()
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_download_that_brings_nothing_is_given_up(monkeypatch, tmp_path, silent_proxy):
+    proxy, asked = silent_proxy
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setenv("https_proxy", proxy)
+    monkeypatch.setattr(models, "STALLED_S", 1)
+    with pytest.raises(WeightsError, match="nothing came from https://download.pytorch.org.*for 1 s"):
+        load_resnet()
+    assert asked and asked[0][0].startswith(b"CONNECT download.pytorch.org:443")
+
+
+def test_a_resolver_that_never_answers_is_given_up(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(models, "STALLED_S", 1)
+    over = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: over.wait(60) and [])
+    start = time.monotonic()
+    with pytest.raises(WeightsError, match="nothing came"):
+        load_resnet()
+    over.set()
+    assert time.monotonic() - start < 30
+
+
+def test_a_slow_download_is_waited_for_as_long_as_something_comes(monkeypatch, tmp_path):
+    torch.save(torchvision.models.resnet50().state_dict(), saved := BytesIO())
+    content = saved.getvalue()
+
+    class Slow(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            for start in range(0, len(content), 2**25):
+                self.wfile.write(content[start : start + 2**25])
+                time.sleep(1)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    original = models.IMAGENET_WEIGHTS
+    url = f"http://127.0.0.1:{server.server_port}/resnet50-{hashlib.sha256(content).hexdigest()[:8]}.pth"
+
+    class Served(WeightsEnum):
+        WEIGHTS = Weights(url=url, transforms=original.transforms, meta=original.meta)
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(models, "STALLED_S", 3)
+    monkeypatch.setattr(models, "IMAGENET_WEIGHTS", Served.WEIGHTS)
+    start = time.monotonic()
+    assert load_resnet()[0].fc.out_features == 1000 and time.monotonic() - start > 3
+    server.shutdown()
+    assert load_resnet()[0].fc.out_features == 1000  # from the cache
+    server.server_close()
 
 
 def put_in_torchvisions_cache(torch_home, content):
@@ -300,6 +488,13 @@ def test_a_failure_while_saving_leaves_the_old_checkpoint_and_nothing_else(path,
     with pytest.raises(type(failure)):
         save_checkpoint(path, epoch=2)
     assert load_checkpoint(path) == {"epoch": 1}
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_an_error_of_saving_names_the_users_path(path):
+    path.mkdir()
+    with pytest.raises(IsADirectoryError, match=f"'{path}'$"):
+        save_checkpoint(path, epoch=1)
     assert os.listdir(path.parent) == [path.name]
 
 

@@ -3,8 +3,14 @@
 import json
 import os
 import re
+import shutil
+import socket
+import subprocess
 import sys
+import time
 import tomllib
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -16,7 +22,7 @@ from try_newest import LONGEST_REPORT, report, versions  # noqa: E402
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-INSTALL = ROOT / "tools/install_for_cpu.sh"
+INSTALL = ROOT / "tools/install.sh"
 PINNED = "torch==2.15.0 \\\n    --hash=sha256:aa\nnumpy==2.4 ; python_version < '4' \\\n    --hash=sha256:bb\n"
 PINNED += "numpy==1.0 ; python_version < '3' \\\n    --hash=sha256:cc\n"
 
@@ -54,11 +60,73 @@ def test_versions_are_read_from_pins_with_and_without_hashes():
 
 def test_codespaces_installs_the_pins():
     container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())
-    assert container["updateContentCommand"] == "tools/install_for_cpu.sh"
+    assert container["updateContentCommand"] == "make setup"
+    assert container["remoteEnv"]["PATH"].startswith("${containerWorkspaceFolder}/.venv/bin:")
     assert (ROOT / ".devcontainer" / container["build"]["dockerfile"]).exists()
     assert "requirements.txt" in INSTALL.read_text()
     assert os.access(INSTALL, os.X_OK)
     assert "python:3.11" in (ROOT / ".devcontainer/Dockerfile").read_text()
+
+
+DOCKERFILE = (ROOT / "deploy/kubernetes/Dockerfile").read_text()
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory):
+    """A folder with what the Dockerfile copies into /workshop."""
+    folder = tmp_path_factory.mktemp("workshop")
+    for line in re.findall(r"^COPY (.*)$", DOCKERFILE, flags=re.MULTILINE):
+        *sources, target = line.split()
+        for source in sources:
+            if (ROOT / source).is_dir():
+                shutil.copytree(ROOT / source, folder / target)
+            else:
+                shutil.copy(ROOT / source, folder / target)
+    return folder
+
+
+def test_the_image_has_every_file_that_a_notebook_opens(image):
+    named = {
+        (path.name, name)
+        for path in (ROOT / "notebooks").glob("*.ipynb")
+        for name in re.findall(
+            r"\.\./((?:img|docs|benchmarks|workshop_utils)[\w./-]*)", path.read_text(encoding="utf-8")
+        )
+    }
+    assert ("quiz.ipynb", "docs/quiz.json") in named
+    assert [name for name in sorted(named) if not (image / name[1].rstrip(".")).exists()] == []
+
+
+def test_the_images_jupyterlab_shows_the_figures_of_the_notebooks(image):
+    command = json.loads(re.search(r"^CMD (.*)$", DOCKERFILE, flags=re.MULTILINE)[1])
+    for helm in ("cpu", "gpu"):
+        values = yaml.safe_load((ROOT / f"deploy/kubernetes/helm-{helm}.yaml").read_text())
+        assert values["jupyter"]["command"] == command
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [word.replace("0.0.0.0", "127.0.0.1").replace("=/workshop", f"={image}") for word in command[1:]]
+    words += ["--allow-root", f"--port={port}", "--ServerApp.port_retries=0", "--IdentityProvider.token=secret"]
+    server = subprocess.Popen([Path(sys.executable).with_name("jupyter"), *words], cwd=image, stderr=subprocess.DEVNULL)
+    try:
+        for address in ("files/img/cluster.svg", "files/docs/quiz.json", "lab/tree/notebooks"):
+            assert answer(f"http://127.0.0.1:{port}/{address}?token=secret", server) == 200, address
+    finally:
+        server.kill()
+        server.wait()
+
+
+def answer(address, server):
+    """Return the status that a server answers with, once it has started."""
+    while server.poll() is None:
+        try:
+            with urllib.request.urlopen(address, timeout=60) as response:
+                return response.status
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            time.sleep(0.1)
+    raise AssertionError("JupyterLab did not start")
 
 
 def test_the_citation_has_the_version_and_the_licence_of_the_package():

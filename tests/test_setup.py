@@ -5,8 +5,10 @@ import importlib.metadata
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import time
 import tomllib
 import zipfile
 from itertools import islice
@@ -116,28 +118,186 @@ def wheel_for_cpus(tmp_path):
     return path
 
 
-def test_pytorch_for_cpus_installs_although_its_hashes_are_not_those_of_the_pins(wheel_for_cpus, tmp_path):
-    site, python = tmp_path / "site", tmp_path / "python3"
-    install = f"{UV} pip install --quiet --no-deps --no-index --find-links {wheel_for_cpus.parent} --target {site}"
+@pytest.fixture
+def venv(tmp_path):
+    """A virtual environment without a GPU, whose `uv` notes what it is asked for and does what `uv.does` says."""
+    folder, called = tmp_path / "venv", tmp_path / "called"
+    subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, folder], check=True)
+    called.touch()
+
+    def does(for_cpus=f'exec {UV} "$@"', pins="exit 0"):
+        write_script(
+            folder / "bin/uv",
+            f'echo "$@" >>{called}\ncase "$*" in *"--torch-backend cpu"*) {for_cpus} ;; *) {pins} ;; esac',
+        )
+
+    write_script(tmp_path / "nvidia-smi", "echo No devices were found; exit 6")
+    does()
+    return SimpleNamespace(folder=folder, does=does, called=lambda: called.read_text().splitlines())
+
+
+def write_script(path, lines):
+    path.write_text(f"#!/bin/sh\n{lines}\n")
+    path.chmod(0o755)
+
+
+def install(venv, *wheels, **env):
+    """Run tools/install.sh; return its CompletedProcess and what uv was asked to install at the end: cpu or pins."""
+    env = {"PATH": f"{venv.folder.parent}:{os.environ['PATH']}", "UV_CACHE_DIR": str(venv.folder / "cache"), **env}
+    command = [ROOT / "tools/install.sh", venv.folder, *wheels]
+    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=60)
+    real = [call for call in venv.called() if "--dry-run" not in call]
+    return done, ["cpu" if "--torch-backend cpu" in call else "pins" for call in real]
+
+
+def make(*words, folder=ROOT, **env):
+    """Run make as from a shell: `make unit`, which may run this, hands down settings of its own."""
+    own = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS")) and name != "CPU"
+    }
+    return subprocess.run(["make", *words], cwd=folder, env={**own, **env}, capture_output=True, text=True)
+
+
+def for_cpus(venv):
+    return (venv.folder / ".cpu").exists()
+
+
+def test_pytorch_for_cpus_installs_although_its_hashes_are_not_those_of_the_pins(wheel_for_cpus, venv, tmp_path):
+    site = tmp_path / "site"
+    found = f"{UV} pip install --quiet --no-deps --no-index --find-links {wheel_for_cpus.parent} --target {site}"
     # In place of the index that the script asks, which the tests may not reach.
-    python.write_text(
-        "#!/bin/sh\nwhile [ $# -gt 0 ]; do\n"
-        f'  [ "$1" = --constraints ] && exec {install} --constraints "$2" torch\n  shift\ndone\n'
+    venv.does(
+        f'while [ $# -gt 0 ]; do [ "$1" = --constraints ] && exec {found} --constraints "$2" torch; shift; done; exit 9'
     )
-    python.chmod(0o755)
-    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    subprocess.run([ROOT / "tools/install_for_cpu.sh"], env=env, check=True)
+    assert install(venv, "1")[0].returncode == 0 and for_cpus(venv)
     assert [path.name for path in site.glob("torch-*")] == [
         wheel_for_cpus.name.replace("-py3-none-any.whl", ".dist-info")
     ]
 
 
-def test_make_installs_pytorch_for_cpus_where_it_is_asked_to(tmp_path):
-    command = ["make", "-n", "lab", f"VENV={tmp_path}"]
-    said = subprocess.run([*command, "CPU=1"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert "tools/install_for_cpu.sh" in said and "-r requirements.txt" not in said
-    (tmp_path / ".cpu").touch()  # as that leaves it
-    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout == said
+@pytest.fixture(params=["does not resolve", "refuses", "never answers"])
+def proxy(request):
+    """The address of a proxy through which no index answers."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if request.param == "never answers":
+            server.listen()
+        host = "no-such-host.invalid" if request.param == "does not resolve" else "127.0.0.1"
+        yield f"http://{host}:{server.getsockname()[1]}"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the pins are taken without a question")
+def test_without_the_index_of_wheels_for_cpus_one_line_says_so_and_the_pins_are_installed(venv, proxy):
+    venv.does(f'HTTPS_PROXY={proxy} ALL_PROXY={proxy} NO_PROXY= no_proxy= exec {UV} "$@"')
+    begin = time.monotonic()
+    done, installed = install(venv)
+    assert (done.returncode, installed, for_cpus(venv)) == (0, ["pins"], False), done.stderr
+    assert "--require-hashes" in venv.called()[-1] and "-r requirements.txt" in venv.called()[-1]
+    assert time.monotonic() - begin < 30
+    (line,) = [line for line in done.stdout.splitlines() if "cannot be had" in line]
+    assert re.search(r"lookup|refused|timed out|no answer", line) and done.stderr == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the pins are taken without a question")
+def test_an_index_that_trickles_is_given_up(venv):
+    venv.does('case "$*" in *--dry-run*) exec sleep 300 ;; esac')
+    done, installed = install(venv)
+    assert (done.returncode, installed) == (0, ["pins"]) and "no answer within" in done.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the pins are taken without a question")
+def test_an_index_that_answers_and_then_fails_leads_to_the_pins(venv):
+    venv.does('case "$*" in *--dry-run*) exit 0 ;; *) echo "  cause: reset by peer" >&2; exit 2 ;; esac')
+    done, installed = install(venv)
+    assert (done.returncode, installed, for_cpus(venv)) == (0, ["cpu", "pins"], False)
+    assert "(reset by peer)" in done.stdout and done.stderr == ""
+    assert "--reinstall-package torch " in venv.called()[-1], "some of its wheels may be there already"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the pins are taken without a question")
+def test_an_index_that_answers_gives_the_wheels_for_cpus(venv):
+    venv.does("exit 0")
+    assert install(venv)[1] == ["cpu"] and for_cpus(venv)
+
+
+def test_with_a_gpu_the_pins_are_installed_and_no_index_is_asked(venv, tmp_path):
+    write_script(tmp_path / "nvidia-smi", "echo 'GPU 0: NVIDIA H100 (UUID: GPU-1)'")
+    assert install(venv)[1] == ["pins"] and len(venv.called()) == 1 and not for_cpus(venv)
+
+
+def test_both_kinds_of_wheels_can_be_forced(venv, tmp_path):
+    venv.does("exit 0")
+    assert install(venv, "0")[1] == ["pins"] and len(venv.called()) == 1
+    write_script(tmp_path / "nvidia-smi", "echo 'GPU 0: NVIDIA H100 (UUID: GPU-1)'")
+    assert install(venv, "1")[1] == ["pins", "cpu"] and for_cpus(venv)
+    assert install(venv, "0")[1][-1] == "pins" and not for_cpus(venv)
+
+
+def test_forced_wheels_for_cpus_that_cannot_be_had_are_an_error_with_its_cure(venv):
+    venv.does("echo no route >&2; exit 2")
+    done, installed = install(venv, "1")
+    assert done.returncode == 1 and installed == ["cpu"]
+    assert "no route" in done.stderr and "Without CPU=1" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("had", "given", "wheels"),
+    [
+        ([], [], ""),
+        ([], ["CPU=1"], "1"),
+        ([], ["CPU=0"], "0"),
+        ([".cpu"], [], "keep"),
+        ([".cpu", ".ready"], [], "keep"),
+        ([".cpu", ".ready"], ["CPU=0"], "0"),
+        ([".ready"], [], "0"),
+        ([".ready"], ["CPU=1"], "1"),
+        ([".ready"], ["clean"], ""),
+    ],
+)
+def test_make_remembers_which_wheels_an_environment_has(tmp_path, had, given, wheels):
+    for name in had:
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (0, 0))  # older than the pins
+    said = make("-n", *given, "setup", f"VENV={tmp_path}").stdout
+    assert f"tools/install.sh {tmp_path} {wheels}\n" in said
+    other = bool(given) and ".ready" in had and given != ["clean"]
+    assert (f"make clean setup {given[0] if given else ''}" in said) == other
+
+
+@pytest.mark.parametrize(("given", "code"), [("CPU=yes", 2), ("CPU=", 2), ("CPU=1", 0)])
+def test_another_choice_of_wheels_is_refused(tmp_path, given, code):
+    said = make("-n", "setup", given, f"VENV={tmp_path}")
+    assert said.returncode == code and ("CPU=0" in said.stderr) == bool(code)
+
+
+def test_a_processors_name_in_the_environment_is_no_choice(tmp_path):  # openSUSE sets it
+    assert f"tools/install.sh {tmp_path} \n" in make("-n", "setup", f"VENV={tmp_path}", CPU="x86_64").stdout
+
+
+def test_horovod_is_built_on_all_cores_also_by_make():
+    script = (ROOT / "tools/build_horovod.sh").read_text()
+    assert script.index("unset MAKEFLAGS") < script.index('pip" wheel')
+
+
+def test_make_test_prints_the_minutes_of_its_parts_also_of_a_failed_one(tmp_path):
+    shutil.copytree(ROOT / "tools", tmp_path / "tools")
+    makefile = (ROOT / "Makefile").read_text()
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    own = "setup-test horovod unit:\n\t@echo did $@\n"
+    rules = re.sub(r"^(unit|setup-test|horovod):.*\n((\t.*)?\n)*", "", makefile, flags=re.MULTILINE)
+    (tmp_path / "Makefile").write_text(rules + own)
+    for name in ("ruff", "mypy", "python"):
+        write_script(tmp_path / name, "exit 0")
+    write_script(tmp_path / "mypy", "exit 3")
+    done = make("test", f"VENV={tmp_path}", f"BIN={tmp_path}", folder=tmp_path)
+    assert done.returncode and re.findall(r"^ +[\d.]+ min  (.*)$", done.stdout, re.MULTILINE) == [
+        "set-up",
+        "Horovod",
+        "style",
+        "style",
+        "types",
+        "in all",
+    ]
 
 
 def test_conda_takes_python_and_graphviz_from_conda_and_the_rest_from_the_pins():

@@ -1,9 +1,12 @@
 """FSDP2 and distributed checkpoints (DCP) in `ddp.run`: nothing that is learnt or saved depends on the ranks."""
 
 import os
+import runpy
 import signal
 import time
+from pathlib import Path
 
+import fsspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -142,3 +145,24 @@ def test_a_rank_that_dies_while_it_saves_leaves_the_checkpoint_before_usable(thr
         ddp.run(three, gone_on, during, {}, n_workers=1)
     loaded, _ = ddp.run(three, gone_on, before, {}, n_workers=1)[0]
     assert all(torch.equal(loaded[name], part) for name, part in parameters.items())
+
+
+@pytest.mark.parametrize("name", ["run", "run[1]", "[a-c]*", "run?"])
+@pytest.mark.parametrize("root", ["local", "memory://runs"])
+def test_the_deploy_script_goes_on_in_a_folder_whose_name_looks_like_a_pattern(tmp_path, root, name):
+    script, on_ctrl_c = Path(__file__).parents[1] / "deploy/slurm/train_sharded.py", signal.getsignal(signal.SIGINT)
+    newest = runpy.run_path(str(script))["newest"]
+    signal.signal(signal.SIGINT, on_ctrl_c)  # which importing dask_jobqueue replaces
+    root = str(tmp_path) if root == "local" else root
+    folder = f"{root}/{name}"
+    fs, path = fsspec.url_to_fs(folder)
+    for step, files in (
+        ("step-00000200", [".metadata", "0"]),
+        ("step-00000300", ["0"]),
+        ("step-00000100", [".metadata"]),
+    ):
+        for file in files:
+            fs.makedirs(f"{path}/{step}", exist_ok=True)
+            fs.pipe_file(f"{path}/{step}/{file}", b"")
+    assert newest(folder) == (f"{folder}/step-00000200", 200)
+    assert newest(f"{folder}-other") == (None, 0)

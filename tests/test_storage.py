@@ -1,21 +1,32 @@
 """A file is written whole or not at all, and an address is opened with what its place needs."""
 
 import os
+import stat
+import subprocess
+import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from samples import sign_in
 
 from workshop_utils.data import find_data, list_photos
+from workshop_utils.dogs.photos import PhotosError, fetch_photos
+from workshop_utils.dogs.sketches import write_sketches
+from workshop_utils.object_store import local_object_store
+from workshop_utils.results import write_tensorboard
 from workshop_utils.storage import (
     CacheError,
     NotShared,
     cache_folder,
     default_storage_options,
+    new_shared_folder,
     on_all_workers,
     open_address,
+    read_together,
     shared_folder,
     whole_file,
 )
@@ -87,9 +98,109 @@ def test_an_address_is_opened_with_its_own_options_before_the_workshops():
         open_address("nosuch://bucket/dogs")
 
 
-def test_without_a_setting_files_for_all_workers_lie_in_a_new_folder_of_this_machine(client):
-    one, other = shared_folder(), shared_folder()
-    assert one != other and os.path.isdir(one) and os.path.isdir(other)
+def test_a_local_path_is_taken_whole(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("fold::2.pt", "a::b/c", "simplecache::run", "file:x", "data:x", "local:x", "a://b", "a b/://c", "x:1"):
+        for path in (f"{tmp_path}/{name}", Path(tmp_path, name), f"file://{tmp_path}/{name}"):
+            assert open_address(path)[1] == str(tmp_path / name)
+        if "://" not in name:
+            assert open_address(name)[1] == open_address(Path(name))[1] == str(tmp_path / name)
+
+
+def test_an_address_is_taken_whole():
+    assert open_address("s3://bucket/lr::0.1.pt", {"anon": True})[1] == "bucket/lr::0.1.pt"
+    assert open_address("http://[::1]:8000/dogs")[1] == "http://[::1]:8000/dogs"
+
+
+@pytest.mark.parametrize("chain", ["simplecache::s3://bucket/run.pt", "filecache::simplecache::https://host/run.pt"])
+def test_a_chain_of_addresses_is_refused_with_the_address_to_give(chain):
+    with pytest.raises(ValueError, match=f"'{chain}' is a chain.*'{chain.rpartition('::')[2]}'"):
+        open_address(chain)
+
+
+def test_an_archive_is_no_address():
+    with pytest.raises(ValueError, match="zip://run.pt::/runs.zip.*unpack"):
+        open_address("zip://run.pt::/runs.zip")
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["s3://bucket/run.pt", "memory://run.pt", "gs://bucket", "https://host/run.pt", "file:///run.pt", "s3a://b"],
+)
+def test_an_address_in_a_path_is_refused_with_the_string_to_give(address):
+    for path in (Path(address), str(Path(address))):
+        with pytest.raises(ValueError, match=f"'{path}'.*pathlib.*'{address}'"):
+            open_address(path)
+
+
+def test_a_folder_of_this_machine_is_no_address_of_other_storage(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for take in (
+        lambda place: write_sketches(place, 1, ["pug"]),
+        lambda place: write_tensorboard([{"step": 1, "loss": 1.0}], place),
+        lambda place: local_object_store(place).__enter__(),
+        lambda place: fetch_photos(str(tmp_path), place),
+    ):
+        for place in ("s3://bucket/folder", Path("s3://bucket/folder")):
+            with pytest.raises((ValueError, PhotosError), match="s3:/"):
+                take(place)
+    monkeypatch.setenv("WORKSHOP_CACHE", "s3://bucket/folder")
+    with pytest.raises(CacheError, match="WORKSHOP_CACHE.*s3://bucket/folder"):
+        find_data(1, ["pug"])
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_cache_is_where_it_was_when_the_setting_was_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("cache", "./cache", "~/cache"):
+        monkeypatch.setenv("WORKSHOP_CACHE", name)
+        assert cache_folder() == tmp_path / "cache"
+
+
+def test_what_is_shared_lies_in_one_folder_of_this_machine_which_is_the_users_alone(client, tmp_path):
+    folder = shared_folder()
+    code = "from workshop_utils.storage import shared_folder; print(shared_folder())"
+    other = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert other.stdout.strip() == folder == shared_folder()
+    assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+
+
+def test_a_new_folder_is_empty_and_another_each_time(client, monkeypatch, tmp_path):
+    for shared in ("", str(tmp_path / "mounted")):
+        monkeypatch.setenv("WORKSHOP_SHARED", shared)
+        one, other = new_shared_folder(), new_shared_folder()
+        assert one != other and os.listdir(one) == os.listdir(other) == []
+
+
+def test_a_slow_disk_is_asked_for_all_files_before_it_has_given_one(tmp_path):
+    first, *rest = pipes = [str(tmp_path / f"{number}.jpg") for number in range(8)]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+
+    def answer(pipe):
+        with open(pipe, "wb") as file:  # waits until somebody reads
+            file.write(pipe.encode())
+
+    def open_if_read(pipe):
+        with suppress(OSError):
+            return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+
+    with ThreadPoolExecutor(1) as pool:
+        contents = pool.submit(read_together, open_address(tmp_path)[0], pipes)
+        time.sleep(0.1)
+        answer(first)  # after the time in which a fast disk has answered
+        writers, give_up = {}, time.monotonic() + 20
+        while len(writers) < len(rest) and time.monotonic() < give_up:
+            writers |= {pipe: file for pipe in rest if pipe not in writers and (file := open_if_read(pipe))}
+        n_read_at_once = len(writers)
+        for pipe, file in writers.items():
+            os.write(file, pipe.encode())
+            os.close(file)
+        for pipe in rest if n_read_at_once < len(rest) else ():
+            answer(pipe) if pipe not in writers else None
+        assert contents.result() == [pipe.encode() for pipe in pipes]
+    assert n_read_at_once == len(rest)
 
 
 def test_workers_that_do_not_see_this_machines_disk_are_named_with_the_line_to_type(client, tmp_path):
@@ -117,6 +228,7 @@ def test_sketches_are_shared_in_a_folder_that_all_machines_have(monkeypatch, tmp
     find_data(2, ["pug"]), find_data(1, ["pug", "boxer"])
     assert os.path.getsize(photo) == whole and len(list_photos(source.url)) == 2
     assert shared_folder().startswith(f"{tmp_path}/mounted/") and os.path.isdir(shared_folder())
+    assert shared_folder() == shared_folder()
 
 
 def test_who_reads_shared_sketches_while_they_are_copied_reads_whole_ones(monkeypatch, tmp_path):
@@ -164,3 +276,7 @@ def test_a_shared_folder_that_cannot_be_made_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("WORKSHOP_SHARED", str(tmp_path / "file"))
     with pytest.raises(NotShared, match="file"):
         shared_folder()
+    for refused in ("simplecache::memory://shared", "memory:/shared", "nosuch://shared"):
+        monkeypatch.setenv("WORKSHOP_SHARED", refused)
+        with pytest.raises(NotShared, match=f"WORKSHOP_SHARED is '{refused}'"):
+            new_shared_folder()

@@ -3,9 +3,14 @@
 import math
 import multiprocessing.connection
 import os
+import random
+import re
 import signal
 import sys
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import cloudpickle
 import numpy as np
@@ -15,13 +20,15 @@ import torch.distributed as dist
 import torchvision
 from PIL import Image
 from samples import sign_in
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from workshop_utils import ddp
+from workshop_utils.cluster import start_cluster
 from workshop_utils.data import ImageFolder, find_data, train_val_split
 from workshop_utils.dogs.breeds import HELD_OUT
 from workshop_utils.dogs.sketches import draw_dog, write_sketches
 from workshop_utils.loop.batches import batch_loader, naming_dead_children
+from workshop_utils.loop.chance import seed_all
 from workshop_utils.models import load_checkpoint, load_resnet, save_checkpoint, with_new_head
 from workshop_utils.training import evaluate, learning_rate, prepare, train
 
@@ -231,6 +238,53 @@ def test_what_a_dataset_draws_follows_from_the_step_also_in_children_and_after_a
     assert changed(weights, trained(epochs=2, **FIVE_STEPS)[1]), "it draws nothing"
 
 
+def test_training_leaves_the_callers_random_numbers_alone_also_on_a_rank_and_after_an_error(client):
+    def drawn_around(seed, wrong):
+        model, images = resnet(), noise()
+        seed_all(seed)
+        expected = torch.rand(3).tolist(), np.random.rand()
+        seed_all(seed)
+        with pytest.raises(FloatingPointError) if wrong else nullcontext():
+            train(model, Draws(images), images, **FIVE_STEPS | wrong)
+        return expected, (torch.rand(3).tolist(), np.random.rand()), random.random(), model.state_dict()
+
+    for wrong in ({}, {"lr": 1e30}):
+        one, other = drawn_around(1, wrong), drawn_around(2, wrong)
+        for expected, found, _, _ in (one, other, *ddp.run(client, drawn_around, 3, wrong, n_workers=2, timeout=120)):
+            assert found == expected
+        assert one[2] != other[2], "Python's numbers are fixed; Dask's threads draw some, too, so no more is known"
+        assert wrong or not changed(one[3], other[3]), "the run depends on what the caller has drawn"
+
+
+class Sample(NamedTuple):
+    image: torch.Tensor
+    label: torch.Tensor
+
+
+class Unreadable(Exception):
+    """An error that a child cannot send: its parent cannot import the class."""
+
+
+class OfTheNotebook(TensorDataset):
+    """A dataset of samples that nobody can import, either."""
+
+    def __getitem__(self, index):
+        if index == len(self) - 1:
+            raise Unreadable("the last image")
+        return Sample(*super().__getitem__(index))
+
+
+def test_the_children_of_a_rank_read_a_dataset_that_they_cannot_import(client):
+    images = TensorDataset(*noise(33).tensors)
+    settings = {"n_workers": 1, "batch_size": 16, "timeout": 120}
+    (expected,) = ddp.run(client, trained, Subset(images, range(32)), **settings)
+    own = OfTheNotebook(*images.tensors)
+    (found,) = ddp.run(client, trained, Subset(own, range(32)), num_workers=1, **settings)
+    assert found[0]["train_loss"] == expected[0]["train_loss"] and not changed(found[1], expected[1])
+    with pytest.raises(RuntimeError, match="Unreadable.*the last image"):
+        ddp.run(client, lambda: evaluate(resnet(), own, num_workers=1), n_workers=1, timeout=120)
+
+
 class Family(Dataset):
     """A dataset of the processes that read it: (index, process, its parent)."""
 
@@ -274,6 +328,20 @@ def test_another_number_of_ranks_may_resume_a_run(client, alone, tmp_path):
         assert numbers["resumed_at"] == 2 and difference(weights, alone[1]) <= 1e-5
 
 
+def test_a_run_goes_on_from_the_checkpoint_of_its_own_name(tmp_path):
+    for fold in (1, 2):
+        numbers, _ = trained(checkpoint=f"{tmp_path}/fold::{fold}.pt", **FIVE_STEPS)
+        assert numbers["resumed_at"] == 0
+    assert {path.name for path in tmp_path.iterdir()} >= {"fold::1.pt", "fold::2.pt"}
+
+
+def test_a_checkpoint_whose_address_lost_a_slash_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="'memory://runs/run.pt'"):
+        trained(checkpoint=Path("memory://runs/run.pt"), **FIVE_STEPS)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_finished_run_is_not_repeated(tmp_path):
     settings = {**FIVE_STEPS, "val_set": noise(7), "checkpoint": tmp_path / "run.pt"}
     numbers, weights = trained(**settings)
@@ -292,6 +360,58 @@ def test_evaluation_counts_each_image_once(client, n_images):
     for n_workers in (1, 2):
         for scores in ddp.run(client, evaluated, n_workers=n_workers):
             assert scores == {**alone, "loss": pytest.approx(alone["loss"])}
+
+
+@pytest.fixture(scope="module")
+def three_workers():
+    client = start_cluster(3)
+    yield client
+    client.close()
+    client.cluster.close()
+
+
+@pytest.fixture(params=[2, 3])
+def of_two_or_three(request, shared_cluster):
+    """Run a function on as many ranks, which give up waiting for each other."""
+    client = shared_cluster.client if request.param == 2 else request.getfixturevalue("three_workers")
+    return request.param, partial(ddp.run, client, n_workers=request.param, timeout=120)
+
+
+def test_a_validation_set_smaller_than_the_world_is_counted_once(of_two_or_three):
+    def validated(n_images, num_workers):
+        model, (images, labels) = resnet(), noise(n_images).tensors
+        numbers = train(model, noise(12), TensorDataset(images, labels), batch_size=12, num_workers=num_workers)
+        return numbers, model(images).detach(), labels
+
+    n_ranks, run = of_two_or_three
+    for n_images, num_workers in [(1, 0), (n_ranks - 1, 1)]:
+        for numbers, logits, labels in run(validated, n_images, num_workers):
+            assert numbers["accuracy"] == (logits.argmax(1) == labels).double().mean()
+            assert numbers["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item())
+
+
+def test_images_that_the_ranks_cannot_share_are_named_on_all_ranks(of_two_or_three):
+    n_ranks, run = of_two_or_three
+    many = noise(24)
+    cases = [
+        (lambda rank: train(resnet(), many, noise(0), batch_size=12), "0 images"),
+        (lambda rank: train(resnet(), many, noise(0) if rank else None, batch_size=12), r"validation: \[False, True"),
+        (lambda rank: train(resnet(), many, noise(rank), batch_size=12), r"n_val_images: \[0, 1"),
+        (lambda rank: train(resnet(), noise(24 - rank), batch_size=24), r"n_images: \[24, 23"),
+        (lambda rank: train(resnet(), noise(0), batch_size=12), f"0 images.*: bring more images; {n_ranks} ranks"),
+        (lambda rank: train(resnet(), noise(5), batch_size=12), f"5 images.* at most {5 // n_ranks * n_ranks},"),
+        (lambda rank: train(resnet(), many, batch_size=12, check_every=rank), r"check_every: \[0, 1"),
+        (lambda rank: evaluate(resnet(), noise(5 * rank)), r"n_images: \[0, 5"),
+        (lambda rank: evaluate(resnet(), noise(5 + rank)), r"n_images: \[5, 6"),
+    ]
+
+    def refused():
+        return [str(pytest.raises(ValueError, case, dist.get_rank()).value) for case, _ in cases]
+
+    first, *others = run(refused)
+    assert all(other == first for other in others)
+    for sentence, (_, said) in zip(first, cases, strict=True):
+        assert re.search(said, sentence)
 
 
 def test_evaluation_is_right_and_leaves_the_model_as_it_was():
@@ -471,6 +591,16 @@ def test_a_checkpoint_of_another_run_is_refused_with_the_settings_that_differ(tm
     interrupted(checkpoint)
     with pytest.raises(ValueError, match=f"'{checkpoint}'.*{message}"):
         trained(checkpoint=checkpoint, **{**FIVE_STEPS, **other})
+
+
+def test_a_run_whose_model_was_wrapped_is_refused_with_the_cure(tmp_path):
+    checkpoint = tmp_path / "run.pt"
+    interrupted(checkpoint)
+    saved = load_checkpoint(checkpoint)
+    saved["state_dict"] = {f"_orig_mod.{name}": weight for name, weight in saved["state_dict"].items()}
+    save_checkpoint(checkpoint, **saved)
+    with pytest.raises(ValueError, match=f"'{checkpoint}'.*replace.'_orig_mod.', ''"):
+        trained(checkpoint=checkpoint, checkpoint_every=2, **FIVE_STEPS)
 
 
 def test_a_checkpoint_that_training_did_not_write_is_refused_and_kept(tmp_path):

@@ -24,6 +24,7 @@ headers=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("inc
 
 cd "$work"
 export VIRTUAL_ENV=$venv
+unset MAKEFLAGS MFLAGS  # make hands them down, and with them Horovod's set-up compiles on one core
 # What builds it must be older than today's, and so stays out of the venv.
 "$venv/bin/uv" pip install --quiet --target tools 'cmake==3.31.6' 'setuptools==69.5.1' 'wheel==0.45.1'
 export PYTHONPATH=$work/tools

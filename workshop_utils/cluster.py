@@ -26,6 +26,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 
 from workshop_utils import children
 from workshop_utils.forking import METHOD, ForkingNanny, start_method
+from workshop_utils.job.errors import check_client
 from workshop_utils.joining import ClusterError, join, refuse_other_versions
 from workshop_utils.object_store import LOOPBACK, spare_loopback_the_proxy
 from workshop_utils.progress import waiting
@@ -106,6 +107,7 @@ def worker_environment(torch_threads: int) -> str:
 
 def unfit_for_pytorch(client: Client) -> tuple[list[str], int]:
     """Return (what is wrong with how a cluster's workers were started, cores that one of them could use)."""
+    check_client(client)
     found = client.run(_how_started, on_error="ignore")
     workers_on = Counter(get_address_host(worker) for worker in found)
     wrong, cores = set(), 1
@@ -127,6 +129,7 @@ def describe_workers(client: Client) -> pd.DataFrame:
     device: "cpu", or the GPU's name. torch_threads: cores that one PyTorch operation may use. A worker that is just
     being restarted is left out.
     """
+    check_client(client)
     about, rows = client.run(_describe_this_worker, on_error="return"), []
     for address, info in known_workers(client).items():
         memory_gib = round((info["memory_limit"] or float("nan")) / 2**30, 1)  # NaN: no limit
@@ -146,6 +149,7 @@ def known_workers(client: Client) -> dict[str, dict]:
 
     `Client.scheduler_info` may answer without any worker: a periodic call, which asks for none, overwrites its answer.
     """
+    check_client(client)
     return client.sync(client.scheduler.identity, n_workers=-1)["workers"]  # type: ignore[union-attr]
 
 

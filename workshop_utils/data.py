@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -10,8 +11,9 @@ from io import BytesIO
 from itertools import chain
 
 import numpy as np
+from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 from torch.utils.data import Dataset, Subset
 
 from workshop_utils.dogs.breeds import BREEDS as BREEDS  # "as": notebooks import these from here
@@ -22,20 +24,36 @@ from workshop_utils.dogs.sketches import draw_dog as draw_dog
 from workshop_utils.s3 import list_folders, read_objects
 from workshop_utils.storage import (
     CacheError,
+    absolute_address,
     cache_folder,
     default_storage_options,
+    has_one_connection,
     on_all_workers,
     open_address,
     open_fresh,
+    read_together,
     share,
+    weights_setting,
 )
 
 IN_BREED = re.compile(r"(?:.*[/\\])?(n\d{8})-([^/\\]+)[/\\][^/\\]*", re.DOTALL)  # a file in a folder of a breed
 # A photo's path below the root. Hidden files are no photos: macOS puts a "._photo.jpg" beside each.
 PHOTO = re.compile(r"n\d{8}-[^/\\]+/[^./\\][^/\\]*\.(?i:jpg|jpeg|png|webp|gif|bmp)")
+# Addresses that begin alike lie in one storage: protocols and host, or bucket. Nothing for a local path.
+STORAGE = re.compile(r"^(?:.*://[^/]*)?", re.DOTALL)
 IN_ARCHIVE = re.compile("(^|::)(zip|tar|libarchive)://")
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")  # a stranger's file should not reach the decoders of other formats
 MAX_PIXELS = 50_000_000  # decoded, a photo of this size already takes 150 MB
+# How stored pixels are turned to stand upright, by EXIF's orientation: a phone stores photos as its sensor sees them.
+TURNS: dict[object, Image.Transpose] = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 MAX_ASPECT = 50  # resizing the short side of 1 x 1,000,000 pixels to 256 would take 200 GB
 SKETCHES_PER_BREED = 8
 FOLDERS_AT_ONCE = 32  # listed at the same time: storage takes long to answer, but no longer for many questions
@@ -55,22 +73,23 @@ class DataSource:
     """Where the lesson's images are.
 
     url: folder of folders `<wnid>-<Breed_name>`. kind: "custom" (WORKSHOP_DATA), "photos" or "sketches".
-    storage_options: what fsspec needs to open `url`.
+    storage_options: what fsspec needs to open `url`. weights: those that suit the images, for `load_resnet`:
+    WORKSHOP_WEIGHTS of the process that makes this; else "sketches" for these, and "auto" for photos.
     """
 
     url: str
     kind: str
     storage_options: dict = field(default_factory=dict)
+    weights: str = ""
+
+    def __post_init__(self) -> None:
+        weights = self.weights or weights_setting() or ("sketches" if self.kind == "sketches" else "auto")
+        object.__setattr__(self, "weights", weights)  # a rank's WORKSHOP_WEIGHTS may differ from the client's
 
     @property
     def noun(self) -> str:
         """What a sentence calls the images: "sketches" or "photos"."""
         return "sketches" if self.kind == "sketches" else "photos"
-
-    @property
-    def weights(self) -> str:
-        """The weights that suit the images: "sketches" or "auto", for `load_resnet`."""
-        return "sketches" if self.kind == "sketches" and not os.environ.get("WORKSHOP_WEIGHTS") else "auto"
 
 
 def find_data(
@@ -87,7 +106,7 @@ def find_data(
     """
     if url := os.environ.get("WORKSHOP_DATA"):
         list_photos(url, breeds=breeds)  # raises NoPhotos
-        return DataSource(url, "custom", default_storage_options(url))
+        return DataSource(absolute_address(url), "custom", default_storage_options(url))
     photos, wanted = cache_folder() / "photos", f"sketches-v{DRAWING_VERSION}-{per_breed}"
     sketches = cache_folder() / (wanted if light == "day" else f"{wanted}-{light}")
     try:
@@ -112,7 +131,8 @@ def list_photos(
 
     breeds: names, WordNet ids or `Breed`s of the folders to list; None for all.
 
-    Paths carry their protocol (`s3://…`) except local ones. Raises NoPhotos if there are none.
+    Paths carry their protocol and host (`s3://…`) except local ones. Raises NoPhotos if there are none, and ValueError
+    for a chain of addresses or a `pathlib.Path` of one.
     """
     wanted = None if breeds is None else {find_breed(breed).wnid for breed in breeds}
 
@@ -123,6 +143,7 @@ def list_photos(
     url = str(url)
     if IN_ARCHIVE.search(url):
         raise NoPhotos(f"{url!r} is in an archive: unpack it, and give the folder.")
+    absolute_address(url)  # raises ValueError
     try:
         fs, root = open_fresh(url, storage_options)
         files = list_folders(fs, root, is_wanted)
@@ -139,7 +160,10 @@ def list_photos(
         list_photos(url, storage_options=storage_options)  # raises if there are none of other breeds either
     if wanted and (missing := sorted(wanted - {breed_of(file)[0] for file in found})):
         raise NoPhotos(f"{url!r} holds no images of {', '.join(missing)}. {CURE}")
-    return found if isinstance(fs, LocalFileSystem) else [fs.unstrip_protocol(file) for file in found]
+    if isinstance(fs, LocalFileSystem):
+        return found
+    # fs.unstrip_protocol would lose a host. Files of http:// have whole addresses.
+    return [file if "://" in file else url.rstrip("/") + file.removeprefix(root.rstrip("/")) for file in found]
 
 
 def _list_folders(fs, root, is_wanted):
@@ -150,7 +174,7 @@ def _list_folders(fs, root, is_wanted):
         for info in chain(below.values(), (file for file in beside.values() if file.get("islink")))
         if is_wanted(info["name"])
     ]
-    with ThreadPoolExecutor(FOLDERS_AT_ONCE) as pool:
+    with ThreadPoolExecutor(1 if has_one_connection(fs) else FOLDERS_AT_ONCE) as pool:
         return list(chain.from_iterable(pool.map(partial(fs.find, maxdepth=1, on_error=_unless_missing), folders)))
 
 
@@ -171,22 +195,43 @@ def breed_of(path: str) -> tuple[str, str]:
 
 
 def read_files(paths: Sequence[str], storage_options: dict | None = None) -> list[bytes | Exception]:
-    """Return the bytes of each file, in order, all read at the same time; an unreadable file gives its exception."""
-    if not paths:
-        return []
-    fs, _ = open_address(paths[0], storage_options)
+    """Return the bytes of each file, in order; an unreadable file gives its exception.
+
+    The files may lie in several storages. Those of one are read at the same time, but for storage with one
+    connection, such as ftp://, which gives one after the other.
+    """
+    opened: dict[tuple, AbstractFileSystem | Exception] = {}
+    by_fs: dict[AbstractFileSystem | Exception, list[int]] = defaultdict(list)  # positions
+    for position, path in enumerate(paths):
+        storage = STORAGE.findall(path)[0], "?versionId=" in path  # s3fs reads versions through another filesystem
+        if storage not in opened:  # opening each path would take longer than reading it
+            try:
+                opened[storage], _ = open_address(path, storage_options)
+            except Exception as error:  # an unknown protocol, a missing package, a server that refuses
+                opened[storage] = error
+        by_fs[opened[storage]].append(position)
+    contents: dict[int, bytes | Exception] = {}
+    for fs, positions in by_fs.items():
+        contents |= zip(positions, _read_from(fs, [paths[position] for position in positions]), strict=True)
+    return [contents[position] for position in range(len(paths))]
+
+
+def _read_from(fs, paths):
+    """Return what `read_files` does for files of one filesystem, or of one that could not be opened, an exception."""
+    if isinstance(fs, Exception):
+        return [fs] * len(paths)
     contents: list = read_objects(fs, paths)
     if left := [position for position, content in enumerate(contents) if content is None]:
-        # fs.cat would take the [1] of a name for a pattern.
-        by_fs = fs.cat_ranges([paths[position] for position in left], None, None, on_error="return")
+        by_fs = read_together(fs, [paths[position] for position in left])
         for position, content in zip(left, by_fs, strict=True):
             contents[position] = content
     return contents
 
 
 def decode_photo(content: bytes | Exception, path: str) -> Image.Image:
-    """Return a file's bytes as an RGB `PIL.Image`; raise BadPhoto, which names `path`, for anything else.
+    """Return a file's bytes as an upright RGB `PIL.Image`; raise BadPhoto, which names `path`, for anything else.
 
+    Upright: turned as the file's EXIF says, as `PIL.ImageOps.exif_transpose` does. Damaged EXIF turns nothing.
     content: bytes, or the exception that reading them raised.
     """
     if isinstance(content, Exception):
@@ -202,7 +247,8 @@ def decode_photo(content: bytes | Exception, path: str) -> Image.Image:
             raise ValueError(f"animated, {n_frames} frames: save one frame")
         if depth := {"I": "16-bit", "F": "float"}.get(image.mode[0]):
             raise ValueError(f"{depth} pixels: save it with 8 bits a channel")
-        return image.convert("RGB")
+        pixels, turn = image.convert("RGB"), turn_of(image)
+        return pixels if turn is None else pixels.transpose(turn)
     except Exception as error:  # Pillow raises errors of nearly any type for a damaged header
         reason = str(error) or type(error).__name__
         if isinstance(error, UnidentifiedImageError):
@@ -210,14 +256,22 @@ def decode_photo(content: bytes | Exception, path: str) -> Image.Image:
         raise BadPhoto(f"{path}: {reason}") from error
 
 
+def turn_of(image: Image.Image) -> Image.Transpose | None:
+    """Return how an image's stored pixels are turned to stand upright, by its EXIF; None where they stand already."""
+    try:
+        return TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
+    except Exception:  # Pillow raises errors of many types for damaged EXIF, and the pixels may be fine
+        return None
+
+
 class ImageFolder(Dataset):
-    """A dataset of (image, label) over folders `<wnid>-<Breed_name>`, at any address that fsspec can open.
+    """A dataset of (image, label) over folders `<wnid>-<Breed_name>`, at a path or an address that fsspec opens.
 
     Like torchvision's: `classes` are the sorted folder names, a label is a position among them (`class_to_idx`),
     `samples` are (path, label) pairs. The photos of a DataLoader's batch are read at the same time, in any kind of
     child process.
 
-    transform: called on each RGB `PIL.Image`.
+    transform: called on each photo, an upright RGB `PIL.Image`.
     breeds: names, WordNet ids or `Breed`s of the folders to take; None for all.
     Raises NoPhotos if `url` holds none, or none of one of the `breeds`; BadPhoto on reading a file that is no photo.
 

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torchvision.transforms.functional import resize
 
-from workshop_utils.data import BadPhoto, decode_photo
+from workshop_utils.data import BadPhoto, decode_photo, turn_of
 
 PIXELS_PER_CALL = 2**26  # of the JPEGs that are decoded together: 358 of 500 x 375; they take 0.8 GB in float32
 END_OF_JPEG = b"\xff\xd9"
@@ -61,13 +61,16 @@ def load_on_gpu(
 
 
 def n_pixels_if_plain(content: bytes | Exception) -> int:
-    """Return how many pixels a JPEG has, if all decoders read it alike; else 0, as for CMYK or a truncated file."""
+    """Return how many pixels a JPEG has, if all decoders read it alike; else 0.
+
+    They differ in CMYK, in truncated files, and in photos that EXIF turns: a GPU's decoder returns them as stored.
+    """
     try:
         image = Image.open(BytesIO(content), formats=["JPEG"])  # type: ignore[arg-type]  # reads only the header
     except Exception:
         return 0
     n_pixels = math.prod(image.size)
-    alike = image.mode in ("RGB", "L") and image.info.get("adobe_transform", 1) != 0
+    alike = image.mode in ("RGB", "L") and image.info.get("adobe_transform", 1) != 0 and turn_of(image) is None
     whole = content.endswith(END_OF_JPEG)  # type: ignore[union-attr]
     usual = n_pixels <= PIXELS_PER_CALL // 2 and max(image.size) <= 8 * min(image.size)  # `decode_photo` allows more
     return n_pixels if alike and whole and usual else 0

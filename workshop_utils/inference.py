@@ -23,12 +23,15 @@ from workshop_utils.data import IN_BREED, read_files
 from workshop_utils.decode import load_on_cpu, load_on_gpu
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.int8 import Calibration, calibrated, for_calibration
+from workshop_utils.job.errors import check_client
 from workshop_utils.models import IMAGENET_WEIGHTS, WeightsError, load_resnet, named_weights, resolve_weights
 from workshop_utils.precision import PRECISIONS, ieee_float32, precision_of
 from workshop_utils.progress import bar
-from workshop_utils.storage import version_of
+from workshop_utils.storage import absolute_address, version_of
 
 COLUMNS = ["path", "breed", "prediction", "probability", "correct", "error"]
+TEXT = "str" if pd.Series(["text"]).dtype != object else "string"  # pandas 2 would write a missing value as "None"
+TYPES = dict.fromkeys(COLUMNS, TEXT) | {"probability": "float64", "correct": "boolean"}
 # A task takes seconds: a lost worker costs little, and neither does the pause between two tasks.
 CPU_BATCHES_PER_TASK, GPU_BATCHES_PER_TASK = 8, 256
 # Photos of a forward pass. A CPU's caches hold the activations of 16: ResNet-50 takes 19 ms of a core a photo. With 32,
@@ -50,19 +53,20 @@ def classify(
 ) -> pd.DataFrame:
     """Return a DataFrame with one row per path, in the order given: what a pretrained ResNet sees in each photo.
 
+    paths: of files in any storages that the workers reach. A relative one is below this process's working directory.
     Columns: path; breed, from the folder's name; prediction, the likeliest category; probability, in [0, 1]; correct,
     missing if no category of the model is the folder's breed, by its WordNet id, its name, or ImageNet's name for it;
     error, missing or why a file could not be classified (prediction, probability and correct are then missing).
 
     batch_size: photos that a worker reads in one call. A forward pass takes CPU_FORWARD or GPU_FORWARD of them.
     storage_options: what fsspec needs to open `paths`; None for anonymous reading of s3:// without credentials.
-    weights: as in `load_resnet`; a file must be readable from the workers.
+    weights: as in `load_resnet`; a file must be readable from the workers, and a relative path is this process's, too.
     precision: "fp32", "bf16", or "auto" for bf16 where the worker is faster in it; or "int8", on CPUs, for which each
     worker first calibrates the model with 32 of the photos, spread evenly over `paths`, or the first ones of a
     generator. A few predictions differ; more may if these photos are unlike the others.
-    Raises what loading the weights raises, WeightsError if workers had different weights, and ValueError if none of the
-    photos for calibration can be read. A worker that dies costs time, but no rows: Dask runs its batches again. A bar
-    shows how many photos are done.
+    Raises what loading the weights raises, WeightsError if workers had different weights, ValueError if none of the
+    photos for calibration can be read, SchedulerLost if the client is closed, TypeError if it is asynchronous. A worker
+    that dies costs time, but no rows: Dask runs its batches again. A bar shows how many photos are done.
 
     >>> from tempfile import TemporaryDirectory
     >>> from workshop_utils.data import list_photos
@@ -81,7 +85,7 @@ def classify(
         for frame in stream:
             frames.append(frame)
             line.update(len(frame))
-    return pd.concat(frames or [_frame([], [])], ignore_index=True).infer_objects()
+    return pd.concat(frames or [_frame([], [])], ignore_index=True)
 
 
 def classify_stream(
@@ -95,11 +99,13 @@ def classify_stream(
 ) -> Iterator[pd.DataFrame]:
     """Return an iterator over `classify`'s rows, in the order of `paths`: the DataFrame of each task, once it is done.
 
+    All frames have the same types of columns, so that one file, such as Parquet, takes them all.
     Memory stays flat, however many paths there are, and `paths` may be a generator: no more are taken from it, and no
     more tasks given to the cluster, than keep the workers busy while you use a frame. The arguments are `classify`'s.
     An error, an interrupt and `close()` of the iterator free the workers.
     Raises ValueError at once for an argument that cannot be, and later what loading the weights raises.
     """
+    check_client(client)
     if isinstance(paths, (str, bytes, os.PathLike)):
         raise ValueError(f"paths is the single path {str(paths)!r}: give a list of paths.")
     if not isinstance(batch_size, int) or batch_size < 1:
@@ -112,10 +118,10 @@ def classify_stream(
         if on_gpu:
             raise ValueError("precision is 'int8', which is for CPUs, but a worker has a GPU: write 'auto'.")
         spread, photos = for_calibration(photos, isinstance(paths, Sized))
-        calibration = Calibration(uuid.uuid4().hex, spread)
+        calibration = Calibration(uuid.uuid4().hex, list(map(absolute_address, spread)))
     batches = iter(lambda: list(islice(photos, batch_size)), [])
     tasks = split_guided(batches, _n_threads(client), GPU_BATCHES_PER_TASK if on_gpu else CPU_BATCHES_PER_TASK)
-    start = partial(
+    submit = partial(
         client.submit,
         classify_batches,
         pure=False,
@@ -124,7 +130,8 @@ def classify_stream(
         storage_options=storage_options,
         calibration=calibration,
     )
-    return _frames(client, start, tasks)
+    # Workers may have another working directory and another home.
+    return _frames(client, lambda task: submit([list(map(absolute_address, batch)) for batch in task]), tasks)
 
 
 def classify_batches(
@@ -350,6 +357,8 @@ def _rows(paths, errors, results, categories, truths):
 
 
 def _frame(paths, rows):
-    frame = pd.DataFrame(rows, columns=COLUMNS).astype({"probability": float, "correct": "boolean"})
+    """Return a DataFrame of rows. paths: as they were given; its errors name these, not the ones that workers read."""
+    frame = pd.DataFrame(rows, columns=COLUMNS)
+    frame["error"] = [error and error.replace(row[0], path, 1) for path, (*row, error) in zip(paths, rows, strict=True)]
     frame["path"] = paths  # the client's own strings take no memory again; those from a worker are copies
-    return frame
+    return frame.astype(TYPES)

@@ -10,9 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.ao.quantization import convert, get_default_qconfig, prepare
 from torchvision.models import ResNet
-from torchvision.models.quantization.resnet import QuantizableBasicBlock, QuantizableBottleneck, QuantizableResNet
 from torchvision.models.resnet import BasicBlock
 
 from workshop_utils.data import read_files
@@ -25,11 +23,8 @@ CALLS_KEPT = 2  # two calls may take turns on a worker
 _calibrating = threading.Lock()
 # Of the latest calls, by call and checksum of the weights: what `calibrated` returns.
 _of_calls: dict[tuple[str, int], tuple[int, nn.Module]] = {}
-
-# torch.ao.quantization is deprecated, and warns of what it does itself. These warnings are ignored for good, since
-# `catch_warnings` in one thread would also silence, and perhaps leave silent, all others.
-for said in ("torch.ao.quantization is deprecated", "Please use quant_min and quant_max", "torch.quantize_per_tensor"):
-    warnings.filterwarnings("ignore", said)
+# How the warnings begin that torch.ao.quantization, which is deprecated, gives of what it does itself.
+ITS_WARNINGS = "torch.ao.quantization is deprecated", "Please use quant_min and quant_max", "torch.quantize_per_tensor"
 
 
 class Calibration(NamedTuple):
@@ -98,7 +93,8 @@ def to_int8(model: ResNet, images: torch.Tensor, batch_size: int = 16) -> nn.Mod
 
     images: (n, 3, h, w), for calibration: from the values that each layer has with them come its eight-bit steps. They
     should be like the images that the model will see. A forward pass takes `batch_size` of them.
-    Raises WeightsError if the model's output is NaN or infinite, ValueError if PyTorch has no int8 on this processor.
+    Raises WeightsError if the model's output is NaN or infinite, ValueError if PyTorch has no int8 on this processor,
+    or no longer has this way to it.
 
     PyTorch's static quantization, by torch.ao.quantization. Its successor torchao needs a C++ compiler on every worker
     to be as fast. Tracing by torch.fx would break forward passes in other threads meanwhile, so it is not used.
@@ -106,6 +102,13 @@ def to_int8(model: ResNet, images: torch.Tensor, batch_size: int = 16) -> nn.Mod
     engine = torch.backends.quantized.engine
     if engine == "none":
         raise ValueError("PyTorch has no kernels for int8 on this processor: write precision='auto'.")
+    try:
+        from torch.ao.quantization import convert, get_default_qconfig, prepare  # deprecated: it may be gone one day
+    except ImportError as error:
+        raise ValueError(f"This PyTorch does not quantize to int8 ({error}): write precision='auto'.") from error
+    # Ignored for good: `catch_warnings` in one thread would also silence, and perhaps leave silent, all others.
+    for said in ITS_WARNINGS:
+        warnings.filterwarnings("ignore", said)
     if not model(images[:1]).isfinite().all():
         raise WeightsError("The model's output is not a number (NaN) or infinite: its weights may be damaged.")
     prepared = _quantizable(model)
@@ -119,6 +122,8 @@ def to_int8(model: ResNet, images: torch.Tensor, batch_size: int = 16) -> nn.Mod
 
 def _quantizable(model):
     """Return torchvision's quantizable twin of a ResNet, with the same weights and strides."""
+    from torchvision.models.quantization.resnet import QuantizableBasicBlock, QuantizableBottleneck, QuantizableResNet
+
     block = QuantizableBasicBlock if isinstance(model.layer1[0], BasicBlock) else QuantizableBottleneck
     layers = [len(stage) for stage in (model.layer1, model.layer2, model.layer3, model.layer4)]
     about = {"groups": model.groups, "width_per_group": model.base_width, "num_classes": model.fc.out_features}

@@ -10,6 +10,7 @@ from distributed.core import rpc
 from distributed.security import Security
 from distributed.versions import VersionMismatchWarning
 
+from workshop_utils.job.errors import check_client
 from workshop_utils.progress import waiting
 
 TLS_FILES = "CA_FILE", "CLIENT__CERT", "CLIENT__KEY"
@@ -92,6 +93,7 @@ def _await_worker(client, timeout_s):
 
 def refuse_other_versions(client: Client) -> None:
     """Close the client and raise ClusterError if its scheduler or a worker has other versions than this process."""
+    check_client(client)
     known = list(client.nthreads())
     # This sends no code: a function pickled by one version of Python can crash the interpreter of another.
     packages = [name for name in SAME_ON_WORKERS if name != "python"]

@@ -37,9 +37,11 @@ def local_object_store(folder: str | os.PathLike) -> Iterator[dict]:
     this process dies, the server ends and deletes what it stored. Raises ObjectStoreError, also if workers of the
     current Dask client are on other machines.
     """
-    from workshop_utils.progress import waiting  # the supervisor, which runs this file alone, cannot import it
+    # The supervisor, which runs this file alone, cannot import these.
+    from workshop_utils.progress import waiting
+    from workshop_utils.storage import local_path
 
-    source = Path(folder).expanduser().resolve()
+    source = local_path(folder).resolve()
     if not source.is_dir():
         raise ObjectStoreError(f"{str(source)!r} is no folder: give the folder whose files are to be served.")
     spare_loopback_the_proxy()
@@ -90,10 +92,13 @@ def spare_loopback_the_proxy() -> None:
 def _refuse_other_hosts(port):
     from distributed import default_client
 
+    from workshop_utils.job.errors import check_client
+
     try:
         client = default_client()
     except ValueError:  # there is no client
         return
+    check_client(client)
     answers = client.run(lambda: socket.socket().connect_ex((LOOPBACK, port)), on_error="ignore")
     if strangers := [worker for worker, answer in answers.items() if answer]:
         raise ObjectStoreError(

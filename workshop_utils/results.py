@@ -11,10 +11,11 @@ from pathlib import Path, PurePath, PurePosixPath
 
 from distributed import Client, Future, default_client, get_worker
 
+from workshop_utils.job.errors import check_client
 from workshop_utils.job.family import is_ranks_child
 from workshop_utils.job.on_scheduler import drop_events
 from workshop_utils.job.rank import assignment, send_row
-from workshop_utils.storage import open_address, shared_folder, whole_file
+from workshop_utils.storage import local_path, new_shared_folder, open_address, whole_file
 
 
 class ResultError(ValueError):
@@ -44,6 +45,7 @@ def write_tensorboard(rows: Iterable[dict], folder: str | Path, *, step: str = "
     """
     from torch.utils.tensorboard import SummaryWriter
 
+    folder = local_path(folder)
     with ExitStack() as stack:
         writer_of = cache(lambda rank: stack.enter_context(SummaryWriter(str(Path(folder, f"rank-{rank}")))))
         for row in rows:
@@ -67,8 +69,9 @@ class ResultsHandler:
         Raises storage.NotShared where workers and client have no storage in common.
         """
         self.pub_sub_key = pub_sub_key or f"results-{uuid.uuid4().hex}"
-        self.folder = shared_folder()
+        self.folder = new_shared_folder()
         self._client = client or default_client()
+        check_client(self._client)
         self._arrived: list[dict[str, str]] = []  # path, and name in the folder
         self._client.subscribe_topic(self.pub_sub_key, lambda event: self._arrived.append(event[1]))
 
@@ -111,6 +114,7 @@ class ResultsHandler:
 
     def _keep(self, prefix: str | Path, path: str, name: str) -> Path:
         """Bring a result from the shared storage to its place, and delete it there."""
+        prefix = local_path(prefix)
         target = Path(prefix, _relative(path)).resolve()  # checked here, too: what arrives is not trusted
         if not target.is_relative_to(Path(prefix).resolve()):
             raise ResultError(f"path {path!r} leads out of {str(prefix)!r} by a symbolic link: remove that link.")

@@ -1,16 +1,20 @@
 """Where files lie: the cache folder, a place for all workers, any address; and files written whole or not at all."""
 
+import getpass
 import os
 import re
 import shutil
 import tempfile
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import fsspec
 import platformdirs
+from fsspec.archive import AbstractArchiveFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 # Variables that name who asks S3, and lines of ~/.aws that do.
@@ -23,6 +27,12 @@ OF_SOMEBODY = (
     "FSSPEC_S3_",
 )
 HOLDS_CREDENTIALS = re.compile(r"^\s*(aws_access_key_id|credential_process|role_arn|sso_|login_session)", re.MULTILINE)
+ADDRESS = re.compile(r"([\w+.-]{2,})://")
+CHAIN = re.compile(r"([\w+.-]+::)+[\w+.-]{2,}://")
+# What pathlib makes of an address. A name that no protocol has may be a folder's.
+LACKS_A_SLASH = re.compile(rf"({'|'.join(fsspec.available_protocols())}):(/(?!/)|$)")
+LOCAL_READERS = 16  # threads; to start them takes as long as to read 100 files of a fast disk
+SLOW_S = 0.002  # to read a file; a fast disk takes 0.05 ms
 S3_CONNECTIONS = 64  # botocore allows 10, so a batch of 32 would wait four times for storage far away
 
 
@@ -37,29 +47,42 @@ class CacheError(OSError):
 def cache_folder() -> Path:
     """Return the folder for downloads and sketches: WORKSHOP_CACHE, else the user's cache folder.
 
-    Raises CacheError where the user has no home.
+    Raises CacheError where the user has no home, and where WORKSHOP_CACHE is the address of other storage.
     """
     try:
-        return Path(os.environ.get("WORKSHOP_CACHE") or platformdirs.user_cache_dir("workshop-dask-pytorch"))
+        return local_path(os.environ.get("WORKSHOP_CACHE") or platformdirs.user_cache_dir("workshop-dask-pytorch"))
     except RuntimeError as error:  # for example in a container, for a user without a name
         raise CacheError(f"There is no home folder for the cache ({error}): export WORKSHOP_CACHE=FOLDER") from error
+    except ValueError as error:
+        raise CacheError(f"WORKSHOP_CACHE cannot be used: {error} Type\nexport WORKSHOP_CACHE=FOLDER") from error
 
 
 def shared_folder() -> str:
-    """Return the address of a new folder that this process and all workers can read and write.
+    """Return the address of a folder that all workers and all processes of this user can read and write.
 
-    It is below WORKSHOP_SHARED, any address that fsspec knows, else a temporary folder of this machine.
+    It is the same at each call, so that a program which is started again finds its checkpoints: a folder with the
+    user's name below WORKSHOP_SHARED, any address that `open_address` takes; else a folder in the cache of this
+    machine, which no other user may read. Nothing in it is ever deleted for you.
     Raises NotShared if WORKSHOP_SHARED cannot be written, or if it is unset and workers do not see this machine's disk.
     """
     if root := _shared_root():
-        fs, path = open_address(address := f"{root}/{uuid.uuid4().hex}")
-        try:
-            if isinstance(fs, LocalFileSystem):  # object storage has no folders
-                fs.makedirs(path)
-        except OSError as error:
-            raise _cannot_write(root, error) from error
-        return address
-    return on_all_workers(tempfile.mkdtemp())
+        return _made(root, _user())
+    folder = cache_folder() / "shared"
+    try:
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)  # whoever made it
+    except OSError as error:
+        raise CacheError(f"{str(folder)!r} cannot be used ({error.strerror}): export WORKSHOP_CACHE=FOLDER") from error
+    return on_all_workers(str(folder))
+
+
+def new_shared_folder() -> str:
+    """Return the address of a new, empty folder that all workers can read and write, for what nobody reads later.
+
+    It lies below WORKSHOP_SHARED, or is a temporary folder of this machine. Raises what `shared_folder` raises.
+    """
+    root = _shared_root()
+    return _made(root, uuid.uuid4().hex) if root else on_all_workers(tempfile.mkdtemp())
 
 
 def share(folder: Path) -> str:
@@ -90,9 +113,13 @@ def on_all_workers(path: str) -> str:
     """Return `path` if every worker of the current client can see it, or there is no client; else raise NotShared."""
     from distributed import default_client
 
+    from workshop_utils.job.errors import check_client
+
     client = None
     with suppress(ValueError):  # there is no client
         client = default_client()
+    if client:
+        check_client(client)
     seen = client.run(os.path.exists, path, on_error="ignore") if client else {}
     if blind := [worker for worker, sees in seen.items() if not sees]:
         raise NotShared(
@@ -102,6 +129,45 @@ def on_all_workers(path: str) -> str:
             "in a cell, or the path of a folder that all machines have, and run this again."
         )
     return path
+
+
+def absolute_address(url: str | os.PathLike) -> str:
+    """Return an address as it is, and a local path as an absolute one, which means the same in every working directory.
+
+    An address begins with protocol://. A string that does not is a local path, whole, whatever else is in it.
+    Raises ValueError for a chain of addresses, and for an address that lacks a slash, as one does in a `pathlib.Path`.
+
+    >>> absolute_address("s3://bucket/run::2.pt"), absolute_address("/runs/run::2.pt")
+    ('s3://bucket/run::2.pt', '/runs/run::2.pt')
+    """
+    text = str(url)
+    if CHAIN.match(text):
+        raise ValueError(f"{text!r} is a chain of addresses: give the last one alone, {text.rpartition('::')[2]!r}.")
+    if LACKS_A_SLASH.match(text):
+        protocol, _, path = text.partition(":")
+        right = f"{protocol}://{path if protocol in LocalFileSystem.protocol else path.lstrip('/')}"
+        raise ValueError(
+            f"{text!r} lacks a slash after the protocol, which pathlib.Path takes away: give the string {right!r}."
+        )
+    protocol = _protocol(text)
+    if protocol and protocol not in LocalFileSystem.protocol:
+        return text
+    prefix = f"{protocol}://" if protocol else ""
+    return prefix + str(Path(os.path.expanduser(text.removeprefix(prefix))).absolute())
+
+
+def local_path(path: str | os.PathLike) -> Path:
+    """Return the absolute path of a file or folder of this machine; raise ValueError for another storage's address."""
+    address = absolute_address(path)
+    if (protocol := _protocol(address)) and protocol not in LocalFileSystem.protocol:
+        raise ValueError(f"{address!r} is no folder of this machine: give the path of one.")
+    return Path(ADDRESS.sub("", address, count=1) if protocol else address)
+
+
+def weights_setting(weights: str | os.PathLike | None = None) -> str:
+    """Return `weights`, or WORKSHOP_WEIGHTS: "auto", "imagenet", "sketches", a checkpoint's absolute address, or ""."""
+    name = str(weights or os.environ.get("WORKSHOP_WEIGHTS", ""))
+    return name if name in ("", "auto", "imagenet", "sketches") else absolute_address(name)
 
 
 def default_storage_options(url: str | os.PathLike) -> dict:
@@ -119,21 +185,30 @@ def default_storage_options(url: str | os.PathLike) -> dict:
 
 
 def open_address(url: str | os.PathLike, storage_options: dict | None = None) -> tuple[fsspec.AbstractFileSystem, str]:
-    """Return (filesystem, path in it) of a local path or any address that fsspec knows.
+    """Return (filesystem, path in it) of a local path or any address, protocol://…, that fsspec knows.
 
-    storage_options: what fsspec needs there; None for `default_storage_options`.
-    Raises ValueError for an unknown protocol, ImportError if its package is missing.
+    url: as in `absolute_address`. storage_options: what fsspec needs there; None for `default_storage_options`. They
+    come before a user or a port in the address.
+    Raises ValueError for an unknown protocol and what `absolute_address` refuses, ImportError if a protocol's package
+    is missing.
 
     >>> open_address("memory://dogs/rex.jpg")[1]
     '/dogs/rex.jpg'
     """
+    url = absolute_address(url)
     # This is cheap: fsspec keeps one filesystem per process and set of options. A forked process needs one of its own.
     options = default_storage_options(url) if storage_options is None else storage_options
-    if str(url).startswith("s3://"):
+    if url.startswith("s3://"):
         of_botocore = {"max_pool_connections": S3_CONNECTIONS, **(options.get("config_kwargs") or {})}
         # With more than one request per file at a time, s3fs asks for each file's size before it asks for the file.
         options = {"max_concurrency": 1, **options, "config_kwargs": of_botocore}
-    return fsspec.core.url_to_fs(str(url), **options)
+    protocol = _protocol(url) or "file"
+    kind = fsspec.get_filesystem_class(protocol)
+    if issubclass(kind, AbstractArchiveFileSystem):
+        raise ValueError(f"{url!r} is in an archive: unpack it, and give the address of what it held.")
+    # Not fsspec's url_to_fs, which splits a name at "::".
+    options = {**kind._get_kwargs_from_urls(url), **options}
+    return fsspec.filesystem(protocol, **options), kind._strip_protocol(url)
 
 
 def open_fresh(url: str | os.PathLike, storage_options: dict | None = None) -> tuple[fsspec.AbstractFileSystem, str]:
@@ -141,6 +216,30 @@ def open_fresh(url: str | os.PathLike, storage_options: dict | None = None) -> t
     fs, path = open_address(url, storage_options)
     fs.invalidate_cache()
     return fs, path
+
+
+def read_together(fs: fsspec.AbstractFileSystem, paths: Sequence[str]) -> list[bytes | Exception]:
+    """Return the bytes of each file, in order; an unreadable file gives its exception.
+
+    Object storage is asked for all at the same time, and so is a disk once it has been slow, as those of a network are.
+    Storage with one connection, such as ftp://, gives one file after the other.
+    """
+    if not isinstance(fs, LocalFileSystem):
+        # fs.cat would take the [1] of a name for a pattern. ftp's cat_file takes no address.
+        return fs.cat_ranges([fs._strip_protocol(path) for path in paths], None, None, on_error="return")
+    contents: list[bytes | Exception] = []
+    for path in paths:
+        start = time.perf_counter()
+        contents.append(_read_local(path))
+        if time.perf_counter() - start > SLOW_S:
+            with ThreadPoolExecutor(LOCAL_READERS) as pool:
+                return contents + list(pool.map(_read_local, paths[len(contents) :]))
+    return contents
+
+
+def has_one_connection(fs: fsspec.AbstractFileSystem) -> bool:
+    """Return whether threads cannot use a filesystem at the same time, as is so for ftp:// and may be for others."""
+    return not (fs.async_impl or isinstance(fs, LocalFileSystem))
 
 
 def version_of(url: str | os.PathLike) -> str | None:
@@ -163,7 +262,39 @@ def _cannot_write(root: str, error: Exception) -> NotShared:
 
 def _shared_root() -> str:
     root = os.environ.get("WORKSHOP_SHARED", "").rstrip("/")
-    return root if "://" in root or not root else str(Path(root).expanduser().absolute())
+    try:
+        return root and absolute_address(root)
+    except ValueError as error:
+        raise _cannot_write(root, error) from error
+
+
+def _user():
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # for example in a container, for a user without a name
+        return str(os.getuid())
+
+
+def _made(root, name):
+    """Make the folder `name` below WORKSHOP_SHARED, and return its address."""
+    try:
+        fs, path = open_address(address := f"{root}/{name}")
+        if not fs.async_impl:  # the others are object stores, which have no folders
+            fs.makedirs(path, exist_ok=True)
+    except Exception as error:  # each protocol raises errors of its own
+        raise _cannot_write(root, error) from error
+    return address
+
+
+def _protocol(url):
+    return found[1] if (found := ADDRESS.match(url)) else ""
+
+
+def _read_local(path):
+    try:
+        return local_path(path).read_bytes()
+    except Exception as error:
+        return error
 
 
 @contextmanager

@@ -18,9 +18,10 @@ from workshop_utils import models
 from workshop_utils.data import HELD_OUT, DataSource, ImageFolder, train_val_split
 from workshop_utils.ddp import assert_equal_on_all_ranks
 from workshop_utils.loop.batches import TrainBatches, evaluation_batches, naming_dead_children
+from workshop_utils.loop.chance import callers_chance_kept
 from workshop_utils.loop.checkpoint import RunCheckpoint
 from workshop_utils.loop.preemption import sigterm_noticed
-from workshop_utils.loop.ranks import own_device, world
+from workshop_utils.loop.ranks import check_all_alike, own_device, world
 from workshop_utils.loop.settings import COMPRESSIONS, Settings, check_run, whole
 from workshop_utils.precision import ieee_float32, precision_of
 from workshop_utils.results import log_metrics
@@ -35,6 +36,7 @@ def prepare(source: DataSource, *, pretrained: bool = True, image_size: int = 96
 
     source: from `find_data`, the same on all ranks. pretrained: if False, all weights are drawn anew, not only the
     head's. image_size: pixels a side; images are (3, image_size, image_size). val_set has a quarter of each breed's.
+    Afterwards torch draws in this process what follows from a seed of 0.
     """
     torch.manual_seed(0)  # the weights that are drawn are then the same on all ranks
     model = models.load_resnet(source.weights)[0]
@@ -49,6 +51,7 @@ def prepare(source: DataSource, *, pretrained: bool = True, image_size: int = 96
 
 
 @ieee_float32()
+@callers_chance_kept()
 def train(
     model: torch.nn.Module,
     train_set: Dataset,
@@ -69,9 +72,10 @@ def train(
     loads the file, if it loaded the model. The one before it stays beside it as `<path>.before`, and is taken, with a
     warning, where the latest one is damaged. While one is saved, there are three.
     check_every: steps after which the ranks compare their weights, bit by bit; 0 for never.
-    num_workers: children that read images for training, and as many for validation. On a GPU they come from a fork
-    server, so they must be able to import the dataset's class: it cannot be from a notebook's cell.
-    settings: the fields of `Settings`, such as epochs=3, lr=0.03. Float32 keeps all its digits, also on a GPU.
+    num_workers: children that read images for training, and as many for validation. The dataset's class may be from a
+    notebook's cell.
+    settings: the fields of `Settings`, such as epochs=3, lr=0.03. Float32 keeps all its digits, also on a GPU. What the
+    caller draws at random, before or after, neither changes the run nor is changed by it.
 
     Returns steps; resumed_at, the steps that were done before; images_per_s, over all ranks, without evaluation;
     train_loss of this rank's last batch; with a val_set also accuracy and loss on it.
@@ -123,8 +127,9 @@ def evaluate(
     """Return accuracy, mean cross-entropy loss and n_images, over each image of `dataset` once, the same on all ranks.
 
     batch_size: images per forward pass on one rank. The model is left in the modes (train, eval) it was in.
-    Raises ValueError for a dataset without images.
+    Raises ValueError for a dataset without images, and on all ranks if these have different numbers of images.
     """
+    check_all_alike({"n_images": len(dataset)})  # type: ignore[arg-type]
     return _evaluate(model, evaluation_batches(dataset, batch_size, num_workers), precision)
 
 
@@ -207,7 +212,7 @@ def _end_epoch(model, val_loader, precision, step, epoch):
     """Return accuracy and loss on the validation set, if there is one."""
     for buffer in model.buffers() if world()[1] > 1 else ():  # each rank's last batch left statistics of its own
         dist.broadcast(buffer, 0)
-    if not val_loader:
+    if val_loader is None:  # a loader without batches is false, too: this rank may have no image
         return {}
     scores = _evaluate(model, val_loader, precision)
     if world()[0] == 0:

@@ -3,6 +3,7 @@
 It goes on from the newest whole checkpoint in the folder, with as many ranks as the allocation has.
 """
 
+import glob
 import os
 import signal
 import sys
@@ -50,7 +51,7 @@ def sharded_model():
 def newest(folder):
     """Return (the address of the newest whole checkpoint, its step), or (None, 0). DCP writes .metadata last."""
     fs, path = open_fresh(folder)
-    whole = sorted(fs.glob(f"{path}/step-*/.metadata"))
+    whole = sorted(fs.glob(f"{glob.escape(path)}/step-*/.metadata"))
     if not whole:
         return None, 0
     name = whole[-1].split("/")[-2]

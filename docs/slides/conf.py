@@ -21,7 +21,7 @@ def begin(address):
         else "cd workshop  # your copy of the repository"
     )
     return {
-        "begin": f"```sh\n{clone}\nmake lab CPU=1  # without CPU=1 where there is an NVIDIA GPU\n```",
+        "begin": f"```sh\n{clone}\nmake lab\n```",
         "address": f"[{address.partition('://')[2]}]({address})" if address else "ask the speaker for the address",
     }
 

@@ -108,11 +108,19 @@ def test_a_contestant_that_stopped_to_run_has_no_ratio(table, results):
 
 
 def test_the_reason_of_one_way_to_install_is_not_that_of_the_other(table):
-    runs = {"make setup": [{"seconds": 50.0, "fetched_gb": 3.0, "disk_gb": 7.0}], "make setup CPU=1": []}
+    runs = {"make setup CPU=0": [{"seconds": 50.0, "fetched_gb": 3.0, "disk_gb": 7.0}], "make setup CPU=1": []}
     lines = table.judge_all({"installing": {"runs": runs, "not_run": {"make setup CPU=1": "no network"}}})
     said = {line["what"]: (line["ours"], line["met"]) for line in lines if line["result"] == "installing"}
-    assert said["make setup"] == (50.0, "")
+    assert said["make setup CPU=0"] == (50.0, "")
     assert said["make setup CPU=1"] == said["make setup CPU=1, fetched"] == (None, "not measured: no network")
+
+
+def test_a_figure_of_ours_that_was_not_measured_is_no_row_on_the_page(figures, results):
+    runs = {"make setup CPU=0": [{"seconds": 50.0, "fetched_gb": 3.0, "disk_gb": 7.0}], "make setup CPU=1": []}
+    results["installing"] = {"runs": runs, "not_run": {"make setup CPU=1": "no network"}}
+    written = figures.goals(results)
+    assert "| make setup CPU=0 | 50.0 s |" in written and "CPU=1" not in written and "no network" not in written
+    assert "Not measured, Ray Data: ray is not installed" in written
 
 
 def test_a_damaged_result_is_named(table, tmp_path):

@@ -14,7 +14,7 @@ from workshop_utils import ddp, horovod
 from workshop_utils.data import HELD_OUT, find_data
 from workshop_utils.job import JobError, WorkerDied
 from workshop_utils.results import log_metrics
-from workshop_utils.storage import NotShared, shared_folder
+from workshop_utils.storage import NotShared, new_shared_folder
 from workshop_utils.training import prepare, train
 
 pytestmark = pytest.mark.clusters
@@ -111,7 +111,7 @@ def test_ranks_that_cannot_reach_each_other_are_named_with_the_address_and_the_c
 
 
 def test_training_goes_on_from_the_checkpoint_when_a_lost_host_is_back(on_hosts, hosts_cluster, teach):
-    source, checkpoint = find_data(8, HELD_OUT, light="dusk"), f"{shared_folder()}/breeds.pt"
+    source, checkpoint = find_data(8, HELD_OUT, light="dusk"), f"{new_shared_folder()}/breeds.pt"
     settings = {"checkpoint": checkpoint, "checkpoint_every": 2, "epochs": 4}
     with ddp.launch(on_hosts, teach, source, max_restarts=1, wait_for_successors=60, **settings) as job:
         has_reached(6, job)
@@ -124,7 +124,7 @@ def test_training_goes_on_from_the_checkpoint_when_a_lost_host_is_back(on_hosts,
 
 
 def test_training_goes_on_from_the_checkpoint_on_the_hosts_that_are_left(on_hosts, hosts_cluster, teach):
-    source, checkpoint = find_data(8, HELD_OUT, light="dusk"), f"{shared_folder()}/breeds.pt"
+    source, checkpoint = find_data(8, HELD_OUT, light="dusk"), f"{new_shared_folder()}/breeds.pt"
     settings = {"checkpoint": checkpoint, "checkpoint_every": 2, "epochs": 4, "wait_for_successors": 15}
     with ddp.launch(on_hosts, teach, source, n_workers=(1, 2), max_restarts=1, **settings) as job:
         has_reached(6, job)

@@ -47,8 +47,9 @@ def said():
         importlib.import_module("a_module_that_nobody_installed")
     jupyter = Path(importlib.util.find_spec("jupyter_server").origin).parent / "templates/login.html"
     ours = [text for path in (ROOT / "workshop_utils").rglob("*.py") for text in strings(path)]
+    setup = ("Makefile", "tools/why_broken.sh", "tools/install.sh")
     return {
-        "": [*ours, *((ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", "tools/why_broken.sh"))],
+        "": [*ours, *((ROOT / name).read_text(encoding="utf-8") for name in setup)],
         "Dask": of_modules("distributed.scheduler", "distributed.worker_memory"),
         "JupyterLab": [jupyter.read_text(encoding="utf-8")],
         "Python": [*of_modules("multiprocessing.process"), str(missing.value)],

@@ -181,6 +181,18 @@ def test_a_server_that_sends_no_parts_starts_over(tmp_path):
     assert written(tmp_path) == FILES
 
 
+@pytest.mark.parametrize("too_many", [1, 5_000])
+@pytest.mark.parametrize("where", ["http", "file"])
+def test_a_part_that_is_longer_than_the_archive_starts_over(tmp_path, where, too_many):
+    with Server(ARCHIVE) as server:
+        (tmp_path / "dogs.tar").write_bytes(ARCHIVE)
+        url = server.url if where == "http" else str(tmp_path / "dogs.tar")
+        part = tmp_path / f"{hashlib.sha256(url.encode()).hexdigest()[:8]}.tar.part"
+        part.write_bytes(b"x" * (len(ARCHIVE) + too_many))
+        fetch_photos(url, tmp_path, n_photos=6)
+    assert written(tmp_path) == FILES and not part.exists()
+
+
 def test_a_wrong_checksum_deletes_the_archive(tmp_path, monkeypatch):
     with Server(ARCHIVE) as server:
         monkeypatch.setitem(photos.SHA256, server.url, "0" * 64)
@@ -272,7 +284,7 @@ def test_without_a_network_the_message_names_the_sketches(tmp_path, monkeypatch)
     with pytest.raises(PhotosError) as caught:
         fetch_photos(folder=tmp_path)
     message = str(caught.value)
-    assert photos.BUCKET in message and photos.ARCHIVE in message and "workshop data sketches" in message
+    assert photos.BUCKET in message and photos.ARCHIVE in message and "sketches" in message
     reasons = [line.partition(": ")[2] for line in message.splitlines() if line.startswith("  ")]
     assert len(reasons) == 2 and all(reasons), message
 

@@ -1,13 +1,20 @@
 """Notebook 04: wrong answers get a hint, never a traceback, and right ones pass in any sensible type."""
 
+import os
 import random
+import signal
+import subprocess
+import sys
+import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from functools import partial
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import psutil
 import pytest
 import torch
 
@@ -134,14 +141,14 @@ def turned_round(fetch, paths):
     ],
 )
 def test_no_wrong_repair_of_reading_passes(function, hint, monkeypatch):
-    monkeypatch.setattr(parallel_inference, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(parallel_inference, "PATIENCE", 30)
     with pytest.raises(NotYet, match=hint):
         parallel_inference.check_read_all(function)
 
 
 @pytest.mark.parametrize("function", [repaired, by_map, by_place, few_threads])
 def test_any_right_repair_of_reading_passes(function, monkeypatch):
-    monkeypatch.setattr(parallel_inference, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(parallel_inference, "PATIENCE", 30)
     parallel_inference.check_read_all(function)
 
 
@@ -233,7 +240,7 @@ def raises(load, batches, depth):
     ],
 )
 def test_no_wrong_way_of_reading_ahead_passes(function, hint, monkeypatch):
-    monkeypatch.setattr(parallel_inference, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(parallel_inference, "PATIENCE", 30)
     with pytest.raises(NotYet, match=hint):
         parallel_inference.check_read_ahead(function)
 
@@ -251,3 +258,34 @@ def submits_first(load, batches, depth):
 @pytest.mark.parametrize("function", [ahead, submits_first])
 def test_reading_ahead_passes(function):
     parallel_inference.check_read_ahead(function)
+
+
+def check_while_the_process_stops():
+    """Check a right answer in a process that stops while the check waits for a read, which then begins late."""
+    parallel_inference.PATIENCE = 30
+
+    def read_ahead(load, batches, depth):
+        def stop_and_load(number):
+            if number == 3:
+                time.sleep(0.05)  # until the check waits for this read
+                os.kill(os.getpid(), signal.SIGSTOP)
+                for _ in range(5):  # one long sleep could pass while the process is stopped
+                    time.sleep(0.02)
+            return load(number)
+
+        return ahead(stop_and_load, batches, depth)
+
+    parallel_inference.check_read_ahead(read_ahead)
+
+
+def test_a_right_answer_passes_where_the_machine_leaves_the_process_waiting():
+    code = f"import {__name__} as here\nhere.check_while_the_process_stops()"
+    with subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parent) as checking:
+        n_stopped = 0
+        while checking.poll() is None:
+            if psutil.Process(checking.pid).status() == psutil.STATUS_STOPPED:
+                n_stopped += 1
+                time.sleep(2 * 30 * parallel_inference.TURN_S)  # longer than its patience lasts
+                checking.send_signal(signal.SIGCONT)
+            time.sleep(0.01)
+    assert n_stopped == 2 and checking.returncode == 0

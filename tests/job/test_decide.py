@@ -58,6 +58,11 @@ def test_a_cause_that_is_already_known_comes_before_the_end_of_the_time():
     assert isinstance(decisions.error, TimeoutError)
 
 
+def test_a_death_is_not_survived_once_the_time_is_up():
+    decisions, _ = told(TWO, *DIES[:1], ("time_is_up", TimeoutError()), *DIES[1:], max_restarts=1)
+    assert isinstance(decisions.error, TimeoutError) and len(decisions.failures) == 1
+
+
 def test_a_rank_that_raised_and_then_died_is_reported_by_what_it_raised():
     decisions, _ = told(TWO, ("failed", 1, KeyError("cause")), ("worker_gone", 1), ("judge",))
     assert isinstance(decisions.error, KeyError)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from workshop_utils import ddp
 from workshop_utils.cluster import start_cluster
-from workshop_utils.job import WorkerDied, private
+from workshop_utils.job import WorkerDied, ask, private
 from workshop_utils.job.look import write_stacks
 from workshop_utils.results import log_metrics
 
@@ -169,6 +169,30 @@ def test_a_job_that_logs_nothing_says_so_once_each_time_and_goes_on(client):
     said = [str(warning.message) for warning in caught if "logged anything" in str(warning.message)]
     assert len(said) == 2, "once for each time that it is quiet"
     assert all("quiet_for_a_while" in one and re.search(r"for [1-4] s\.", one) for one in said)
+
+
+def test_the_warning_of_a_stall_never_ends_the_job(client, capsys):
+    def quiet():
+        time.sleep(4)
+        return "done"
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ddp.run(client, quiet, stall_after=1, wait_for_workers=60) == ["done", "done"]
+    assert "logged anything" in capsys.readouterr().err
+
+
+def test_what_a_diagnosis_raises_never_ends_the_job(client, monkeypatch):
+    def quiet():
+        time.sleep(4)
+        return "done"
+
+    async def fails(*_, **__):
+        raise KeyError("a diagnosis")
+
+    monkeypatch.setattr(ask, "ask_workers", fails)
+    with pytest.warns(UserWarning, match="could not be looked at: KeyError"):
+        assert ddp.run(client, quiet, stall_after=1, wait_for_workers=60) == ["done", "done"]
 
 
 @pytest.mark.parametrize("stall_after", [0, -1, "soon", True])

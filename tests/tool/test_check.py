@@ -174,6 +174,14 @@ def test_weights_that_compute_nonsense(well, monkeypatch, tmp_path):
     assert "nan.pt" in (said := failure(well, "weights")) and "not finite" in said
 
 
+def test_photos_without_their_weights(well, monkeypatch, tmp_path):
+    monkeypatch.delenv("WORKSHOP_WEIGHTS")
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # no network, on any machine
+    said = failure(well, "weights")
+    assert "ImageNet" in said and "network" in said and "To mend it: unset WORKSHOP_DATA" in said
+
+
 def test_weights_are_checked_even_where_the_data_is_not_there(well, monkeypatch, tmp_path):
     monkeypatch.setenv("WORKSHOP_DATA", str(tmp_path))
     ok, said = line(well, "weights")

@@ -1,5 +1,6 @@
 """The command `workshop`, as a user types it."""
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from jupyterlab.labapp import LabApp
 
 from workshop_utils.tool.cli import main
 
@@ -37,17 +39,43 @@ def test_lab_without_the_first_notebook_says_where_to_run_it(tmp_path):
     assert "There is no notebooks/01-getting-started.ipynb" in said.stderr and "Traceback" not in said.stderr
 
 
-def test_sketches_are_written_once(tmp_path):
-    first, second = (workshop("data", "sketches", "--per-breed", 1, WORKSHOP_CACHE=str(tmp_path)) for _ in range(2))
-    assert first.stdout == f"120 new sketches in {tmp_path / 'sketches-1'}\n"
-    assert second.stdout.startswith("0 new sketches")
-    assert len(list(tmp_path.glob("sketches-1/*/*.jpg"))) == 120
+@pytest.mark.parametrize(
+    ("options", "cure"),
+    [
+        (["--prot", "9"], "--port"),
+        (["--no-borwser"], "--no-browser"),
+        (["--debgu"], "--debug"),
+        (["--ServerApp.prot=9"], "--ServerApp.port"),
+        (["--nonsense"], "--nonsense"),
+    ],
+)
+def test_lab_refuses_an_option_that_jupyterlab_does_not_know(options, cure, monkeypatch):
+    monkeypatch.setattr(LabApp, "initialize_server", lambda argv: pytest.fail("it starts"))
+    said = CliRunner().invoke(main, ["lab", "--no-browser", *options])
+    assert said.exit_code == 2 and "No such option" in said.output and cure in said.output
+
+
+def test_lab_gives_jupyterlab_what_it_knows(monkeypatch):
+    known = ["--debug", "--ip=0.0.0.0", "--port-retries", "-1", "--ServerApp.port=9", "--IdentityProvider.token=x", "a"]
+    given = []
+
+    def initialize_server(argv):
+        given.extend(argv)
+        raise SystemExit(7)
+
+    monkeypatch.setattr(LabApp, "initialize_server", initialize_server)
+    assert CliRunner().invoke(main, ["lab", "--no-browser", *known]).exit_code == 7
+    assert given[-len(known) :] == known
+
+
+def test_the_version_is_that_of_the_package():
+    assert workshop("--version").stdout == f"workshop {importlib.metadata.version('workshop-dask-pytorch')}\n"
 
 
 def test_photos_out_of_reach_are_one_message(tmp_path):
     said = workshop("data", "photos", "--source", "http://127.0.0.1:9/images.tar", "--folder", tmp_path)
     assert said.returncode == 1
-    assert "http://127.0.0.1:9/images.tar" in said.stderr and "workshop data sketches" in said.stderr
+    assert "http://127.0.0.1:9/images.tar" in said.stderr and "sketches" in said.stderr
     assert "Traceback" not in said.stderr
 
 
@@ -68,18 +96,22 @@ def scripts(tmp_path):
 
 
 def test_bench_lists_scripts_and_runs_one(scripts):
-    listed = [line.split(maxsplit=1) for line in workshop("bench", "--list", cwd=scripts).stdout.splitlines()]
-    assert listed == [[name, f"What {name} does."] for name in ("broken", "inference", "table")]
+    for listing in (["bench"], ["bench", "--list"]):
+        listed = [line.split(maxsplit=1) for line in workshop(*listing, cwd=scripts).stdout.splitlines()]
+        assert listed == [[name, f"What {name} does."] for name in ("broken", "inference", "table")]
     assert workshop("bench", "inference", cwd=scripts).stdout == "photos/s\n"
     assert workshop("bench", "broken", cwd=scripts).returncode == 3
     assert "there are broken, inference, table" in workshop("bench", "none", cwd=scripts).stderr
 
 
-def test_bench_without_a_name_runs_the_table_and_prints_it_alone_where_asked(scripts):
-    assert workshop("bench", cwd=scripts).stdout == "the table --run\n"
+def test_bench_runs_all_or_prints_the_table_alone_where_asked(scripts):
+    assert workshop("bench", "--all", cwd=scripts).stdout == "the table --run\n"
     assert workshop("bench", "--table", cwd=scripts).stdout == "the table\n"
 
 
-@pytest.mark.parametrize("options", [["data", "sketches", "--per-breed", "0"], ["join", "--bogus"], ["nonsense"]])
+@pytest.mark.parametrize(
+    "options",
+    [["data", "sketches"], ["join", "--threads", "0"], ["join", "--bogus"], ["bench", "--all", "ddp"], ["nonsense"]],
+)
 def test_wrong_options_are_usage_errors(options):
     assert CliRunner().invoke(main, options).exit_code == 2

@@ -122,7 +122,7 @@ def test_an_installation_leaves_its_mark_until_it_is_complete(venv, tmp_path):
 def test_settings_for_other_environments_do_not_reach_the_installation(venv, tmp_path):
     settings = {"PIP_USER": "1", "PIP_REQUIRE_HASHES": "1", "UV_SYSTEM_PYTHON": "1", "UV_PYTHON": "3.9"}
     settings |= {"PYTHONPATH": "/elsewhere", "PYTHONHOME": "/elsewhere"}
-    make(venv, "setup", **settings, PIP_INDEX_URL="https://pins.example/simple")
+    make(venv, "setup", "CPU=1", **settings, PIP_INDEX_URL="https://pins.example/simple")
     said = (tmp_path / "calls").read_text()
     calls = [line for line in said.splitlines() if line.startswith(f"{venv}/bin/uv ")]
     assert len(calls) == 2 and all(f"--python {venv}/bin/python" in call for call in calls)

@@ -11,7 +11,7 @@ from fsspec.asyn import sync
 from fsspec.callbacks import TqdmCallback
 from tqdm import tqdm
 
-from workshop_utils.storage import cache_folder, open_address, open_fresh
+from workshop_utils.storage import cache_folder, local_path, open_address, open_fresh
 
 N_PHOTOS = 20_580  # of Stanford Dogs
 BUCKET = "s3://saturn-public-data/dogs/Images"
@@ -32,11 +32,14 @@ class PhotosError(RuntimeError):
 def fetch_photos(source: str | None = None, folder: str | Path | None = None, *, n_photos: int = N_PHOTOS) -> Path:
     """Fetch all photos into `<folder>/Images/<wnid>-<Breed_name>/`, write `<folder>/complete`, and return `Images`.
 
-    source: any fsspec address of a folder in that layout, or of a .tar with `Images/` in it; None for the public
+    source: the path or address of a folder in that layout, or of a .tar with `Images/` in it; None for the public
     bucket or, if that is out of reach, the dataset's own archive. folder: None for the one where `find_data` looks.
     Files of the right size are not fetched again, and an archive continues where it stopped. Raises PhotosError.
     """
-    folder = Path(folder or cache_folder() / "photos")
+    try:
+        folder = local_path(folder or cache_folder() / "photos")
+    except ValueError as error:
+        raise PhotosError(f"The photos cannot be written: {error}") from error
     images, complete = folder / "Images", folder / "complete"
     if complete.exists() and len(_sizes(*open_address(images))) == n_photos:
         return images
@@ -72,7 +75,7 @@ def _reach(urls):
             return url, fs, path, info.get("size")
         except Exception as error:
             reasons += f"\n  {url}: {str(error.__cause__ or error) or f'no answer within {ANSWER_S} s'}"
-    cure = "Check the address and the network. The sketches need no download: workshop data sketches"
+    cure = "Check the address and the network. Without photos the lessons draw sketches, which need no download."
     raise PhotosError(f"No photos can be fetched from{reasons}\n{cure}")
 
 
@@ -95,8 +98,10 @@ def _archive(fs, path, url, n_bytes, images):
     part = images.with_name(f"{hashlib.sha256(url.encode()).hexdigest()[:8]}.tar.part")
     with fs.open(path, "rb", block_size=CHUNK_BYTES) as source, part.open("ab") as target:
         try:
+            if n_bytes is not None and part.stat().st_size > n_bytes:
+                raise ValueError("it is no part of this archive: another one had this address before")
             source.seek(part.stat().st_size)
-        except ValueError:  # the server cannot send part of a file
+        except ValueError:  # or the server cannot send part of a file
             target.truncate(0)
         with tqdm.wrapattr(target, "write", total=n_bytes, initial=part.stat().st_size, desc="archive") as counted:
             shutil.copyfileobj(source, counted, CHUNK_BYTES)

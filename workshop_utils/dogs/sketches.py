@@ -14,7 +14,7 @@ from workshop_utils.dogs.breeds import BREEDS, Breed, find_breed
 from workshop_utils.dogs.drawing import PALETTE, TABLES, TOYS, shade
 from workshop_utils.dogs.poses import Dog
 from workshop_utils.progress import bar
-from workshop_utils.storage import whole_file
+from workshop_utils.storage import local_path, whole_file
 
 # It is in the folder names of sketches. Raise it when the drawings change, or people keep the old ones.
 DRAWING_VERSION = 1
@@ -63,7 +63,8 @@ def write_sketches(
 
     A file appears whole or not at all, so a run that was killed can be started again.
     """
-    for part in Path(folder).glob("*/*.part"):
+    folder = local_path(folder)
+    for part in folder.glob("*/*.part"):
         with suppress(OSError):  # another process deleted it, or nobody may
             if time.time() - part.stat().st_mtime > 60:  # a killed run left it; another run may be writing a newer one
                 part.unlink()

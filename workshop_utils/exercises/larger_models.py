@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, gelu
 
 from workshop_utils import ddp
 from workshop_utils.exercises import Answer, NotYet, exercise, expect, passed
-from workshop_utils.storage import shared_folder
+from workshop_utils.storage import new_shared_folder
 
 N_BLOCKS, MOST_UNITS = 6, 10
 N_STEPS, CLOSE = 5, 1e-5
@@ -137,7 +137,7 @@ def _sharded(shard):
 @exercise
 def check_resume(resume: Answer, client: Answer) -> None:
     expect(callable(resume), "resume should be a function of a path, a model and an optimiser.")
-    path, saved_step = f"{shared_folder()}/checkpoint", random.randint(100, 999)  # which no answer can know
+    path, saved_step = f"{new_shared_folder()}/checkpoint", random.randint(100, 999)  # which no answer can know
     saved = ddp.run(client, _train_and_save, path, saved_step, n_workers=2, wait_for_workers=60, backend="gloo")[0]
     answers = ddp.run(client, _go_on, resume, path, n_workers=2, wait_for_workers=60, backend="gloo")
     for rank, (step, losses) in enumerate(answers):

@@ -2,14 +2,16 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import pandas as pd
 
 from workshop_utils.exercises import Answer, exercise, expect, passed
 
-READ_S, PATIENCE_S = 0.03, 1.0
+READ_S, TURN_S = 0.03, 0.01
+PATIENCE = 200  # turns of a thread that waits; by then the others have had theirs, however busy the machine is
 END = object()  # what `next` returns at the end of an iterator
 N_SHUFFLES = 10_000  # of ours, with which an attendee's are compared
 LEAST_SHUFFLES = 500
@@ -128,22 +130,23 @@ class _Storage:
 
     def patiently(self, function, *args):
         """Return what a function returns; where it waits for a read that may not end yet, let all reads end."""
-        timer = threading.Timer(PATIENCE_S, self._give_up)
-        timer.start()
+        returned = threading.Event()
+        threading.Thread(target=self._give_up_before, args=[returned], daemon=True).start()
         try:
             return function(*args)
         finally:
-            timer.cancel()
+            returned.set()
 
-    def _give_up(self):
-        with self.changed:
-            self.gave_up = True
-            self.changed.notify_all()
+    def _give_up_before(self, returned):
+        if not _patiently(returned.wait):
+            with self.changed:
+                self.gave_up = True
+                self.changed.notify_all()
 
     def n_started(self, expected):
-        """Wait a moment for the expected number of reads, and return how many have been started."""
+        """Wait patiently for the expected number of reads, and return how many have been started a moment later."""
         with self.changed:
-            self.changed.wait_for(lambda: self.started >= expected, PATIENCE_S)
+            _patiently(partial(self.changed.wait_for, lambda: self.started >= expected))
         time.sleep(READ_S)
         return self.started
 
@@ -164,9 +167,17 @@ class _UnevenStorage:
         turn = self.turns.index(path)
         for earlier in self.turns[:turn][-1:]:
             if self.patient:  # nobody waits twice for an answer that is requested only afterwards
-                self.patient = self.answered[earlier].wait(PATIENCE_S)
+                self.patient = _patiently(self.answered[earlier].wait)
         time.sleep(READ_S)
         with self.lock:
             self.running -= 1
         self.answered[path].set()
         return path.encode()
+
+
+def _patiently(wait: Callable[[float], bool]) -> bool:
+    """Return whether `wait(seconds)` becomes true within PATIENCE turns of this thread.
+
+    A limit in seconds runs on while a busy machine lets no thread of this process run, and refuses a right answer.
+    """
+    return any(wait(TURN_S) for _ in range(PATIENCE))

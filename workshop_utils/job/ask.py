@@ -1,7 +1,7 @@
 """Questions of the client to the scheduler and to workers, which have a time limit."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -10,7 +10,7 @@ from distributed import CancelledError, Client, Future
 from workshop_utils.job.errors import JobError, SchedulerLost
 from workshop_utils.job.explain import silent
 from workshop_utils.job.look import Look, look_here
-from workshop_utils.job.on_scheduler import processes
+from workshop_utils.job.on_scheduler import processes, watch_ends
 from workshop_utils.job.owners import Worker
 
 ANSWER_S = 15  # time limit for a worker's answer
@@ -72,8 +72,24 @@ def lost_tasks(job: str) -> CancelledError:
     return CancelledError(f"{job} lost its tasks to client.cancel(), client.restart() or client.close().")
 
 
+async def let_ends_be_watched(client: Client, workers: Sequence[Worker]) -> None:
+    """Let nannies remember how these workers end. If that fails, a death is told without its cause."""
+    with suppress(Exception):
+        await ask_scheduler(client, watch_ends, workers)
+
+
 async def ask_looks(client: Client, job: str, attempt: int, ranks: Mapping[int, Worker]) -> list[Look]:
-    """Return how those of these ranks look that are at work. A worker's nanny answers for it where it does not."""
+    """Return how those of these ranks look that are at work. A worker's nanny answers for it where it does not.
+
+    It raises nothing, as a diagnosis must not end a job.
+    """
+    try:
+        return await _looks(client, job, attempt, ranks)
+    except Exception as error:
+        return [Look(rank, trouble=f"could not be looked at: {error!r}") for rank in ranks]
+
+
+async def _looks(client: Client, job: str, attempt: int, ranks: Mapping[int, Worker]) -> list[Look]:
     addresses = [worker.address for worker in ranks.values()]
     found = await ask_workers(client, addresses, look_here, job, attempt, answer_s=LOOK_S)
     looks = [found[address] for address in addresses if found.get(address)]

@@ -16,13 +16,13 @@ from distributed import CancelledError, Client, Future
 from distributed.comm import get_address_host
 from distributed.core import clean_exception
 
-from workshop_utils.job.ask import LOST, ask_looks, ask_scheduler, lost_tasks, results_of
+from workshop_utils.job.ask import LOST, ask_looks, ask_scheduler, let_ends_be_watched, lost_tasks, results_of
 from workshop_utils.job.choose import choose
 from workshop_utils.job.decide import Action, Choose, Decisions, Examine, Fetch, Free, Later, Limits, Phase, Start
 from workshop_utils.job.errors import JobError, SchedulerLost, listed
 from workshop_utils.job.explain import cannot_begin, stalled, timed_out
 from workshop_utils.job.look import Look
-from workshop_utils.job.on_scheduler import ends, known, replace, watch_ends
+from workshop_utils.job.on_scheduler import ends, known, replace
 from workshop_utils.job.owners import KINDS, Claimed, Request, Worker
 from workshop_utils.job.rank import REACH_S, Assignment, arrange_meeting, run_rank, serve_store
 
@@ -204,7 +204,7 @@ class Shell:
             self.ranks.append(submit(run_rank, task.bootstrap, meeting, mine, workers=where, key=key))
             self._spawn(self._watch(attempt, rank, self.ranks[rank]), ends_with_attempt=True)
         self._spawn(self._mind_the_start(attempt), ends_with_attempt=True)
-        self._spawn(ask_scheduler(self._client, watch_ends, self._members), ends_with_attempt=True)
+        self._spawn(let_ends_be_watched(self._client, self._members), ends_with_attempt=True)
         if task.limits.stall_after is not None:
             self._spawn(self._mind_silence(task.limits.stall_after), ends_with_attempt=True)
 

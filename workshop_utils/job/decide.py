@@ -98,6 +98,7 @@ class Decisions:
         self._limits = limits
         self._failed_rank: int | None = None
         self._first_error: BaseException | None = None
+        self._time_error: TimeoutError | None = None
         self._again = False  # whether another attempt follows
         self._kept = False  # whether the job has kept its workers for it
         self._forget_ranks()
@@ -205,6 +206,8 @@ class Decisions:
         if len(self.failures) == self._limits.max_restarts:
             return self._end_ranks(death)
         self.failures.append(death)
+        if self._time_error:  # the time was up while the death was judged
+            return self._end_ranks(self._time_error)
         self._again = True
         return self._end_ranks(None)
 
@@ -239,7 +242,10 @@ class Decisions:
 
     def time_is_up(self, error: TimeoutError) -> list[Action]:
         """The job has had its time; the cause of a failure, if there is one, comes first."""
-        return [] if self.phase is Phase.JUDGING else self.stop(error)
+        if self.phase is Phase.JUDGING:
+            self._time_error = error  # for a death that the job would survive otherwise
+            return []
+        return self.stop(error)
 
     def stop(self, error: BaseException) -> list[Action]:
         """The job has to end: it was cancelled, or it cannot start."""

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from distributed import Client
+
 GO_ON = "To go on after a death, give launch max_restarts, and let the function resume from a checkpoint."
 
 
@@ -23,6 +25,14 @@ class SchedulerLost(JobError):
 
 class Stopped(JobError):
     """This rank ended because another one failed first."""
+
+
+def check_client(client: Client) -> None:
+    """Raise TypeError for an asynchronous client, and SchedulerLost for a closed one."""
+    if client.asynchronous:
+        raise TypeError("The client is asynchronous, and this call waits: make one with Client(asynchronous=False).")
+    if client.status not in ("running", "connecting"):
+        raise SchedulerLost(f"The client is {client.status}: start or join a cluster, and use its client.")
 
 
 def listed(values: Iterable[object]) -> str:

@@ -25,8 +25,7 @@ def known_to_children() -> Iterator[None]:
 def is_ranks_child() -> bool:
     """Return whether this process was started by a rank, or by a child of one."""
     parent, of_rank = parent_process(), os.environ.get(OF_RANK)
-    if of_rank == str(os.getpid()):
-        return False
-    if parent and (parent.name == RANK or str(parent.pid) == of_rank):
-        return parent.name == RANK  # the environment of a fork server's child may be older than the job, or the next
-    return of_rank is not None
+    # A fork server keeps the environment of its own start, which may be before the job or in an earlier one.
+    if parent and str(parent.pid) == of_rank:
+        return parent.name == RANK
+    return of_rank != str(os.getpid()) and bool(of_rank or (parent and parent.name == RANK))

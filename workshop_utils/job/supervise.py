@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from workshop_utils.job.carry_out import Shell, Task
 from workshop_utils.job.decide import Decisions, Limits
-from workshop_utils.job.errors import SchedulerLost, WorkerDied
+from workshop_utils.job.errors import WorkerDied, check_client
 from workshop_utils.job.explain import explain, stacks
 
 LOOK_S = 1.0  # between two looks whether the client was closed, and two updates of the line that shows the wait
@@ -45,10 +45,7 @@ class Job:
         `torch.distributed.TCPStore` that all ranks of this attempt share, served by rank 0's worker, and `mine` a
         `rank.Assignment`. What is raised is as in `ddp.launch`.
         """
-        if client.asynchronous:
-            raise TypeError("The client is asynchronous, and a job waits: launch it with Client(asynchronous=False).")
-        if client.status not in ("running", "connecting"):
-            raise SchedulerLost(f"The client is {client.status}: start or join a cluster, and launch with its client.")
+        check_client(client)
         self._function = getattr(fn, "__name__", "function")
         self.name = f"{self._function}-{uuid.uuid4().hex}"
         call = _pickled(fn, args, kwargs)
@@ -170,7 +167,7 @@ class Job:
             while not reached:
                 reached = self._shell.wait(condition, LOOK_S)
                 while self._shell.warnings:
-                    warnings.warn(self._shell.warnings.pop(0), stacklevel=5)
+                    _warn(self._shell.warnings.pop(0))
                 if self._shell.rows:
                     line.set_postfix_str(_counted(len(self._shell.rows), "row") + " of metrics", refresh=False)
                 line.update(0)
@@ -180,6 +177,13 @@ class Job:
         if self._traceback is None and self._state.error:
             self._traceback = self._state.error.__traceback__
         return self._traceback
+
+
+def _warn(text: str) -> None:
+    try:
+        warnings.warn(text, stacklevel=6)
+    except Warning:  # under -W error, which must not cancel the job
+        print(text, file=sys.stderr)
 
 
 def _line(what: str) -> tqdm:

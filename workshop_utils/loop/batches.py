@@ -5,18 +5,23 @@ What is drawn follows from the seed and the step, and from nothing that came bef
 
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 import time
+from collections import ChainMap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from io import BytesIO
 from multiprocessing import forkserver
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+import cloudpickle
 import psutil
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, get_worker_info
 
 from workshop_utils.loop.chance import derived_seed, seed_all
 from workshop_utils.loop.ranks import own_device, world
@@ -139,7 +144,7 @@ def heed_parent_alone(parent: int, _: int = 0) -> None:
 class _Seeded(Subset):
     """Takes batches [seed, *indices]: what the dataset draws at random, also in a child, follows from the seed.
 
-    seed: None to seed nothing.
+    seed: None to seed nothing. The dataset's class, its samples' and its errors' may be from a notebook's cell.
     """
 
     def __getitems__(self, batch):
@@ -150,6 +155,34 @@ class _Seeded(Subset):
             images = super().__getitems__(indices)
         except StopIteration as error:  # a DataLoader would take it for the end of the epoch
             raise ValueError(f"The dataset raised {error!r} for the images {indices}. {WHOLE_BATCHES}") from error
+        except Exception as error:
+            if not get_worker_info() or _can_be_sent(type(error)):
+                raise
+            raise RuntimeError(repr(error)) from error
         if len(images) != len(indices):  # ranks with other numbers of images would part, or wait for each other
             raise ValueError(f"The dataset gave {len(images)} images instead of {len(indices)}. {WHOLE_BATCHES}")
-        return images
+        # A named tuple would arrive as its class, which the parent may not be able to import.
+        return [tuple(image) if isinstance(image, tuple) else image for image in images]
+
+    def __reduce__(self):
+        with BytesIO() as file:
+            _ByValue(file).dump((self.dataset, self.indices))
+            return _seeded, (file.getvalue(),)
+
+
+class _ByValue(cloudpickle.Pickler):
+    """Pickles for a child what it cannot import, such as a notebook's class, and lets it share a tensor's memory."""
+
+    dispatch_table = ChainMap(ForkingPickler(BytesIO()).dispatch_table, cloudpickle.Pickler.dispatch_table)
+
+
+def _seeded(pickled):
+    return _Seeded(*pickle.loads(pickled))
+
+
+def _can_be_sent(error_type):
+    """Return whether a child can send an error: one whose class it cannot name would leave its parent waiting."""
+    try:
+        return pickle.loads(pickle.dumps(error_type)) is error_type
+    except Exception:  # pickle raises errors of many types
+        return False

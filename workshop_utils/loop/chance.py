@@ -1,6 +1,8 @@
 """All that is drawn at random in a training run: each purpose has numbers of its own, which follow from the seed."""
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal, get_args
 
 import numpy as np
@@ -28,3 +30,15 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
+
+
+@contextmanager
+def callers_chance_kept() -> Iterator[None]:
+    """Have the caller draw after the block, also after an error, what it would have drawn without it."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)

@@ -17,7 +17,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from workshop_utils.loop.preemption import Preempted, ranks_told
 from workshop_utils.loop.ranks import check_all_alike, world
-from workshop_utils.models import NoCheckpoint, checkpoint_exists, load_checkpoint, save_checkpoint
+from workshop_utils.models import NoCheckpoint, checkpoint_exists, load_checkpoint, save_checkpoint, without_wrappers
 from workshop_utils.storage import open_fresh, whole_file
 
 LEFT_S = 3600  # what was written so long ago, and has no name yet, nobody writes any more
@@ -77,11 +77,10 @@ class RunCheckpoint:
                 self.model.load_state_dict(saved["state_dict"])
                 self.optimizer.load_state_dict(saved["optimizer"])
             except (RuntimeError, ValueError) as error:
-                raise ValueError(
-                    f"{self.path!r} is of a run with another model ({str(error)[:300]}). {CURE}"
-                ) from error
+                why = without_wrappers(saved["state_dict"], self.model.state_dict()) or str(error)[:300]
+                raise ValueError(f"{self.path!r} is of a run with another model ({why}). {CURE}") from error
         given = "given" if self.path else None  # its path may differ from machine to machine
-        check_all_alike({"checkpoint": given, "checkpoint's step": step, **self.settings})
+        check_all_alike({"checkpoint": given, "checkpoint's step": step})
         return step, numbers
 
     def keep(self, step: int, images: torch.Tensor, numbers: dict | None = None) -> None:

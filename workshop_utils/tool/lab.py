@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -29,7 +30,8 @@ def open_lab(project: Path, *, port: int | None = None, browser: bool = True, ex
     """Run JupyterLab in the folder `project` until it is stopped; it listens on loopback and asks for its token.
 
     Each start has its layout in a new folder and leaves the user's own settings alone.
-    extra: more arguments of `jupyter lab`. Raises ClickException where `project` lacks the first notebook.
+    extra: more arguments of `jupyter lab`. Raises ClickException if `project` lacks the first notebook, and
+    NoSuchOption for an argument that `jupyter lab` does not know.
     """
     if not (project / FIRST).is_file():
         raise click.ClickException(f"There is no {FIRST} in {project}: run this in the folder of the workshop.")
@@ -40,6 +42,7 @@ def open_lab(project: Path, *, port: int | None = None, browser: bool = True, ex
         from jupyterlab.labapp import LabApp  # which looks for a home when it is imported
         from jupyterlab_server.workspaces_handler import WorkspacesManager
 
+        _refuse_unknown_options(extra)
         shutil.copy(HERE / "overrides.json", home)
         WorkspacesManager(home).save("workshop", json.dumps(workspace(n_gpus())))
         ours = [
@@ -59,6 +62,31 @@ def open_lab(project: Path, *, port: int | None = None, browser: bool = True, ex
         os.environ["DASK_WORKSHOP__DASHBOARD_PORT"] = str(panes)  # kernels inherit this and the next
         os.environ.setdefault("TENSORBOARD_PROXY_URL", f"{server.base_url}proxy/%PORT%/")
         server.start()
+
+
+def _refuse_unknown_options(words):
+    """Raise NoSuchOption for an option that JupyterLab does not know: it would only warn, and start all the same."""
+    from jupyter_server.serverapp import ServerApp
+    from jupyterlab.labapp import LabApp
+
+    apps = [LabApp(), ServerApp()]
+    known = {"port", "no-browser", "help-all", "version"}.union(*(map(str, [*app.flags, *app.aliases]) for app in apps))
+    classes = {each.__name__: each for app in apps for one in [type(app), *app.classes] for each in one.mro()}
+    for word in words:
+        name = word.lstrip("-").partition("=")[0]
+        if name == word.partition("=")[0] or not name[:1].isalpha():  # a value, or a negative number
+            continue
+        owner, dot, setting = name.partition(".")
+        if not dot:
+            choices = known
+        elif hasattr(classes.get(owner), "class_traits"):
+            choices = {f"{owner}.{trait}" for trait in classes[owner].class_trait_names(config=True)}
+            name = f"{owner}.{setting.partition('.')[0]}"
+        else:  # the class of an extension
+            continue
+        if name not in choices:
+            close = [f"--{choice}" for choice in get_close_matches(name, choices)]
+            raise click.NoSuchOption(f"--{name}", possibilities=close)
 
 
 @contextmanager

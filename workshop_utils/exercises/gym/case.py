@@ -22,7 +22,7 @@ from workshop_utils.exercises.gym.processes import log_lines, worker_rows
 from workshop_utils.exercises.gym.run import BATCH_SIZE, PIECES, Plan, train_sketches
 from workshop_utils.exercises.gym.scores import CURES, FULL, Answer, checked, points, solution
 from workshop_utils.job import Job
-from workshop_utils.storage import cache_folder, open_address, share, shared_folder
+from workshop_utils.storage import cache_folder, new_shared_folder, open_address, share
 
 N_RANKS = 2
 N_EACH = PER_EPOCH * BATCH_SIZE // len(HELD_OUT)  # sketches of each breed
@@ -240,7 +240,7 @@ def make_clean(client: Client) -> Clean:
     """Make the run without a fault, with a checkpoint of step 8, on two of the client's workers."""
     folder = cache_folder() / f"sketches-v{DRAWING_VERSION}-32px-{N_EACH}"
     write_sketches(folder, N_EACH, HELD_OUT, size=32)
-    place, photos = shared_folder(), share(folder)
+    place, photos = new_shared_folder(), share(folder)
     plan = Plan(photos, f"{place}/clean.pt", Drawn(0), start=f"{place}/start.pt")
     job = ddp.launch(client, train_sketches, plan, n_workers=N_RANKS, backend="gloo", wait_for_workers=60)
     with job:

@@ -1,0 +1,65 @@
+#!/bin/sh
+# Install the pinned versions into a virtual environment: tools/install.sh VENV [WHEELS], which `make setup` calls.
+# WHEELS is 1 for PyTorch's wheels for CPUs, a sixth of the download; 0 for the pins as they are, with CUDA on Linux; "keep"
+# for the wheels for CPUs if they can be had, else the pins. If it is not given, Linux without an NVIDIA GPU does as with
+# "keep", and all others take the pins. VENV/.cpu says that VENV has the wheels for CPUs.
+set -eu
+trap 'exit 130' INT
+cd "$(dirname "$0")/.."
+venv=$1 wheels=${2:-}
+answer_s=15  # limit for PyTorch's index; a third of it for a single answer
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+torch=$(sed -n 's/^\(torch[a-z]*\)==.*/\1/p' requirements.txt)
+renew=$(printf -- '--reinstall-package %s ' $torch)  # both kinds of wheels have the same version
+# PyTorch's wheels for CPUs, such as torch 2.15.0+cpu, have other hashes than the pins of torch, torchvision and torchcodec.
+awk '/^[^ ]/ { torch = /^torch/; if (torch) sub(/ \\$/, "") } /^[^ ]/ || !torch' requirements.txt >"$work/pins"
+
+has_gpu() { PATH="$PATH:/usr/lib/wsl/lib" nvidia-smi -L 2>/dev/null | grep -q '^GPU'; }
+
+say_size() { echo "Fetching and installing packages, about $1 GB on Linux: minutes on a fast network, longer on a slow one."; }
+
+index_answers() {  # as uv says, which knows the address
+  env UV_HTTP_TIMEOUT=$((answer_s / 3)) UV_HTTP_CONNECT_TIMEOUT=$((answer_s / 3)) UV_HTTP_RETRIES=0 \
+    timeout --foreground "$answer_s" "$venv/bin/uv" pip install --python "$venv/bin/python" --dry-run --no-deps \
+    --torch-backend cpu --constraints "$work/pins" $torch
+}
+
+install_for_cpus() {
+  say_size 0.6
+  set -- $renew
+  [ ! -e "$venv/.cpu" ] || set --
+  touch "$venv/.cpu"
+  "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --compile-bytecode --torch-backend cpu \
+    --constraints "$work/pins" "$@" --editable '.[lab]'
+}
+
+install_pins() {
+  say_size 3.4
+  set -- $renew
+  [ -e "$venv/.cpu" ] || set --
+  "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --compile-bytecode --require-hashes "$@" -r requirements.txt
+  rm -f "$venv/.cpu"
+}
+
+install_for_cpus_or_pins() {
+  if index_answers >"$work/said" 2>&1 && install_for_cpus 2>"$work/said"; then
+    return
+  fi
+  why=$(sed -n 's/^ *cause: //p' "$work/said" | tail -n 1)
+  why=${why:-$(grep -m 1 . "$work/said" || echo "no answer within $answer_s s")}
+  echo "PyTorch's wheels for CPUs cannot be had from here ($why), so PyTorch comes from PyPI, with CUDA."
+  install_pins
+}
+
+case $wheels in
+  0) install_pins ;;
+  1)
+    install_for_cpus || {
+      echo "PyTorch's wheels for CPUs were not installed. Without CPU=1, make takes PyTorch from PyPI if their index does not answer." >&2
+      exit 1
+    }
+    ;;
+  keep) install_for_cpus_or_pins ;;
+  *) if [ "$(uname)" = Linux ] && ! has_gpu; then install_for_cpus_or_pins; else install_pins; fi ;;
+esac
