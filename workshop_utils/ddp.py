@@ -72,8 +72,8 @@ def launch(
 
     Raises at once: ValueError for a setting that cannot be; TypeError where the function cannot be called so, would
     take a misspelt setting by `**kwargs`, or cannot be pickled with its arguments; JobError where the cluster has too
-    few workers, or several in one process; WorkersBusy, a JobError, where they are at work, for this client or another, or
-    paused; SchedulerLost, a JobError; TimeoutError.
+    few workers, or several in one process; WorkersBusy, a JobError, where they are at work, for this client or another,
+    or paused; SchedulerLost, a JobError; TimeoutError.
     `Job.result()` raises: what a rank raised; TypeError for a result that cannot be pickled; WorkerDied, SchedulerLost
     (JobErrors), the first with how the process ended; JobError for a backend that does not suit the ranks' GPUs, or for
     GPUs on some of the ranks; TimeoutError, which says who waited for whom; CancelledError.
