@@ -533,8 +533,8 @@ def test_objects_with_and_without_a_version_are_read_in_one_batch():
     fsspec.register_implementation("versions", Versions, clobber=True)
     read_files(["versions://bucket/a", "versions://bucket/b?versionId=1", "versions://other/c"], {"anon": True})
     assert asked == [
-        (False, ["bucket/a", "other/c"]),
-        (True, ["bucket/b?versionId=1"]),
+        (False, ["versions://bucket/a", "versions://other/c"]),
+        (True, ["versions://bucket/b?versionId=1"]),
     ]
 
 

@@ -225,8 +225,10 @@ def read_together(fs: fsspec.AbstractFileSystem, paths: Sequence[str]) -> list[b
     Storage with one connection, such as ftp://, gives one file after the other.
     """
     if not isinstance(fs, LocalFileSystem):
-        # fs.cat would take the [1] of a name for a pattern. ftp's cat_file takes no address.
-        return fs.cat_ranges([fs._strip_protocol(path) for path in paths], None, None, on_error="return")
+        # ftp's cat_file takes no address, and s3fs would strip the slash at a key's end.
+        keys = paths if fs.async_impl else [fs._strip_protocol(path) for path in paths]
+        # fs.cat would take the [1] of a name for a pattern.
+        return fs.cat_ranges(keys, None, None, on_error="return")
     contents: list[bytes | Exception] = []
     for path in paths:
         start = time.perf_counter()

@@ -7,7 +7,7 @@ from typing import Any
 # The clean run: 3 epochs of 12 steps. A case resumes it after step 8.
 EPOCHS, PER_EPOCH, SAVED_EVERY, RESUMED_AT = 3, 12, 4, 8
 ANY_STEP = range(12, 31)
-SHOWN_AT = {"read": "fs.cat_ranges", "send": "return _allreduce_fut", "batches": "return ["}
+SHOWN_AT = {"read": "_read_from(", "send": "return _allreduce_fut", "batches": "return ["}
 Piece = Callable[..., Any]  # a function of the training that a fault replaces
 
 
