@@ -177,7 +177,7 @@ def faults():
 
 
 def wrapped(text):
-    return re.sub(r": rank|, rank", lambda comma: f"{comma[0][0]}\n  rank", text)
+    return re.sub(r": rank|; rank", lambda mark: f"{mark[0][0]}\n  rank", text)
 
 
 def gains():
