@@ -32,7 +32,8 @@ from workshop_utils import ddp
 from workshop_utils.cluster import LOOPBACK, known_workers, n_gpus, start_cluster
 from workshop_utils.job import JobError, SchedulerLost, WorkerDied, WorkersBusy, on_scheduler
 from workshop_utils.job import rank as rank_module
-from workshop_utils.job.rank import at_work, packed
+from workshop_utils.job.rank import at_work
+from workshop_utils.job.travel import packed
 from workshop_utils.results import log_metrics
 
 pytestmark = pytest.mark.filterwarnings("ignore:Port 8787 is busy", "ignore:Sending large graph")
@@ -1200,8 +1201,8 @@ def test_restarts_are_for_deaths_alone_and_run_out(client, tmp_path):
     assert len(job.failures) == 1
 
 
-def test_what_a_death_left_set_in_pytorch_is_not_set_for_the_next_attempt(client, tmp_path):
-    def settings(marker):
+def test_what_a_job_left_set_in_pytorch_is_not_set_for_the_next_in_the_same_process(client):
+    def settings():
         found = torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads()
         found += torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
         torch.set_default_dtype(torch.float64)
@@ -1209,15 +1210,11 @@ def test_what_a_death_left_set_in_pytorch_is_not_set_for_the_next_attempt(client
         torch.set_num_threads(3)
         torch.set_float32_matmul_precision("medium")
         torch.use_deterministic_algorithms(True)
-        dist.barrier()
-        if dist.get_rank() == 1 and not marker.exists():
-            marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        dist.barrier()
-        return found
+        return os.getpid(), found
 
-    survivor, renewed = ddp.launch(client, settings, tmp_path / "marker", max_restarts=1).result()
-    assert survivor == renewed == (torch.float32, True, 1, "highest", False)
+    first, second = (ddp.run(client, settings, n_workers=1) for _ in range(2))
+    assert first == second
+    assert first[0][1] == (torch.float32, True, 1, "highest", False)
 
 
 # Many launches

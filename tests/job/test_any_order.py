@@ -151,15 +151,13 @@ class Cluster(RuleBasedStateMachine):
     @precondition(lambda self: any(job.ranks for job in self.running()))
     @rule(
         data=st.data(),
-        how=st.sampled_from(["begins", "joins", "returns", "returns", "raises", "is stopped", "tells and hangs"]),
+        how=st.sampled_from(["begins", "returns", "returns", "raises", "is stopped", "tells and hangs"]),
     )
     def rank_acts(self, data, how):
         job = self.pick(data, [job for job in self.running() if job.ranks])
         rank = self.pick(data, job.ranks)
         if how == "begins":
             job.tell_later("rank_began", rank)
-        if how == "joins":
-            job.tell_later("rank_joined", rank)
         if how in ("raises", "tells and hangs"):
             job.tell_later("failed", rank, KeyError(rank))
         if how in ("returns", "raises", "is stopped"):

@@ -24,6 +24,10 @@ def told(*events, **limits):
     return decisions, actions
 
 
+def began(*ranks):
+    return [("rank_began", rank) for rank in ranks]
+
+
 def ended(*ranks):
     return [("rank_ended", rank) for rank in ranks]
 
@@ -49,6 +53,16 @@ def test_a_ranks_error_waits_a_moment_for_a_death_that_may_be_its_cause():
     decisions.examined({1: ("was killed by signal 9", "Wait.", True)})
     assert isinstance(decisions.error, WorkerDied)
     assert str(decisions.error) == "Rank 1 died: worker tcp://b was killed by signal 9. Wait."
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_an_error_that_needed_no_death_and_was_told_before_it_is_the_cause(restarts):
+    raised = ("failed", 0, ValueError("mine"), False)
+    decisions, _ = told(TWO, raised, *DIES[:2], max_restarts=restarts)
+    assert isinstance(decisions.error, ValueError) and decisions.error.__notes__ == ["Rank 1 died after that."]
+    assert decisions.failures == [] and decisions.phase is Phase.ENDING
+    decisions, _ = told(TWO, DIES[0], raised, *DIES[1:])
+    assert isinstance(decisions.error, WorkerDied)  # it came after the death
 
 
 def test_a_cause_that_is_already_known_comes_before_the_end_of_the_time():
@@ -83,10 +97,10 @@ def test_a_rank_that_was_stopped_is_never_the_cause(first):
 
 def test_a_rank_that_could_not_begin_ends_the_job_though_the_others_wait():
     """A rank that cannot reach the store raises without having told: its task is over, the others' are not."""
-    decisions, actions = told(TWO, ("rank_began", 0), ("rank_ended", 1, JobError("could not connect")))
+    decisions, actions = told(TWO, *began(0), ("rank_ended", 1, JobError("could not connect")))
     assert actions == [decide.Later(decide.SETTLE_S, decisions.judge)]
     assert decisions.judge() == [decide.Later(decide.GRACE_S, decisions.grace_over)]
-    assert decisions.grace_over() == [decide.Free((0,), keep=False)]
+    assert decisions.grace_over() == [decide.Free((0,), keep=False)]  # where nothing began, nothing is killed
     assert "could not connect" in str(decisions.error)
 
 
@@ -118,23 +132,23 @@ def test_a_worker_that_dies_while_the_others_deaths_are_examined_is_examined_too
     assert "Ranks 1 and 2 died" in str(decisions.error)
 
 
-def test_after_a_death_a_rank_that_had_met_all_others_and_has_ended_keeps_its_process():
-    joined = ("rank_joined", 0)
-    assert told(TWO, joined, *ended(0), *DIES)[1] == [decide.Free((), keep=False)]
-    assert told(TWO, joined, *ended(0), *DIES, max_restarts=1)[1] == [decide.Free((), keep=True)]
-    assert told(TWO, joined, *DIES, ("grace_over",))[1] == [decide.Free((0,), keep=False)]  # it is still at work
-
-
-def test_after_a_death_a_rank_that_was_still_connecting_loses_its_process():
-    dies = [*ended(0), *DIES]
+def test_a_process_in_which_a_failed_attempt_began_is_replaced_also_where_its_rank_has_ended():
+    dies = [*began(0, 1), *ended(0), *DIES]
     assert told(TWO, *dies)[1] == [decide.Free((0,), keep=False)]
     assert told(TWO, *dies, max_restarts=1)[1] == [decide.Free((0,), keep=True)]
+    raises = [*began(0, 1), *ended(0), ("failed", 1, KeyError("x")), ("rank_ended", 1, KeyError("x"))]
+    assert told(TWO, *raises)[1] == [decide.Free((0, 1), keep=False)]
 
 
-def test_whom_a_rank_has_met_is_forgotten_with_its_attempt():
-    first = [("rank_joined", 0), *ended(0), *DIES, ("freed",)]
-    second = [TWO, *ended(0), *DIES]
-    assert told(*[TWO, *first], *second, max_restarts=2)[1] == [decide.Free((0,), keep=True)]
+def test_a_process_in_which_nothing_began_is_never_killed():
+    assert told(TWO, *began(1), ("stop", TimeoutError()))[1] == [decide.Free((1,), keep=False)]
+    first = [*began(0, 1), *ended(0), *DIES, ("freed",)]
+    second = [TWO, *began(1), *DIES, ("grace_over",)]
+    assert told(TWO, *first, *second, max_restarts=2)[1] == [decide.Free((), keep=True)]
+
+
+def test_after_a_success_processes_stay_warm():
+    assert told(TWO, *began(0, 1), *ended(0, 1), ("fetched",))[1] == [decide.Free((), keep=False)]
 
 
 def test_a_death_starts_the_next_attempt_on_as_many_workers_which_are_waited_for():
@@ -174,7 +188,7 @@ def test_a_job_that_is_stopped_between_two_attempts_is_not_started_again():
 
 
 def test_a_stop_kills_whom_it_has_to_and_keeps_the_error_of_a_job_that_ends_already():
-    assert told(TWO, *ended(0), ("stop", TimeoutError()))[1] == [decide.Free((1,), keep=False)]
+    assert told(TWO, *began(0, 1), ("stop", TimeoutError()))[1] == [decide.Free((0, 1), keep=False)]
     decisions, _ = told(TWO, ("failed", 0, KeyError("x")), ("judge",), ("stop", TimeoutError()))
     assert isinstance(decisions.error, KeyError)
 

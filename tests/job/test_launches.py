@@ -4,11 +4,13 @@ import asyncio
 import dataclasses
 import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import cloudpickle
 import psutil
@@ -20,9 +22,9 @@ from distributed.comm import CommClosedError
 
 from workshop_utils import ddp
 from workshop_utils.cluster import known_workers
-from workshop_utils.job import JobError, SchedulerLost, WorkersBusy, on_scheduler
+from workshop_utils.job import JobError, SchedulerLost, WorkersBusy, carry_out, on_scheduler, rank
 from workshop_utils.job.ask import ask_scheduler
-from workshop_utils.job.owners import Denied, Request
+from workshop_utils.job.owners import Claimed, Denied, Request
 from workshop_utils.results import ResultsHandler, log_metrics
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
@@ -67,28 +69,6 @@ def test_a_paused_worker_is_named_and_keeps_nobody_else_from_the_cluster(client,
     with Client(client.scheduler.address, set_as_default=False) as other:
         assert len(ddp.run(other, os.getpid, n_workers=1)) == 1
     assert time.monotonic() < start + 30
-
-
-def test_a_rank_whose_worker_pauses_before_it_begins_is_named(client):
-    def take_long(dask_worker):
-        make = dist.TCPStore
-
-        def slowly(*args, **kwargs):
-            dist.TCPStore = make  # for this launch alone
-            time.sleep(3)
-            return make(*args, **kwargs)
-
-        dist.TCPStore = slowly
-
-    first, second = by_name(client)
-    client.run(take_long, workers=[first])
-    job = ddp.launch(client, os.getpid, timeout=60)
-    client.run(pause_above, 1e-6, workers=[second])
-    try:
-        with pytest.raises(JobError, match=f"Rank 1 cannot begin: worker {second} is paused"):
-            job.result()
-    finally:
-        client.restart_workers([second])
 
 
 def test_a_death_in_one_job_does_not_reach_the_job_of_another_kernel(client):
@@ -157,10 +137,16 @@ def test_nothing_of_a_job_stays_on_the_scheduler(client, tmp_path, monkeypatch):
     assert not [path for path in (tmp_path / "shared").rglob("*") if path.is_file()]
 
 
-def test_a_function_with_large_arguments_passes_the_scheduler_once(client):
-    with pytest.warns(UserWarning, match="large graph") as warned:
-        assert ddp.run(client, len, os.urandom(12_000_000)) == [12_000_000] * 2
-    assert len([one for one in warned if "large graph" in str(one.message)]) == 1
+def test_large_arguments_are_sent_to_the_scheduler_once_for_all_ranks(client, monkeypatch):
+    sent, run = [], client.run
+
+    def count(function, *args, **kwargs):
+        sent.append(len(pickle.dumps(args)))
+        return run(function, *args, **kwargs)
+
+    monkeypatch.setattr(client, "run", count)
+    assert ddp.run(client, len, os.urandom(12_000_000)) == [12_000_000] * 2
+    assert sum(size > 1_000_000 for size in sent) == 1
 
 
 def test_a_plain_accelerator_trains_on_all_ranks_without_a_setting(client):
@@ -292,19 +278,164 @@ def test_a_nanny_that_hears_late_of_the_end_of_a_job_does_not_kill_the_next(tmp_
             started.wait()
 
 
-def test_a_process_that_outlives_a_death_holds_nothing_of_the_attempt_before(client):
+def n_held():
+    """Return how many tensors of a job's size this process holds."""
+    gc.collect()
+    return sum(type(one) is torch.Tensor and one.numel() == 1_234_567 for one in gc.get_objects())
+
+
+def test_nothing_that_a_failed_job_held_is_in_the_process_of_the_next(client):
+    def fail():
+        error = ValueError("with a tensor")
+        error.held = torch.ones(1_234_567)
+        raise error
+
+    assert ddp.run(client, n_held) == [0, 0]
+    for _ in range(2):
+        with pytest.raises(ValueError, match="with a tensor"):
+            ddp.run(client, fail)
+        assert ddp.run(client, n_held) == [0, 0]
+
+
+def test_nothing_that_an_attempt_held_is_in_the_process_of_the_next(client):
     def work():
-        begun_with = psutil.Process().memory_info().rss
-        held = torch.ones(100_000_000)  # 400 MB
+        held, n_before = torch.ones(1_234_567), n_held()
         dist.barrier()
         if dist.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             os.kill(os.getpid(), signal.SIGKILL)
-        log_metrics(begun_with=begun_with, pid=os.getpid())
         dist.barrier()
-        return held.sum().item()
+        return n_before + held.numel() - held.numel()
 
-    with ddp.launch(client, work, n_workers=2, max_restarts=1) as job:
-        assert job.result() == [1e8, 1e8]
-        first, second = job.metrics().query("rank == 0").sort_values("attempt").itertuples()
-    assert first.pid == second.pid
-    assert second.begun_with < first.begun_with + 200e6
+    assert ddp.launch(client, work, n_workers=2, max_restarts=1).result() == [1, 1]  # its own
+
+
+def test_after_a_success_the_processes_are_the_same(client):
+    assert ddp.run(client, os.getpid) == ddp.run(client, os.getpid)
+
+
+def test_a_plain_task_beside_a_launch_waits_for_the_ranks(client):
+    def work():
+        time.sleep(1)
+        return os.getpid(), time.time()
+
+    def plain(number):
+        return os.getpid(), time.time()
+
+    job = ddp.launch(client, work)
+    tasks = client.map(plain, range(2), pure=False)  # in the next line
+    ranks, plain_ones = dict(job.result()), client.gather(tasks)
+    assert all(ranks[process] < began for process, began in plain_ones)
+
+
+class ThereFirst:
+    """A plain task that is on rank 1's worker before the rank, as one of another client may be."""
+
+    def __init__(self, client, folder, monkeypatch):
+        self.client, self.folder, self.task = client, folder, None
+        self.key = f"plain-{folder.name}"
+        self._choose = carry_out.choose
+        monkeypatch.setattr(carry_out, "choose", self.choose)
+
+    async def choose(self, client, *about):
+        answer = await self._choose(client, *about)
+        if self.task is None and isinstance(answer, Claimed):
+            self.worker = answer.workers[1].address
+            self.task = client.submit(self.work, self.folder, workers=[self.worker], key=self.key)
+            while not self.processes():
+                await asyncio.sleep(0.05)
+        return answer
+
+    @staticmethod
+    def work(folder):
+        (folder / str(os.getpid())).touch()
+        while not (folder / "end").exists():
+            time.sleep(0.05)
+        return os.getpid()
+
+    def processes(self):
+        """Return those that have begun the task, which is begun anew where its worker is killed."""
+        return [int(file.name) for file in self.folder.iterdir() if file.name != "end"]
+
+    def ends(self):
+        """Let it end; return whether it had been left alone."""
+        (self.folder / "end").touch()
+        return [self.task.result(timeout=60)] == self.processes()
+
+
+@pytest.fixture
+def there_first(client, tmp_path, monkeypatch):
+    return ThereFirst(client, tmp_path, monkeypatch)
+
+
+def test_a_plain_task_on_a_ranks_worker_is_named_and_left_alone(client, there_first):
+    with ddp.launch(client, os.getpid) as job:
+        until(lambda: client.run(os.getpid, workers=job.workers[:1]))
+        named = f"Rank 1 has not begun: worker {there_first.worker} is busy with ['{there_first.key}']."
+        until(lambda: named in job.explain())
+    assert there_first.ends()
+
+
+def test_a_rank_begins_once_the_plain_task_on_its_worker_has_ended(client, there_first):
+    job = ddp.launch(client, os.getpid)
+    until(lambda: "has not begun" in job.explain())
+    assert there_first.ends()
+    assert there_first.processes() == job.result()[1:]
+
+
+def test_a_rank_whose_worker_pauses_before_it_begins_is_named(client, there_first):
+    job = ddp.launch(client, os.getpid, timeout=60)
+    client.run(pause_above, 1e-6, workers=[there_first.worker])
+    try:
+        with pytest.raises(JobError, match=f"Rank 1 cannot begin: worker {there_first.worker} is paused"):
+            job.result()
+    finally:
+        client.run(pause_above, 0.8, workers=[there_first.worker])
+    assert there_first.ends()
+
+
+def test_a_plain_task_that_keeps_a_rank_from_its_worker_ends_the_job_and_is_not_killed(
+    client, there_first, monkeypatch
+):
+    monkeypatch.setattr(carry_out, "START_S", 1)
+    with pytest.raises(JobError, match=rf"Rank 1 has not begun within 1 s: .* is busy with \['{there_first.key}'\]"):
+        ddp.run(client, os.getpid)
+    assert there_first.ends()
+    assert ddp.run(client, os.getpid, wait_for_workers=60)[1:] == there_first.processes()
+
+
+def test_a_client_that_is_closed_leaves_the_plain_task_on_a_ranks_worker_alone(client, there_first):
+    with Client(client.scheduler.address, set_as_default=False) as other:
+        job = ddp.launch(other, time.sleep, 60)
+        keeps = client.submit(there_first.work, there_first.folder, workers=[there_first.worker], key=there_first.key)
+        until(lambda: "has not begun" in job.explain())
+    there_first.task = keeps
+    assert there_first.ends()
+    assert len(ddp.run(client, os.getpid, wait_for_workers=60)) == 2
+
+
+def test_a_rank_that_does_not_reach_rank_0_gives_up_in_time_whatever_pytorch_does(monkeypatch):
+    def hangs(*args, **kwargs):
+        assert kwargs["timeout"]
+        time.sleep(5)
+
+    monkeypatch.setattr(rank, "REACH_S", 0.2)
+    monkeypatch.setattr(rank, "get_worker", lambda: SimpleNamespace(address="tcp://mine"))
+    mine = rank.Assignment("job", 1, 2, 0, 0, "process")
+    with pytest.raises(JobError, match=r"Rank 1, on worker tcp://mine, could not .* at there:1 .*it has no answer"):
+        rank._reach(hangs, rank.Meeting("there", 1, b""), mine)
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_what_a_rank_raised_is_the_cause_also_where_another_process_ends_because_of_it(client, restarts):
+    def work():
+        if dist.get_rank() == 0:
+            raise ValueError("mine")
+        try:
+            dist.barrier()
+        except RuntimeError:
+            os._exit(1)  # as NCCL's watchdog does
+
+    job = ddp.launch(client, work, max_restarts=restarts)
+    with pytest.raises(ValueError, match="mine"):
+        job.result()
+    assert job.failures == []

@@ -99,7 +99,10 @@ def test_what_a_lost_kernel_owned_is_known_so_that_its_ranks_can_be_ended():
     owners = Owners()
     owners.claim(Request("one", "kernel"), [A, B], 0)
     owners.claim(Request("two", "other", 1, 1), [C], 0)
-    assert owners.of_client("kernel") == {"one": [A.address, B.address]}
+    assert owners.of_client("kernel") == {"one": []}
+    owners.begin("one", B.address)
+    owners.begin("two", A.address)  # the rank of an earlier owner, which has no nanny
+    assert owners.of_client("kernel") == {"one": [B.address]}
     owners.free_all()
     assert owners.owned() == {}
 

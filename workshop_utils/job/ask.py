@@ -1,20 +1,21 @@
 """Questions of the client to the scheduler and to workers, which have a time limit."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from distributed import CancelledError, Client, Future
 
 from workshop_utils.job.errors import JobError, SchedulerLost
-from workshop_utils.job.explain import silent
+from workshop_utils.job.explain import not_begun, silent
 from workshop_utils.job.look import Look, look_here
-from workshop_utils.job.on_scheduler import processes, watch_ends
+from workshop_utils.job.on_scheduler import known, processes, watch_ends
 from workshop_utils.job.owners import Worker
+from workshop_utils.job.rank import Attempt
 
 ANSWER_S = 15  # time limit for a worker's answer
-LOOK_S = 5  # time limit for its answer to how its rank looks; then its nanny is asked
+LOOK_S = 5  # time limit for its answer to how its rank looks
 BUSY_S = 60  # time limit for the scheduler's answer: it may be busy
 LOST = (
     "The connection to the scheduler is lost, and with it the job: its process has ended, or the network to it. Start "
@@ -78,22 +79,27 @@ async def let_ends_be_watched(client: Client, workers: Sequence[Worker]) -> None
         await ask_scheduler(client, watch_ends, workers)
 
 
-async def ask_looks(client: Client, job: str, attempt: int, ranks: Mapping[int, Worker]) -> list[Look]:
-    """Return how those of these ranks look that are at work. A worker's nanny answers for it where it does not.
+async def ask_looks(
+    client: Client, attempt: Attempt, ranks: Mapping[int, Worker], begun: Collection[int]
+) -> list[Look]:
+    """Return how those of these ranks look that have not ended. A worker's nanny answers for it where it does not.
 
-    It raises nothing, as a diagnosis must not end a job.
+    begun: those of all ranks that have begun. It raises nothing, as a diagnosis must not end a job.
     """
     try:
-        return await _looks(client, job, attempt, ranks)
+        return await _looks(client, attempt, ranks, begun)
     except Exception as error:
         return [Look(rank, trouble=f"could not be looked at: {error!r}") for rank in ranks]
 
 
-async def _looks(client: Client, job: str, attempt: int, ranks: Mapping[int, Worker]) -> list[Look]:
+async def _looks(client: Client, attempt: Attempt, ranks: Mapping[int, Worker], begun: Collection[int]) -> list[Look]:
     addresses = [worker.address for worker in ranks.values()]
-    found = await ask_workers(client, addresses, look_here, job, attempt, answer_s=LOOK_S)
+    found = await ask_workers(client, addresses, look_here, *attempt, answer_s=LOOK_S)
     looks = [found[address] for address in addresses if found.get(address)]
-    if mute := {rank: worker for rank, worker in ranks.items() if worker.address not in found}:
+    if waiting := {w.address: rank for rank, w in ranks.items() if rank not in begun and not found.get(w.address)}:
+        workers = await ask_scheduler(client, known, list(waiting))
+        looks += [not_begun(waiting[worker.address], worker, attempt.job) for worker in workers]
+    if mute := {rank: w for rank, w in ranks.items() if rank in begun and w.address not in found}:
         seen: list = [None] * len(mute)
         with suppress(TimeoutError, JobError):  # a busy scheduler must not keep an explanation
             seen = await asyncio.wait_for(ask_scheduler(client, processes, list(mute.values())), ANSWER_S)

@@ -6,14 +6,12 @@ No interrupt reaches that loop; it ends with the client alone.
 import asyncio
 import copy
 import time
-import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
 from distributed import CancelledError, Client, Future
-from distributed.comm import get_address_host
 from distributed.core import clean_exception
 
 from workshop_utils.job.ask import LOST, ask_looks, ask_scheduler, let_ends_be_watched, lost_tasks, results_of
@@ -21,13 +19,14 @@ from workshop_utils.job.choose import choose
 from workshop_utils.job.decide import Action, Choose, Decisions, Examine, Fetch, Free, Later, Limits, Phase, Start
 from workshop_utils.job.errors import JobError, SchedulerLost, listed
 from workshop_utils.job.explain import cannot_begin, stalled, timed_out
+from workshop_utils.job.free import free, free_all_the_same
 from workshop_utils.job.look import Look
-from workshop_utils.job.on_scheduler import ends, known, replace
+from workshop_utils.job.on_scheduler import ends, known
 from workshop_utils.job.owners import KINDS, Claimed, Request, Worker
-from workshop_utils.job.rank import REACH_S, Assignment, arrange_meeting, run_rank, serve_store
+from workshop_utils.job.rank import Assignment, Attempt, Meeting, deliver, run_rank
 
-START_S = 300  # time limit for all ranks to begin: rank 0's worker imports PyTorch first
-SLOWEST_BYTES_PER_S = 10**7  # of a network that is taken to work: a function with large arguments takes its time
+START_S = 300  # time limit for all ranks to begin
+FIRST = 100  # the ranks' priority: they come before what waits on a worker
 
 
 class Task(NamedTuple):
@@ -56,7 +55,7 @@ class Shell:
         self._news = asyncio.Event()
         self._members: tuple[Worker, ...] = ()
         self._denied: JobError | None = None  # the last reason why there were no workers yet
-        self._meeting: list[Future] = []  # released, they close rank 0's store
+        self._watching: asyncio.Task | None = None  # nannies are told to remember how this attempt's workers end
         self._background: set[asyncio.Task] = set()
         self._watches: set[asyncio.Task] = set()  # those of them that end with the attempt
         self._running = asyncio.run_coroutine_threadsafe(self._run(), self._loop)
@@ -86,7 +85,11 @@ class Shell:
         """Return (how each rank at work looks, ranks that have returned or raised an error)."""
         ended = [rank for rank, future in enumerate(self.ranks) if future.done()]
         late = {rank: self._members[rank] for rank in range(len(self.ranks)) if rank not in ended}
-        return await ask_looks(self._client, self._task.job, self._state.attempt, late), ended
+        return await ask_looks(self._client, self._attempt, late, self._state.begun), ended
+
+    @property
+    def _attempt(self) -> Attempt:
+        return Attempt(self._task.job, self._state.attempt)
 
     # --- the job's life
 
@@ -135,11 +138,11 @@ class Shell:
                     self._spawn(self._examine(ranks, attempt), ends_with_attempt=True)
                 case Fetch():
                     self._spawn(self._fetch(attempt), ends_with_attempt=True)
-                case Free(kill, keep):
-                    self._spawn(self._free(kill, keep))
+                case Free():
+                    self._spawn(self._free(action))
         self._wake()
 
-    def _spawn(self, work: Coroutine, ends_with_attempt: bool = False) -> None:
+    def _spawn(self, work: Coroutine, ends_with_attempt: bool = False) -> asyncio.Task:
         """Do this in the background; where it fails, nothing else can be done for the job, and it ends."""
 
         async def guarded() -> None:
@@ -149,12 +152,14 @@ class Shell:
                 wrong = JobError(f"The launcher failed, which is a mistake of its own: {error!r}.")
                 known_error = error if isinstance(error, JobError) else wrong.with_traceback(error.__traceback__)
                 self._tell(self._state.scheduler_gone, known_error)
-                asyncio.ensure_future(self._free_all_the_same())
+                begun = [self._members[rank] for rank in self._state.begun]
+                asyncio.ensure_future(free_all_the_same(self._client, self._task.job, begun, self.ranks))
 
         task = self._loop.create_task(guarded())
         for tasks in (self._background, self._watches) if ends_with_attempt else (self._background,):
             tasks.add(task)
             task.add_done_callback(tasks.discard)
+        return task
 
     def _hear(self, event: tuple[float, Sequence]) -> None:
         """Take what ranks, and the scheduler, log under the job's name."""
@@ -162,16 +167,20 @@ class Shell:
         if kind == "row":
             self.rows += about
             self._wake()
-        elif kind in ("began", "joined"):
-            attempt, rank = about
-            self._tell(self._state.rank_began if kind == "began" else self._state.rank_joined, rank, attempt=attempt)
+        elif kind == "began":
+            attempt, rank, _ = about
+            self._tell(self._state.rank_began, rank, attempt=attempt)
+        elif kind == "serves":
+            attempt, host, port = about
+            if attempt == self._state.attempt and not self._state.ending:
+                self._spawn(self._deliver(Meeting(host, port, self._task.call)), ends_with_attempt=True)
         elif kind == "failed":
-            attempt, rank, exception, traceback, note = about
+            attempt, rank, exception, traceback, note, may_follow = about
             _, error, remote = clean_exception(exception, traceback)
             assert error is not None
             with suppress(Exception):  # not every exception takes a note
                 error.add_note(note)
-            self._tell(self._state.failed, rank, error.with_traceback(remote), attempt=attempt)
+            self._tell(self._state.failed, rank, error.with_traceback(remote), may_follow, attempt=attempt)
         elif kind == "gone":
             self._spawn(self._lose(self._state.attempt, *about))
 
@@ -192,21 +201,25 @@ class Shell:
         self._tell(self._state.chosen, [worker.address for worker in answer.workers])
 
     def _start(self, attempt: int) -> None:
-        task, first = self._task, self._members[0].address
-        submit = partial(self._client.submit, pure=False)
-        store = submit(serve_store, get_address_host(first), workers=[first], key=f"store-{uuid.uuid4().hex}")
-        meeting = submit(arrange_meeting, store, task.call, workers=[first], key=f"meeting-{uuid.uuid4().hex}")
-        self._meeting = [store, meeting]
+        task, submit = self._task, partial(self._client.submit, pure=False, priority=FIRST)
         self.ranks = []
         for rank, worker in enumerate(self._members):
             mine = Assignment(task.job, rank, self._state.size, attempt, task.limits.max_restarts, worker.process)
             where, key = [worker.address], (task.job, attempt, rank)
-            self.ranks.append(submit(run_rank, task.bootstrap, meeting, mine, workers=where, key=key))
+            self.ranks.append(submit(run_rank, task.bootstrap, mine, workers=where, key=key))
             self._spawn(self._watch(attempt, rank, self.ranks[rank]), ends_with_attempt=True)
         self._spawn(self._mind_the_start(attempt), ends_with_attempt=True)
-        self._spawn(let_ends_be_watched(self._client, self._members), ends_with_attempt=True)
+        self._watching = self._spawn(let_ends_be_watched(self._client, self._members), ends_with_attempt=True)
         if task.limits.stall_after is not None:
             self._spawn(self._mind_silence(task.limits.stall_after), ends_with_attempt=True)
+
+    async def _deliver(self, meeting: Meeting) -> None:
+        """Send the ranks what they wait for, once the end of their workers is watched."""
+        assert self._watching
+        await self._watching
+        addresses = [worker.address for worker in self._members]
+        # A worker that is dead, or does not answer, is told of by others.
+        await self._client.run(deliver, self._attempt, meeting, workers=addresses, on_error="return")
 
     async def _watch(self, attempt: int, rank: int, future: Future) -> None:
         # Not distributed.wait, which waits in the loop of the client that was made last.
@@ -232,20 +245,17 @@ class Shell:
 
     async def _mind_the_start(self, attempt: int) -> None:
         """End the job if a rank cannot begin. Deaths are told by the scheduler, but for one before it was asked to."""
-        now, call = time.monotonic, self._task.call
-        begun_by = fetched_by = now() + START_S
+        begun_by = time.monotonic() + START_S
         while self._state.phase is Phase.STARTING:
             await asyncio.sleep(1)
-            if self._meeting[-1].status == "finished":  # from now on, workers fetch it from rank 0's
-                fetched_by = min(fetched_by, now() + REACH_S + len(call) / SLOWEST_BYTES_PER_S)
             there = {w.process: w for w in await ask_scheduler(self._client, known, self._state.workers)}
             for rank, member in enumerate(self._members):
                 worker = there.get(member.process)
                 if worker is None:
                     self._tell(self._state.worker_gone, rank, attempt=attempt)
                 elif rank not in self._state.begun:
-                    late_s = START_S if now() > begun_by else None
-                    if error := cannot_begin(rank, worker, self._state.workers[0], late_s, now() > fetched_by):
+                    late_s = START_S if time.monotonic() > begun_by else None
+                    if error := cannot_begin(rank, worker, self._task.job, late_s):
                         self._tell(self._state.stop, error, attempt=attempt)
 
     async def _lose(self, attempt: int, address: str) -> None:
@@ -289,28 +299,10 @@ class Shell:
             return
         self._tell(self._state.time_is_up, timed_out(seconds, self._state.size, *await self.looks()))
 
-    # --- freeing
-
-    async def _free(self, kill: tuple[int, ...], keep: bool) -> None:
+    async def _free(self, how: Free) -> None:
         for watch in self._watches:
             watch.cancel()
-        self._meeting = []
-        if unfinished := [future for future in self.ranks if not future.done()]:
-            await self._client.cancel(unfinished)  # their threads may still run
-        if keep:  # or a rank's error, and with it all that its function held, would stay in a process that goes on
+        self.warnings += await free(self._client, self._attempt, self._members, self.ranks, self._state, how)
+        if how.keep:
             self.ranks = []
-        killed = [self._members[rank] for rank in kill]
-        if immortal := [worker.address for worker in killed if not worker.has_nanny]:
-            self.warnings.append(
-                f"Worker {listed(immortal)} has no nanny to restart it, and stays busy until its rank returns: end "
-                "that process, and start workers with nannies."
-            )
-        dead = [self._members[rank] for rank in self._state.gone - self._state.lost]
-        await ask_scheduler(self._client, replace, self._task.job, killed, dead, keep)
         self._tell(self._state.freed)
-
-    async def _free_all_the_same(self) -> None:
-        """Free the workers of a job that ended by a failure of the launcher, or because the scheduler was too slow."""
-        with suppress(Exception):  # the scheduler is lost, and with it all that the job owned
-            await self._client.cancel(self.ranks)
-            await self._client.run_on_scheduler(replace, self._task.job, list(self._members), [], False)

@@ -71,7 +71,10 @@ class Fetch(NamedTuple):
 
 
 class Free(NamedTuple):
-    """Kill the workers of these ranks, give up all workers of the job unless `keep`, and call `freed`."""
+    """Kill the workers of these ranks, give up all workers of the job unless `keep`, and call `freed`.
+
+    Of the others, none may begin any more.
+    """
 
     kill: tuple[int, ...]
     keep: bool
@@ -148,17 +151,16 @@ class Decisions:
             self.phase = Phase.RUNNING
         return []
 
-    def rank_joined(self, rank: int) -> list[Action]:
-        """A rank has met all others, and its function begins."""
-        self._joined.add(rank)
-        return []
+    def failed(self, rank: int | None, error: BaseException, may_follow: bool = True) -> list[Action]:
+        """A rank raised, as it tells before its task is over; or, rank None, the results could not be fetched.
 
-    def failed(self, rank: int | None, error: BaseException) -> list[Action]:
-        """A rank raised, as it tells before its task is over; or, rank None, the results could not be fetched."""
+        may_follow: whether the error may come of another rank's death.
+        """
         if self.ending or self.phase is Phase.CHOOSING:
             return []
         if self._first_error is None or (isinstance(self._first_error, Stopped) and not isinstance(error, Stopped)):
             self._failed_rank, self._first_error = rank, error
+            self._is_cause = not may_follow and not self.gone
         judging, self.phase = self.phase is Phase.JUDGING, Phase.JUDGING
         if rank is not None and self._all_over():
             return self.judge()
@@ -191,11 +193,13 @@ class Decisions:
         return [Later(GATHER_S, self.judge)]
 
     def judge(self) -> list[Action]:
-        """Name the cause of a failure: a death, unless the rank had raised before it; else the first error."""
+        """Name the cause of a failure: a death, unless the rank, or one that needed no death for it, had raised."""
         if self.phase is not Phase.JUDGING:
             return []
         dead = sorted(self.gone - {self._failed_rank})
-        if not dead:
+        if dead and self._is_cause:
+            self._first_error.add_note(f"{ranks_named(dead).capitalize()} died after that.")  # type: ignore[union-attr]
+        if not dead or self._is_cause:
             return self._end_ranks(self._first_error)
         if unknown := [rank for rank in dead if rank not in self._ends]:
             return [Examine(tuple(unknown))]
@@ -278,9 +282,9 @@ class Decisions:
         self.gone: set[int] = set()
         self.lost: set[int] = set()
         self._ended: set[int] = set()
-        self._joined: set[int] = set()
         self._ends: dict[int, tuple[str, str, bool]] = {}  # of dead workers
         self._failed_rank = self._first_error = None
+        self._is_cause = False
         self._again = self._kept = False
 
     def _end_ranks(self, error: BaseException | None) -> list[Action]:
@@ -288,11 +292,10 @@ class Decisions:
         return self._free() if self._all_over() else [Later(GRACE_S, self.grace_over)]
 
     def _free(self) -> list[Action]:
-        alive = set(range(len(self.workers))) - self.gone
-        # A thread cannot be stopped, a process can. Where one rank died while all were connecting, gloo is broken in
-        # the others: their next jobs hung or failed.
+        # A thread cannot be stopped, a process can. One in which a failed attempt began also holds what that has left
+        # behind: tensors, and a gloo that is broken for good where a rank died while all were connecting.
         failed = self._again or self.error is not None
-        kill = alive - (self._ended & self._joined if failed and self.gone else self._ended)
+        kill = self.begun - self.gone if failed else set()
         self.phase, self._kept = Phase.FREEING, self._again
         return [Free(tuple(sorted(kill)), keep=self._kept)]
 

@@ -10,7 +10,6 @@ from workshop_utils.job.errors import GO_ON, JobError, ranks_do, ranks_named
 from workshop_utils.job.look import Call, Look, frames_written, is_current, place_of, stack_of_code
 from workshop_utils.job.nanny import End, Process
 from workshop_utils.job.owners import Worker, unfit
-from workshop_utils.job.rank import cannot_connect
 
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 CODE_UNKNOWN = 255  # what multiprocessing reports where the fork server is gone
@@ -95,18 +94,25 @@ def timed_out(seconds: float, size: int, looks: Sequence[Look], ended: Sequence[
     return error
 
 
-def cannot_begin(rank: int, worker: Worker, first: str, late_s: float | None, cut_off: bool) -> JobError | None:
-    """Return why a rank cannot begin, if it cannot.
-
-    first: rank 0's address. late_s: seconds after which it was late, None if it is not. cut_off: whether it would have
-    reached rank 0 by now.
-    """
+def cannot_begin(rank: int, worker: Worker, job: str, late_s: float | None) -> JobError | None:
+    """Return why a rank cannot begin, if it cannot. late_s: seconds after which it was late, None if it is not."""
     if worker.status != "running":
         return JobError(f"Rank {rank} cannot begin: worker {worker.address} {unfit(worker)}.")
     if late_s:
-        tasks = f"worker {worker.address} is given {list(worker.tasks)}"
-        return JobError(f"Rank {rank} has not begun within {late_s} s: {tasks}.")
-    return cannot_connect(rank, worker.address, first, "it has no answer") if cut_off else None
+        return JobError(f"Rank {rank} has not begun within {late_s} s: {_at_work(worker, job)}. Launch the job again.")
+    return None
+
+
+def not_begun(rank: int, worker: Worker, job: str) -> Look:
+    """Return the look at a rank of this job that has not begun."""
+    return Look(rank, trouble=f"has not begun: {_at_work(worker, job)}")
+
+
+def _at_work(worker: Worker, job: str) -> str:
+    """Return what keeps a worker from the rank of this job that it was given."""
+    if others := [task for task in worker.tasks if task != job]:
+        return f"worker {worker.address} is busy with {others}"
+    return f"worker {worker.address} has not come to it"
 
 
 def how_it_ended(known: End | None, has_nanny: bool, answered: bool, rss: int | None) -> tuple[str, str]:

@@ -5,6 +5,7 @@ nanny: see `nanny`.
 """
 
 import faulthandler
+import re
 import signal
 import sysconfig
 import traceback
@@ -19,6 +20,7 @@ LIBRARIES = (*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platl
 # What decorators call their function, PyTorch's collectives' too, and what a module's call goes through.
 WRAPPERS = ("wrapper", "decorate_context", "inner", "_wrapped_call_impl", "_call_impl")
 WAITING = ("distributed", "autograd", "nn/parallel")  # folders of PyTorch
+COMMUNICATION = re.compile("gloo|nccl|horovod", re.IGNORECASE)  # in the texts of its errors
 MOST_OWN = 20  # innermost frames of the user's code
 DEEPEST = 6  # frames of libraries below the line of the user's code: enough to see what it waits for
 MOST_CALLS = 200  # the latest ones, which travel
@@ -82,6 +84,25 @@ def is_in_waiting_code(frames: list[traceback.FrameSummary]) -> bool:
         caller = next((file for file in reversed(files) if not file.startswith(through_operators)), "")
         return caller == str(torch / "distributed/_functional_collectives.py")
     return bool(files) and files[-1].startswith(tuple(str(torch / folder) for folder in WAITING))
+
+
+def may_follow_a_death(error: BaseException) -> bool:
+    """Return whether an error, or one before it in its chain, is of a kind that the death of another rank causes."""
+    import torch
+    import torch.distributed as dist
+
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        if isinstance(link, dist.DistError):
+            return True
+        if isinstance(link, RuntimeError) and not isinstance(link, torch.cuda.OutOfMemoryError):
+            frames = list(traceback.extract_tb(link.__traceback__))
+            if COMMUNICATION.search(str(link)) or is_in_waiting_code(frames):
+                return True
+        link = link.__context__ if link.__cause__ is None else link.__cause__
+    return False
 
 
 @cache

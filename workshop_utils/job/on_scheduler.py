@@ -25,7 +25,7 @@ from workshop_utils.job.private import forget_topic, truncate_topic
 
 NANNY_S = 5  # how long a job's end waits for nannies; one whose host is lost gives no answer
 FORGET_S = 2  # from a job's end until its messages are dropped
-FROM_RANKS = ("row", "began", "joined", "failed")  # what ranks log under the job's name
+FROM_RANKS = ("row", "began", "serves", "failed")  # what ranks log under the job's name
 JOB = re.compile("-[0-9a-f]{32}$")  # the name of a job
 
 
@@ -48,15 +48,17 @@ class OwnersPlugin(SchedulerPlugin):
 
     def log_event(self, topic: str, msg: Any) -> None:
         kind = msg[0] if isinstance(msg, (list, tuple)) and msg else None
+        if kind == "began":
+            self.owners.begin(topic, msg[-1])
         if kind == "failed":
             self.owners.expect_end(topic, time.monotonic())
         if kind in FROM_RANKS and JOB.search(topic) and topic not in self.owners.owned().values():
             forget_topic(self._scheduler, topic)  # the rank of a job that is over still runs: it has no nanny
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
-        for job, addresses in self.owners.of_client(client).items():
+        for job, begun in self.owners.of_client(client).items():
             # Nobody ends its ranks any more, so their processes have to end.
-            work = asyncio.ensure_future(replace(job, known(addresses, scheduler), [], False, scheduler))
+            work = asyncio.ensure_future(replace(job, known(begun, scheduler), [], False, scheduler))
             self._background.add(work)
             work.add_done_callback(self._background.discard)
 

@@ -72,6 +72,7 @@ class _Claim:
     job: str
     client: str
     address: str
+    begun: bool = False  # whether its rank has
     ends_by: float = 0.0  # until when an ending job is waited for
 
 
@@ -112,6 +113,12 @@ class Owners:
         """Await successors of these killed or dead workers."""
         self._replaced |= {worker.slot: (worker, now + REPLACED_S) for worker in ended}
 
+    def begin(self, job: str, address: str) -> None:
+        """The job's rank on the worker at this address has begun."""
+        for claim in self._claims.values():
+            if claim.job == job and claim.address == address:
+                claim.begun = True
+
     def expect_end(self, job: str, now: float) -> None:
         """Let launches wait for the workers of this job: one of its ranks has failed, so it is about to end."""
         for claim in self._claims.values():
@@ -132,11 +139,11 @@ class Owners:
         self._claims = {}
 
     def of_client(self, client: str) -> dict[str, list[str]]:
-        """Return the addresses of the workers that each job of this client owns."""
+        """Return, for each job of this client, the addresses of the workers on which its ranks have begun."""
         jobs: dict[str, list[str]] = {}
         for claim in self._claims.values():
             if claim.client == client:
-                jobs.setdefault(claim.job, []).append(claim.address)
+                jobs.setdefault(claim.job, []).extend([claim.address] * claim.begun)
         return jobs
 
     def owners_of(self, address: str) -> list[str]:

@@ -1,9 +1,6 @@
 """What runs on a worker that is a rank: meet the others, call the function, report how it went."""
 
-import ctypes
 import errno
-import gc
-import io
 import os
 import random
 import socket
@@ -15,6 +12,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
@@ -25,23 +24,31 @@ from distributed.core import error_message
 from workshop_utils.job.decide import SETTLE_S
 from workshop_utils.job.errors import JobError, Stopped, ranks_named
 from workshop_utils.job.family import known_to_children
-from workshop_utils.job.look import described, write_stacks
+from workshop_utils.job.look import described, may_follow_a_death, write_stacks
 from workshop_utils.job.private import forget_collectives, recorded_collectives
+from workshop_utils.job.travel import packed
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
-REACH_S = 30  # time limit for connecting to a store that already listens
+REACH_S = 30  # time limit for connecting to the store of rank 0, which serves already
 JOIN_S = 300  # time limit for all ranks to arrive: each imports and unpickles at its own speed
 MAX_FRAMES = 30  # the innermost ones of a traceback that travels; Dask drops one of over 10 kB
 
 
 class Meeting(NamedTuple):
-    """Where the ranks meet, and what they run: (function, args, kwargs), pickled. Sent to each worker once."""
+    """Where the ranks meet, and what they run: (function, args, kwargs), pickled."""
 
     host: str
     port: int
     call: bytes
+
+
+class Attempt(NamedTuple):
+    """One start of a job's function on all ranks."""
+
+    job: str
+    number: int
 
 
 @dataclass(frozen=True)
@@ -55,10 +62,19 @@ class Assignment:
     max_restarts: int
     process: str
 
+    @property
+    def of(self) -> Attempt:
+        """The attempt that the rank belongs to."""
+        return Attempt(self.job, self.attempt)
+
 
 # (worker, assignment) while this process runs a rank, else None. A process runs one rank at a time, and the rank's
 # function may log from any of its threads, so this belongs to the process and not to a context.
 _running: tuple[Worker, Assignment] | None = None
+
+_begins: dict[Attempt, bool] = {}  # False where `leave` came before the rank
+_mail: dict[Attempt, SimpleQueue] = {}  # holds the Meeting, once the client has sent it
+_stores: "dict[Attempt, TCPStore]" = {}  # that rank 0 serves to the others, who may need it longer than rank 0
 
 
 def assignment() -> Assignment | None:
@@ -130,8 +146,8 @@ def environment(settings: Mapping[str, str]) -> Iterator[None]:
 def torch_as_found() -> Iterator[None]:
     """Restore PyTorch's settings after the block, which may end in the midst of a change.
 
-    Else the next attempt of a rank that outlived a death would run with others than the rank that is new. What is drawn
-    at random afterwards is new: else a seed that all ranks set would let the ranks of the next job draw the same.
+    Else the next job in this process would run with others than its ranks in new processes. What is drawn at random
+    afterwards is new: else a seed that all ranks set would let the ranks of the next job draw the same.
     """
     import numpy as np
     import torch
@@ -159,11 +175,23 @@ def torch_as_found() -> Iterator[None]:
             random.seed()
 
 
-def serve_store(host: str) -> "list[TCPStore]":
-    """Return a store for the ranks of a job, which listens on this worker's address alone, until it is released.
+def deliver(attempt: Attempt, meeting: Meeting) -> None:
+    """Let the rank of this attempt in this process go on: it waits until it knows where to meet the others."""
+    _mail.setdefault(attempt, SimpleQueue()).put(meeting)
 
-    It is in a list: a client imports the module of a result's type on its event loop, and PyTorch's takes seconds.
+
+def leave(attempt: Attempt) -> bool:
+    """Return whether a rank of this attempt has begun in this process; if not, it never will.
+
+    The attempt is over: what was sent for it, and a store that is served for it, go.
     """
+    _mail.pop(attempt, None)
+    _stores.pop(attempt, None)
+    return _begins.setdefault(attempt, False)
+
+
+def serve_store(host: str) -> "TCPStore":
+    """Return a store for the ranks of a job, which listens on this worker's address alone, until it is released."""
     import torch.distributed as dist
 
     try:
@@ -173,19 +201,14 @@ def serve_store(host: str) -> "list[TCPStore]":
             raise
         listening = socket.create_server(("", 0))  # behind NAT our address is not local: listen on all interfaces
     port = listening.getsockname()[1]
-    return [dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())]
+    return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
 
 
-def arrange_meeting(stores: "list[TCPStore]", call: bytes) -> Meeting:
-    """Return what ranks need to know; runs where the store is."""
-    (store,) = stores
-    return Meeting(store.host, store.port, call)
-
-
-def run_rank(bootstrap: Callable, meeting: Meeting, mine: Assignment) -> bytes:
+def run_rank(bootstrap: Callable, mine: Assignment) -> bytes:
     """Return what the function returned, pickled. The first rank of a job to fail tells the client at once.
 
-    bootstrap: as in `Job`.
+    It depends on no other task, so that it begins before any that is submitted later; the client then sends what it
+    needs. bootstrap: as in `Job`.
     """
     global _running
     worker = get_worker()
@@ -194,21 +217,18 @@ def run_rank(bootstrap: Callable, meeting: Meeting, mine: Assignment) -> bytes:
             f"Rank {mine.rank} was started a second time by Dask, on a successor of its worker: a job's ranks start "
             "together or not at all."
         )
+    if not _begins.setdefault(mine.of, True):
+        raise Stopped(f"Rank {mine.rank} did not begin, as its job was over.")
     with suppress(OSError):  # the disk is full, or somebody removed the folder: only explanations need the file
         write_stacks(worker.local_directory)
     forget_collectives()
-    if mine.attempt:  # this process may have outlived a death, and what its function held then
-        gc.collect()
-        with suppress(OSError, AttributeError):  # not glibc
-            ctypes.CDLL("libc.so.6").malloc_trim(0)
-    worker.log_event(mine.job, ("began", mine.attempt, mine.rank))
-    store = _reach(meeting, mine)
+    worker.log_event(mine.job, ("began", mine.attempt, mine.rank, worker.address))
+    store, call = _meet(mine)
     told: list[Exception] = []
 
     def run() -> bytes:
-        worker.log_event(mine.job, ("joined", mine.attempt, mine.rank))
         try:
-            fn, args, kwargs = cloudpickle.loads(meeting.call)
+            fn, args, kwargs = cloudpickle.loads(call)
             result = packed(fn(*args, **kwargs))
         except BaseException as error:  # told while the process group is there: its end may block or kill this process
             told.append(_tell(store, mine, error))
@@ -231,41 +251,42 @@ def run_rank(bootstrap: Callable, meeting: Meeting, mine: Assignment) -> bytes:
     raise told[0]
 
 
-def packed(value: object) -> bytes:
-    """Return a result as it travels: pickled here, with every tensor on the CPU. Raises TypeError."""
-    buffer = io.BytesIO()
+def _meet(mine: Assignment) -> "tuple[TCPStore, bytes]":
+    """Return (the ranks' common store, the pickled call), once the client has sent where to meet."""
+    import torch.distributed as dist  # takes seconds in a new process, on all ranks at once
+
+    worker = get_worker()
+    if mine.rank == 0:
+        _stores[mine.of] = serve_store(get_address_host(worker.address))
+        worker.log_event(mine.job, ("serves", mine.attempt, _stores[mine.of].host, _stores[mine.of].port))
     try:
-        _Pickler(buffer).dump(value)
-    except Exception as error:  # pickling raises many kinds
-        raise TypeError(
-            "What the function returned cannot be sent back: return numbers, text, tensors or a state_dict instead of "
-            "generators, files, locks or DataLoaders."
-        ) from error
-    return buffer.getvalue()
-
-
-class _Pickler(cloudpickle.Pickler):
-    def reducer_override(self, value: Any) -> Any:  # the client may have no GPU
-        import torch
-
-        if isinstance(value, torch.Tensor) and value.device.type not in ("cpu", "meta"):
-            on_cpu = value.detach().cpu()
-            if isinstance(value, torch.nn.Parameter):
-                on_cpu = torch.nn.Parameter(on_cpu, value.requires_grad)
-            return on_cpu.__reduce_ex__(self.proto)
-        return super().reducer_override(value)
-
-
-def _reach(meeting: Meeting, mine: Assignment) -> "TCPStore":
-    import torch.distributed as dist
-
-    try:
-        soon = timedelta(seconds=REACH_S)
-        store = dist.TCPStore(meeting.host, meeting.port, is_master=False, wait_for_workers=False, timeout=soon)
-    except RuntimeError as error:  # DistNetworkError is one
-        where, why = f"{meeting.host}:{meeting.port}", str(error).splitlines()[0]
-        raise cannot_connect(mine.rank, get_worker().address, where, why) from None
+        meeting = _mail.setdefault(mine.of, SimpleQueue()).get(timeout=JOIN_S)
+    except Empty:
+        raise JobError(f"Rank {mine.rank} has waited {JOIN_S} s for rank 0, which did not begin.") from None
+    store = _stores[mine.of] if mine.rank == 0 else _reach(dist.TCPStore, meeting, mine)
     store.set_timeout(timedelta(seconds=JOIN_S))
+    return store, meeting.call
+
+
+def _reach(make: "type[TCPStore]", meeting: Meeting, mine: Assignment) -> "TCPStore":
+    """Return a client of rank 0's store. Raises JobError after REACH_S; PyTorch's own limit may take twice as long."""
+    came: SimpleQueue = SimpleQueue()
+
+    def connect() -> None:
+        soon = timedelta(seconds=REACH_S)
+        try:
+            came.put(make(meeting.host, meeting.port, is_master=False, wait_for_workers=False, timeout=soon))
+        except Exception as error:
+            came.put(error)
+
+    Thread(target=connect, daemon=True).start()
+    try:
+        store = came.get(timeout=REACH_S)
+    except Empty:
+        store = TimeoutError("it has no answer")
+    if isinstance(store, Exception):
+        where, why = f"{meeting.host}:{meeting.port}", str(store).splitlines()[0]
+        raise cannot_connect(mine.rank, get_worker().address, where, why)
     return store
 
 
@@ -285,6 +306,7 @@ def _tell(store: "TCPStore", mine: Assignment, error: BaseException) -> Exceptio
         first = int(store.compare_set("failed", "", str(mine.rank)))
     if first != mine.rank:
         return Stopped(f"Rank {mine.rank} ended because rank {first} failed first.")
+    follows = may_follow_a_death(error)
     if not isinstance(error, Exception):  # a worker would take SystemExit for its own end
         error = JobError(_of_an_end(mine.rank, error)).with_traceback(error.__traceback__)
     error = error.with_traceback(_innermost(error.__traceback__))
@@ -293,7 +315,8 @@ def _tell(store: "TCPStore", mine: Assignment, error: BaseException) -> Exceptio
     except Exception:
         message = error_message(error)
     exception, remote = (getattr(message[name], "data", None) for name in ("exception", "traceback"))
-    get_worker().log_event(mine.job, ("failed", mine.attempt, mine.rank, exception, remote, _about(store, mine)))
+    about = exception, remote, _about(store, mine), follows
+    get_worker().log_event(mine.job, ("failed", mine.attempt, mine.rank, *about))
     return error
 
 

@@ -1,7 +1,6 @@
 """A job on the client: what its user sees of it, and the ways in which it is left."""
 
 import builtins
-import pickle
 import sys
 import uuid
 import warnings
@@ -9,7 +8,6 @@ from collections.abc import Callable, Iterator
 from numbers import Integral, Real
 from typing import Any
 
-import cloudpickle
 import pandas as pd
 from distributed import CancelledError, Client, Future
 from tqdm import tqdm
@@ -18,6 +16,7 @@ from workshop_utils.job.carry_out import Shell, Task
 from workshop_utils.job.decide import Decisions, Limits
 from workshop_utils.job.errors import WorkerDied, check_client
 from workshop_utils.job.explain import explain, stacks
+from workshop_utils.job.travel import pickled, unpacked
 
 LOOK_S = 1.0  # between two looks whether the client was closed, and two updates of the line that shows the wait
 SHOWN_AFTER_S = 2.0
@@ -48,14 +47,15 @@ class Job:
         check_client(client)
         self._function = getattr(fn, "__name__", "function")
         self.name = f"{self._function}-{uuid.uuid4().hex}"
-        call = _pickled(fn, args, kwargs)
+        call = pickled(fn, args, kwargs)
         self._state = Decisions(limits)
         self._shell = Shell(client, self._state, Task(self.name, bootstrap, call, limits))
         self._client = client
         self._results: list[Any] | None = None
         self._traceback: Any = None
         try:
-            self._wait(lambda: self._state.workers or self._state.over, "choosing the workers")
+            # Until the ranks are submitted: what is submitted to Dask after `launch` comes after them.
+            self._wait(lambda: self._shell.ranks or self._state.over, "choosing the workers")
         except BaseException:
             self.cancel()
             raise
@@ -107,7 +107,7 @@ class Job:
         if error := self._state.error:
             raise error.with_traceback(self._remote_traceback())
         if self._results is None:
-            self._results = [_unpacked(rank, result) for rank, result in enumerate(self._shell.packed)]
+            self._results = [unpacked(rank, result) for rank, result in enumerate(self._shell.packed)]
         return self._results
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -226,24 +226,3 @@ def limits(
 
 def _is_seconds(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _unpacked(rank: int, result: bytes) -> Any:
-    try:
-        return pickle.loads(result)
-    except Exception as error:  # unpickling raises many kinds
-        raise TypeError(
-            f"What rank {rank} returned cannot be read here ({error!r}): return numbers, text, tensors or a "
-            "state_dict, or install here what the workers have."
-        ) from error
-
-
-def _pickled(fn: Callable, args: tuple, kwargs: dict) -> bytes:
-    try:
-        return cloudpickle.dumps((fn, args, kwargs))
-    except Exception as error:  # pickling raises many kinds
-        name = getattr(fn, "__name__", fn)
-        raise TypeError(
-            f"{name!r} or one of its arguments cannot be sent to workers ({error}): make files, locks, clients and "
-            "DataLoaders inside the function."
-        ) from error
