@@ -10,6 +10,7 @@ from figures import times
 from table import contestant, ratios
 
 ROOT = Path(__file__).parents[2]
+WIDEST = 66  # characters in a line of code on a slide
 
 
 def result(name):
@@ -177,7 +178,8 @@ def faults():
 
 
 def wrapped(text):
-    return re.sub(r": rank|; rank", lambda mark: f"{mark[0][0]}\n  rank", text)
+    lines = re.sub(r": rank|; rank", lambda mark: f"{mark[0][0]}\n  rank", text).splitlines()
+    return "\n".join(line if len(line) <= WIDEST else line.replace(", at ", ",\n    at ") for line in lines)
 
 
 def gains():
