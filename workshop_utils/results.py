@@ -103,7 +103,8 @@ class ResultsHandler:
                 while self._arrived:
                     result = self._arrived.pop(0)
                     written.append(self._keep(prefix, result["path"], result["name"]))
-                for future in done if raise_errors else ():
+                # First an error: the other ranks of a job that has failed are cancelled.
+                for future in sorted(done, key=lambda one: one.status != "error") if raise_errors else ():
                     if future.status != "finished":  # what a rank returned may be large, and stays where it is
                         future.result()
                 pending = [future for future in pending if future not in done]

@@ -262,7 +262,7 @@ def _meet(mine: Assignment) -> "tuple[TCPStore, bytes]":
     try:
         meeting = _mail.setdefault(mine.of, SimpleQueue()).get(timeout=JOIN_S)
     except Empty:
-        raise JobError(f"Rank {mine.rank} has waited {JOIN_S} s for rank 0, which did not begin.") from None
+        raise JobError(f"Rank {mine.rank} has waited {JOIN_S} s to hear where rank 0 is.") from None
     store = _stores[mine.of] if mine.rank == 0 else _reach(dist.TCPStore, meeting, mine)
     store.set_timeout(timedelta(seconds=JOIN_S))
     return store, meeting.call

@@ -87,7 +87,7 @@ class Job:
         """One future per rank of this attempt, in rank order, once they are submitted; none if that was not reached.
 
         They tell when a rank is done or has failed; what it returned is in `result`. After a death, the next attempt
-        has others. After a success there are none, as workers then keep no results; but they keep what a future is for
+        has others. After a failure, all but those with an error are cancelled. After a success there are none, as workers then keep no results; but they keep what a future is for
         as long as you hold that future.
         """
         self._wait(lambda: self._shell.ranks or self._state.over)
