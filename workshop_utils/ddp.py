@@ -69,7 +69,8 @@ def launch(
     `Job.explain()`; the job goes on. None for no warning.
 
     A rank that raises ends the job with that rank's exception. Whatever ends it, the workers are free for the next.
-    After a failure, each process in which a rank began is replaced, so Dask computes again what it kept there.
+    After a failure, each process in which a rank began is replaced, and with it what Dask kept there: it computes that
+    again, but what was scattered there is lost.
 
     Raises at once: ValueError for a setting that cannot be; TypeError where the function cannot be called so, would
     take a misspelt setting by `**kwargs`, or cannot be pickled with its arguments; JobError where the cluster has too

@@ -24,6 +24,7 @@ from workshop_utils import ddp
 from workshop_utils.cluster import known_workers
 from workshop_utils.job import JobError, SchedulerLost, WorkersBusy, carry_out, on_scheduler, rank
 from workshop_utils.job.ask import ask_scheduler
+from workshop_utils.job.look import may_follow_a_death
 from workshop_utils.job.owners import Claimed, Denied, Request
 from workshop_utils.results import ResultsHandler, log_metrics
 
@@ -411,6 +412,92 @@ def test_a_client_that_is_closed_leaves_the_plain_task_on_a_ranks_worker_alone(c
     there_first.task = keeps
     assert there_first.ends()
     assert len(ddp.run(client, os.getpid, wait_for_workers=60)) == 2
+
+
+@pytest.mark.parametrize("after_s", [0, 0.02, 0.1])
+def test_a_client_that_is_closed_while_its_ranks_begin_leaves_none_behind(client, after_s):
+    with Client(client.scheduler.address, set_as_default=False) as other:
+        ddp.launch(other, time.sleep, 600, wait_for_workers=60)
+        time.sleep(after_s)
+    assert len(ddp.run(client, os.getpid, wait_for_workers=60)) == 2
+
+
+def test_a_call_that_arrives_after_its_job_is_over_is_dropped():
+    attempt = rank.Attempt("job", 0)
+    assert rank.leave(attempt) is False
+    rank.deliver(attempt, rank.Meeting("host", 1, b"large"))
+    assert attempt not in rank._mail
+
+
+class Falsy(ValueError):
+    def __len__(self):
+        return 0
+
+
+class WithoutText(RuntimeError):
+    def __str__(self):
+        return str(1 / 0)
+
+
+class WithoutNotes(ValueError):
+    __notes__ = ()
+
+
+@pytest.mark.parametrize(
+    "error, expected, match",
+    [
+        (Falsy("mine"), Falsy, "mine"),
+        (WithoutText(), JobError, "Rank 0 raised a WithoutText, of which no text can be made"),
+        (WithoutNotes("mine"), WithoutNotes, "mine"),
+    ],
+)
+def test_an_odd_exception_is_told_all_the_same(client, error, expected, match):
+    def work():
+        if dist.get_rank() == 0:
+            raise error
+        try:
+            dist.barrier()
+        except RuntimeError:
+            os._exit(1)
+
+    with pytest.raises(expected, match=match):
+        ddp.run(client, work)
+
+
+def test_an_error_of_the_backward_pass_is_the_cause_too(client):
+    def work():
+        if dist.get_rank() == 0:
+            torch.ones(2).sum().backward()
+        try:
+            dist.barrier()
+        except RuntimeError:
+            os._exit(1)
+
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        ddp.run(client, work, max_restarts=1)
+
+
+GLOO = RuntimeError("[gloo/transport/tcp/pair.cc:561] Connection closed by peer")
+
+
+@pytest.mark.parametrize(
+    "error, may_follow",
+    [
+        (GLOO, True),
+        (dist.DistNetworkError("lost"), True),
+        (ExceptionGroup("of a TaskGroup", [GLOO]), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (RuntimeError("the loss is NaN"), False),
+        (torch.cuda.OutOfMemoryError("CUDA out of memory"), False),
+        (ValueError("mine"), False),
+        (WithoutText(), False),
+    ],
+)
+def test_only_an_error_of_the_ranks_communication_may_come_of_a_death(error, may_follow):
+    assert may_follow_a_death(error) is may_follow
+    wrapped = ValueError("wrapped")
+    wrapped.__cause__, wrapped.__context__ = KeyError("another"), error
+    assert may_follow_a_death(wrapped) is may_follow
 
 
 def test_a_rank_that_does_not_reach_rank_0_gives_up_in_time_whatever_pytorch_does(monkeypatch):

@@ -17,7 +17,7 @@ from distributed.core import clean_exception
 from workshop_utils.job.ask import LOST, ask_looks, ask_scheduler, let_ends_be_watched, lost_tasks, results_of
 from workshop_utils.job.choose import choose
 from workshop_utils.job.decide import Action, Choose, Decisions, Examine, Fetch, Free, Later, Limits, Phase, Start
-from workshop_utils.job.errors import JobError, SchedulerLost, listed
+from workshop_utils.job.errors import JobError, SchedulerLost, add_note, listed
 from workshop_utils.job.explain import cannot_begin, stalled, timed_out
 from workshop_utils.job.free import free, free_all_the_same
 from workshop_utils.job.look import Look
@@ -122,7 +122,10 @@ class Shell:
     def _tell(self, event: Callable[..., list[Action]], *about: Any, attempt: int | None = None) -> None:
         """Tell the decisions of an event, unless it comes too late."""
         if not self._state.over and attempt in (None, self._state.attempt):
-            self._carry_out(event(*about))
+            try:
+                self._carry_out(event(*about))
+            except Exception as error:
+                self._give_up(error)
 
     def _carry_out(self, actions: list[Action]) -> None:
         attempt = self._state.attempt
@@ -149,17 +152,21 @@ class Shell:
             try:
                 await work
             except Exception as error:
-                wrong = JobError(f"The launcher failed, which is a mistake of its own: {error!r}.")
-                known_error = error if isinstance(error, JobError) else wrong.with_traceback(error.__traceback__)
-                self._tell(self._state.scheduler_gone, known_error)
-                begun = [self._members[rank] for rank in self._state.begun]
-                asyncio.ensure_future(free_all_the_same(self._client, self._task.job, begun, self.ranks))
+                self._give_up(error)
 
         task = self._loop.create_task(guarded())
         for tasks in (self._background, self._watches) if ends_with_attempt else (self._background,):
             tasks.add(task)
             task.add_done_callback(tasks.discard)
         return task
+
+    def _give_up(self, error: Exception) -> None:
+        wrong = JobError(f"The launcher failed, which is a mistake of its own: {error!r}.")
+        known_error = error if isinstance(error, JobError) else wrong.with_traceback(error.__traceback__)
+        self._state.scheduler_gone(known_error)
+        self._wake()
+        begun = [self._members[rank] for rank in self._state.begun]
+        asyncio.ensure_future(free_all_the_same(self._client, self._task.job, begun, self.ranks))
 
     def _hear(self, event: tuple[float, Sequence]) -> None:
         """Take what ranks, and the scheduler, log under the job's name."""
@@ -178,8 +185,7 @@ class Shell:
             attempt, rank, exception, traceback, note, may_follow = about
             _, error, remote = clean_exception(exception, traceback)
             assert error is not None
-            with suppress(Exception):  # not every exception takes a note
-                error.add_note(note)
+            add_note(error, note)
             self._tell(self._state.failed, rank, error.with_traceback(remote), may_follow, attempt=attempt)
         elif kind == "gone":
             self._spawn(self._lose(self._state.attempt, *about))

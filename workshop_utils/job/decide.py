@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from workshop_utils.job.errors import GO_ON, Stopped, WorkerDied, ranks_named
+from workshop_utils.job.errors import GO_ON, Stopped, WorkerDied, add_note, ranks_named
 
 SETTLE_S = 1.0  # from a rank's error to the verdict: a worker's death, which may be the cause, can come to light later
 GATHER_S = 0.1  # from a worker's death to the verdict: the message names all workers that died together
@@ -136,9 +136,10 @@ class Decisions:
         if self.phase is Phase.CHOOSING and self.failures:
             self.error = self.failures[-1]
             self.error.__cause__ = error
-            self.error.add_note(
+            add_note(
+                self.error,
                 f"No worker took its place in time (wait_for_successors={self._limits.wait_for_successors}), so the "
-                "job was not resumed."
+                "job was not resumed.",
             )
         elif self.phase is Phase.CHOOSING:
             self.error = error
@@ -198,7 +199,7 @@ class Decisions:
             return []
         dead = sorted(self.gone - {self._failed_rank})
         if dead and self._is_cause:
-            self._first_error.add_note(f"{ranks_named(dead).capitalize()} died after that.")  # type: ignore[union-attr]
+            add_note(self._first_error, f"{ranks_named(dead).capitalize()} died after that.")
         if not dead or self._is_cause:
             return self._end_ranks(self._first_error)
         if unknown := [rank for rank in dead if rank not in self._ends]:
@@ -206,7 +207,7 @@ class Decisions:
         ends = "; ".join(f"worker {self.workers[rank]} {self._ends[rank][0]}" for rank in dead)
         death = WorkerDied(" ".join([f"{ranks_named(dead).capitalize()} died: {ends}.", *self._cures(dead)]))
         for note in getattr(self._first_error, "__notes__", ()):  # of a rank that failed because of the death
-            death.add_note(note)
+            add_note(death, note)
         if len(self.failures) == self._limits.max_restarts:
             return self._end_ranks(death)
         self.failures.append(death)
@@ -241,7 +242,7 @@ class Decisions:
         if self._kept:  # the job was stopped meanwhile, and has kept its workers for nothing
             self._kept = False
             return [Free((), keep=False)]
-        self.phase = Phase.FAILED if self.error else Phase.FINISHED
+        self.phase = Phase.FINISHED if self.error is None else Phase.FAILED
         return []
 
     def time_is_up(self, error: TimeoutError) -> list[Action]:

@@ -1,6 +1,7 @@
 """How a job can fail, other than by its own function's exception."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from distributed import Client
 
@@ -33,6 +34,13 @@ def check_client(client: Client) -> None:
         raise TypeError("The client is asynchronous, and this call waits: make one with Client(asynchronous=False).")
     if client.status not in ("running", "connecting"):
         raise SchedulerLost(f"The client is {client.status}: start or join a cluster, and use its client.")
+
+
+def add_note(error: BaseException | None, note: str) -> None:
+    """Add a note to an error that takes one."""
+    if error is not None:
+        with suppress(Exception):
+            error.add_note(note)
 
 
 def listed(values: Iterable[object]) -> str:

@@ -21,10 +21,12 @@ async def free(
     # Not those with an error, which whoever holds them may ask for. Dask would run the others anew elsewhere.
     if cancelled := [future for future in futures if future.status != "error"]:
         await client.cancel(cancelled)  # their threads may still run
-    others = [rank for rank in range(len(state.workers)) if rank not in {*how.kill, *state.gone}]
+    # Nobody can kill those without a nanny.
+    stay = {rank for rank in how.kill if members[rank].has_nanny} | state.gone
+    others = [rank for rank in range(len(state.workers)) if rank not in stay]
     begun = await _leave(client, attempt, [members[rank].address for rank in others])
     kill = list(how.kill)
-    if how.keep or state.error:
+    if how.keep or state.error is not None:
         kill += [rank for rank in others if members[rank].address in begun]  # the message of it was on its way
     dead = [members[rank] for rank in state.gone - state.lost]
     await ask_scheduler(client, replace, attempt.job, [members[rank] for rank in kill], dead, how.keep)

@@ -9,6 +9,7 @@ import re
 import signal
 import sysconfig
 import traceback
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -87,21 +88,25 @@ def is_in_waiting_code(frames: list[traceback.FrameSummary]) -> bool:
 
 
 def may_follow_a_death(error: BaseException) -> bool:
-    """Return whether an error, or one before it in its chain, is of a kind that the death of another rank causes."""
-    import torch
+    """Return whether an error, or one in its chain or group, came out of the ranks' communication.
+
+    That breaks when another rank dies. The texts of gloo's and NCCL's errors name them.
+    """
     import torch.distributed as dist
 
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        if isinstance(link, dist.DistError):
+    seen: list[BaseException] = []
+    links: list[BaseException | None] = [error]
+    while links:
+        link = links.pop()
+        if link is None or any(link is one for one in seen):
+            continue
+        seen.append(link)
+        links += [link.__cause__, link.__context__, *getattr(link, "exceptions", ())]
+        if isinstance(link, dist.DistError) or type(link).__name__ == "HorovodInternalError":
             return True
-        if isinstance(link, RuntimeError) and not isinstance(link, torch.cuda.OutOfMemoryError):
-            frames = list(traceback.extract_tb(link.__traceback__))
-            if COMMUNICATION.search(str(link)) or is_in_waiting_code(frames):
+        with suppress(Exception):  # not every exception has a text
+            if isinstance(link, RuntimeError) and COMMUNICATION.search(str(link)):
                 return True
-        link = link.__context__ if link.__cause__ is None else link.__cause__
     return False
 
 

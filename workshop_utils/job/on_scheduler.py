@@ -48,8 +48,8 @@ class OwnersPlugin(SchedulerPlugin):
 
     def log_event(self, topic: str, msg: Any) -> None:
         kind = msg[0] if isinstance(msg, (list, tuple)) and msg else None
-        if kind == "began":
-            self.owners.begin(topic, msg[-1])
+        if kind == "began" and JOB.search(topic) and not self.owners.begin(topic, msg[-1]):
+            self._end(topic, [msg[-1]])  # its client was lost before it began
         if kind == "failed":
             self.owners.expect_end(topic, time.monotonic())
         if kind in FROM_RANKS and JOB.search(topic) and topic not in self.owners.owned().values():
@@ -57,10 +57,13 @@ class OwnersPlugin(SchedulerPlugin):
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         for job, begun in self.owners.of_client(client).items():
-            # Nobody ends its ranks any more, so their processes have to end.
-            work = asyncio.ensure_future(replace(job, known(begun, scheduler), [], False, scheduler))
-            self._background.add(work)
-            work.add_done_callback(self._background.discard)
+            self._end(job, begun)
+
+    def _end(self, job: str, begun: Sequence[str]) -> None:
+        """Kill the workers on which the job's ranks have begun, as nobody else ends these any more."""
+        work = asyncio.ensure_future(replace(job, known(begun, self._scheduler), [], False, self._scheduler))
+        self._background.add(work)
+        work.add_done_callback(self._background.discard)
 
 
 def claim(request: Request, dask_scheduler: Any = None) -> Claimed | Denied:

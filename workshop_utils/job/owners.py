@@ -113,11 +113,12 @@ class Owners:
         """Await successors of these killed or dead workers."""
         self._replaced |= {worker.slot: (worker, now + REPLACED_S) for worker in ended}
 
-    def begin(self, job: str, address: str) -> None:
-        """The job's rank on the worker at this address has begun."""
-        for claim in self._claims.values():
-            if claim.job == job and claim.address == address:
-                claim.begun = True
+    def begin(self, job: str, address: str) -> bool:
+        """The job's rank on the worker at this address has begun. Return whether the worker is the job's."""
+        mine = [claim for claim in self._claims.values() if claim.job == job and claim.address == address]
+        for claim in mine:
+            claim.begun = True
+        return bool(mine)
 
     def expect_end(self, job: str, now: float) -> None:
         """Let launches wait for the workers of this job: one of its ranks has failed, so it is about to end."""

@@ -177,15 +177,18 @@ def torch_as_found() -> Iterator[None]:
 
 def deliver(attempt: Attempt, meeting: Meeting) -> None:
     """Let the rank of this attempt in this process go on: it waits until it knows where to meet the others."""
-    _mail.setdefault(attempt, SimpleQueue()).put(meeting)
+    if _begins.get(attempt) is not False:  # a large call may come after `leave`
+        _mail.setdefault(attempt, SimpleQueue()).put(meeting)
 
 
 def leave(attempt: Attempt) -> bool:
     """Return whether a rank of this attempt has begun in this process; if not, it never will.
 
-    The attempt is over: what was sent for it, and a store that is served for it, go.
+    The attempt is over: what was sent for it, and a store that is served for it, go. A rank that still waits to hear
+    where to meet ends.
     """
-    _mail.pop(attempt, None)
+    if waited_for := _mail.pop(attempt, None):
+        waited_for.put(None)
     _stores.pop(attempt, None)
     return _begins.setdefault(attempt, False)
 
@@ -263,6 +266,8 @@ def _meet(mine: Assignment) -> "tuple[TCPStore, bytes]":
         meeting = _mail.setdefault(mine.of, SimpleQueue()).get(timeout=JOIN_S)
     except Empty:
         raise JobError(f"Rank {mine.rank} has waited {JOIN_S} s to hear where rank 0 is.") from None
+    if meeting is None:
+        raise Stopped(f"Rank {mine.rank} ended, as its job was over.")
     store = _stores[mine.of] if mine.rank == 0 else _reach(dist.TCPStore, meeting, mine)
     store.set_timeout(timedelta(seconds=JOIN_S))
     return store, meeting.call
@@ -285,7 +290,7 @@ def _reach(make: "type[TCPStore]", meeting: Meeting, mine: Assignment) -> "TCPSt
     except Empty:
         store = TimeoutError("it has no answer")
     if isinstance(store, Exception):
-        where, why = f"{meeting.host}:{meeting.port}", str(store).splitlines()[0]
+        where, why = f"{meeting.host}:{meeting.port}", [*str(store).splitlines(), type(store).__name__][0]
         raise cannot_connect(mine.rank, get_worker().address, where, why)
     return store
 
@@ -311,13 +316,21 @@ def _tell(store: "TCPStore", mine: Assignment, error: BaseException) -> Exceptio
         error = JobError(_of_an_end(mine.rank, error)).with_traceback(error.__traceback__)
     error = error.with_traceback(_innermost(error.__traceback__))
     try:
-        raise error  # error_message takes the traceback of what is being handled
+        message = _as_message(error)
     except Exception:
-        message = error_message(error)
+        error = JobError(f"Rank {mine.rank} raised a {type(error).__name__}, of which no text can be made.")
+        message = _as_message(error)
     exception, remote = (getattr(message[name], "data", None) for name in ("exception", "traceback"))
     about = exception, remote, _about(store, mine), follows
     get_worker().log_event(mine.job, ("failed", mine.attempt, mine.rank, *about))
     return error
+
+
+def _as_message(error: Exception) -> Any:
+    try:
+        raise error  # error_message takes the traceback of what is being handled
+    except Exception:
+        return error_message(error)
 
 
 def _of_an_end(rank: int, error: BaseException) -> str:

@@ -59,11 +59,11 @@ class Job:
         except BaseException:
             self.cancel()
             raise
-        if self._state.error and not self._state.workers:
+        if self._state.error is not None and not self._state.workers:
             raise self._state.error
 
     def __repr__(self) -> str:
-        phase = f"failed: {self._state.error!r}" if self._state.error else self._state.phase.value
+        phase = self._state.phase.value if self._state.error is None else f"failed: {self._state.error!r}"
         return f"<Job {self._function}, {_counted(self._state.size, 'rank')}, {phase}>"
 
     def __enter__(self) -> "Job":
@@ -87,8 +87,8 @@ class Job:
         """One future per rank of this attempt, in rank order, once they are submitted; none if that was not reached.
 
         They tell when a rank is done or has failed; what it returned is in `result`. After a death, the next attempt
-        has others. After a failure, all but those with an error are cancelled. After a success there are none, as workers then keep no results; but they keep what a future is for
-        as long as you hold that future.
+        has others. After a failure, all but those with an error are cancelled. After a success there are none, as
+        workers then keep no results; but they keep what a future is for as long as you hold that future.
         """
         self._wait(lambda: self._shell.ranks or self._state.over)
         return self._shell.ranks
@@ -104,7 +104,7 @@ class Job:
         TimeoutError; CancelledError. An interrupt (Ctrl-C, or the notebook's stop button) cancels the job.
         """
         self._wait(lambda: self._state.over, f"{self._function} on {_counted(self._state.size, 'rank')}")
-        if error := self._state.error:
+        if (error := self._state.error) is not None:
             raise error.with_traceback(self._remote_traceback())
         if self._results is None:
             self._results = [unpacked(rank, result) for rank, result in enumerate(self._shell.packed)]
@@ -174,7 +174,7 @@ class Job:
 
     def _remote_traceback(self) -> Any:
         """Return the traceback that the error came with: each raise adds to the error's own."""
-        if self._traceback is None and self._state.error:
+        if self._traceback is None and self._state.error is not None:
             self._traceback = self._state.error.__traceback__
         return self._traceback
 
