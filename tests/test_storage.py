@@ -16,11 +16,14 @@ from samples import sign_in
 from workshop_utils.data import find_data, list_photos
 from workshop_utils.dogs.photos import PhotosError, fetch_photos
 from workshop_utils.dogs.sketches import write_sketches
+from workshop_utils.loop.checkpoint import RunCheckpoint
+from workshop_utils.models import load_checkpoint, save_checkpoint
 from workshop_utils.object_store import local_object_store
 from workshop_utils.results import write_tensorboard
 from workshop_utils.storage import (
     CacheError,
     NotShared,
+    absolute_address,
     cache_folder,
     default_storage_options,
     new_shared_folder,
@@ -131,6 +134,38 @@ def test_an_address_in_a_path_is_refused_with_the_string_to_give(address):
     for path in (Path(address), str(Path(address))):
         with pytest.raises(ValueError, match=f"'{path}'.*pathlib.*'{address}'"):
             open_address(path)
+
+
+@pytest.mark.parametrize(
+    "path, right",
+    [
+        ("simplecache::s3://bucket/run.pt", "s3://bucket/run.pt"),
+        ("S3://bucket/run.pt", "S3://bucket/run.pt"),
+        ("r2://bucket/run.pt", "r2://bucket/run.pt"),
+    ],
+)
+def test_a_path_that_begins_like_any_address_is_refused(path, right):
+    with pytest.raises(ValueError, match=f"lacks a slash.* give the string '{right}'"):
+        absolute_address(Path(path))
+    with pytest.raises(ValueError, match=f"lacks a slash.* give the string '{right}'"):
+        RunCheckpoint(Path(path), 1, {}, None, None, [])
+
+
+def test_a_path_of_any_kind_is_its_own_text(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.pt").touch()
+    (entry,) = os.scandir()
+    assert absolute_address(entry) == str(tmp_path / "run.pt")
+    save_checkpoint(entry, step=1)
+    assert os.listdir() == ["run.pt"] and load_checkpoint("run.pt") == {"step": 1}
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"run.pt"])
+def test_what_is_no_path_is_refused_and_nothing_is_written(wrong, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TypeError, match="str|bytes"):
+        save_checkpoint(wrong, step=1)
+    assert os.listdir() == []
 
 
 def test_a_folder_of_this_machine_is_no_address_of_other_storage(tmp_path, monkeypatch):

@@ -31,6 +31,7 @@ from workshop_utils.storage import (
     on_all_workers,
     open_address,
     open_fresh,
+    path_text,
     read_together,
     share,
     weights_setting,
@@ -140,10 +141,10 @@ def list_photos(
         breed = IN_BREED.fullmatch(f"{folder.rstrip('/')}/")
         return bool(breed and (wanted is None or breed[1] in wanted))
 
-    url = str(url)
+    absolute_address(url)  # raises ValueError, TypeError
+    url = path_text(url)
     if IN_ARCHIVE.search(url):
         raise NoPhotos(f"{url!r} is in an archive: unpack it, and give the folder.")
-    absolute_address(url)  # raises ValueError
     try:
         fs, root = open_fresh(url, storage_options)
         files = list_folders(fs, root, is_wanted)

@@ -27,7 +27,7 @@ from workshop_utils.job.errors import check_client
 from workshop_utils.models import IMAGENET_WEIGHTS, WeightsError, load_resnet, named_weights, resolve_weights
 from workshop_utils.precision import PRECISIONS, ieee_float32, precision_of
 from workshop_utils.progress import bar
-from workshop_utils.storage import absolute_address, version_of
+from workshop_utils.storage import absolute_address, path_text, version_of
 
 COLUMNS = ["path", "breed", "prediction", "probability", "correct", "error"]
 TEXT = "str" if pd.Series(["text"]).dtype != object else "string"  # pandas 2 would write a missing value as "None"
@@ -111,7 +111,7 @@ def classify_stream(
     if not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size is {batch_size!r}: give a whole number of at least 1.")
     precision_of(precision, (*PRECISIONS, "int8"))  # raises ValueError for an unknown one
-    photos: Iterator[str] = map(str, paths)
+    photos: Iterator[str] = (path_text(path) if isinstance(path, os.PathLike) else str(path) for path in paths)
     on_gpu = any("gpu" in about for about in known_workers(client).values())
     calibration = None
     if precision == "int8":

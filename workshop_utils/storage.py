@@ -31,6 +31,7 @@ ADDRESS = re.compile(r"([\w+.-]{2,})://")
 CHAIN = re.compile(r"([\w+.-]+::)+[\w+.-]{2,}://")
 # What pathlib makes of an address. A name that no protocol has may be a folder's.
 LACKS_A_SLASH = re.compile(rf"({'|'.join(fsspec.available_protocols())}):(/(?!/)|$)")
+ADDRESS_IN_PATH = re.compile(r"([\w+.-]+::)*[\w+.-]{2,}:(/|$)")  # in a `pathlib.Path`, which no string can be
 LOCAL_READERS = 16  # threads; to start them takes as long as to read 100 files of a fast disk
 SLOW_S = 0.002  # to read a file; a fast disk takes 0.05 ms
 S3_CONNECTIONS = 64  # botocore allows 10, so a batch of 32 would wait four times for storage far away
@@ -131,20 +132,33 @@ def on_all_workers(path: str) -> str:
     return path
 
 
+def path_text(path: str | os.PathLike) -> str:
+    """Return a path or an address as text. Raises TypeError for what is neither a string nor an `os.PathLike` of one.
+
+    >>> path_text(Path("runs/run.pt"))
+    'runs/run.pt'
+    """
+    text = os.fspath(path)
+    if not isinstance(text, str):
+        raise TypeError(f"{path!r} is bytes: give a string.")
+    return text
+
+
 def absolute_address(url: str | os.PathLike) -> str:
     """Return an address as it is, and a local path as an absolute one, which means the same in every working directory.
 
     An address begins with protocol://. A string that does not is a local path, whole, whatever else is in it.
-    Raises ValueError for a chain of addresses, and for an address that lacks a slash, as one does in a `pathlib.Path`.
+    Raises ValueError for a chain of addresses, and for an address that lacks a slash, as one does in a `pathlib.Path`;
+    TypeError for what is neither a string nor an `os.PathLike` of one.
 
     >>> absolute_address("s3://bucket/run::2.pt"), absolute_address("/runs/run::2.pt")
     ('s3://bucket/run::2.pt', '/runs/run::2.pt')
     """
-    text = str(url)
+    text = path_text(url)
     if CHAIN.match(text):
         raise ValueError(f"{text!r} is a chain of addresses: give the last one alone, {text.rpartition('::')[2]!r}.")
-    if LACKS_A_SLASH.match(text):
-        protocol, _, path = text.partition(":")
+    if LACKS_A_SLASH.match(text) or (isinstance(url, os.PathLike) and ADDRESS_IN_PATH.match(text)):
+        protocol, _, path = text.rpartition("::")[2].partition(":")
         right = f"{protocol}://{path if protocol in LocalFileSystem.protocol else path.lstrip('/')}"
         raise ValueError(
             f"{text!r} lacks a slash after the protocol, which pathlib.Path takes away: give the string {right!r}."
@@ -166,8 +180,8 @@ def local_path(path: str | os.PathLike) -> Path:
 
 def weights_setting(weights: str | os.PathLike | None = None) -> str:
     """Return `weights`, or WORKSHOP_WEIGHTS: "auto", "imagenet", "sketches", a checkpoint's absolute address, or ""."""
-    name = str(weights or os.environ.get("WORKSHOP_WEIGHTS", ""))
-    return name if name in ("", "auto", "imagenet", "sketches") else absolute_address(name)
+    given = weights or os.environ.get("WORKSHOP_WEIGHTS", "")
+    return given if given in ("", "auto", "imagenet", "sketches") else absolute_address(given)  # type: ignore[return-value]
 
 
 def default_storage_options(url: str | os.PathLike) -> dict:
@@ -175,7 +189,7 @@ def default_storage_options(url: str | os.PathLike) -> dict:
 
     This does not look for the role of a cloud's instance: set FSSPEC_S3_ANON=false to use one.
     """
-    if not str(url).startswith("s3://") or fsspec.config.conf.get("s3"):
+    if not path_text(url).startswith("s3://") or fsspec.config.conf.get("s3"):
         return {}
     in_home = {"AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials", "AWS_CONFIG_FILE": "~/.aws/config"}
     files = [Path(os.path.expanduser(os.environ.get(name, usual))) for name, usual in in_home.items()]

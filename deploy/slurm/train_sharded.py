@@ -23,7 +23,7 @@ from workshop_utils import ddp
 from workshop_utils.cluster import own_gpu_first
 from workshop_utils.data import HELD_OUT, ImageFolder, find_data
 from workshop_utils.loop.preemption import Preempted, ranks_told, sigterm_noticed
-from workshop_utils.storage import open_fresh
+from workshop_utils.storage import absolute_address, open_fresh
 
 BATCH_SIZE, SAVE_EVERY = 8, 100  # images a rank, steps
 
@@ -90,7 +90,7 @@ def teach(source, folder, n_steps):
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which the ranks heed: they save, and this ends after them
-    folder, n_steps = sys.argv[1], int(sys.argv[2])
+    folder, n_steps = absolute_address(sys.argv[1]), int(sys.argv[2])
     os.environ |= own_gpu_first(int(os.environ["SLURM_LOCALID"]))  # of a rank; scheduler and script see no GPU
     with SLURMRunner(worker_class="distributed.Nanny") as runner, Client(runner) as client:
         client.wait_for_workers(runner.n_workers)

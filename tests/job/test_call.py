@@ -49,6 +49,8 @@ def launch(request, monkeypatch):
         (swallow, (), {"n_worker": 2}, "did you mean n_workers"),
         (swallow, (), {"timeuot": 2}, "did you mean timeout"),
         (swallow, (), {"wait_for_succesors": 2}, "did you mean wait_for_successors"),
+        (functools.lru_cache(swallow), (), {"max_restart": 1}, "swallow takes any keyword.*did you mean max_restarts"),
+        (functools.lru_cache(fit), (), {}, "fit cannot be called so: missing a required argument: 'epochs'"),
         (5, (), {}, "5 cannot be called: give launch a function"),
     ],
 )

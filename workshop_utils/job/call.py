@@ -3,6 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
 from typing import Any
@@ -20,10 +21,10 @@ def check_call(launch: Callable, settings: Mapping[str, Any], fn: Callable, args
     if not callable(fn):
         raise TypeError(f"{fn!r} cannot be called: give launch a function, and then the function's arguments.")
     try:
-        # A decorator may give arguments of its own: what counts is what the function that it has made takes.
-        call, named = inspect.signature(fn, follow_wrapped=False), _named(inspect.signature(fn))
+        written = inspect.signature(fn)
     except (ValueError, TypeError, NameError):
         return
+    call, named = _as_called(fn) or written, _named(written)
     function = fn.func if isinstance(fn, partial) else fn
     name = getattr(function, "__name__", type(function).__name__)
     named |= _named(call)
@@ -54,6 +55,13 @@ def check_call(launch: Callable, settings: Mapping[str, Any], fn: Callable, args
                 f"{_give(name, setting)}.",
                 stacklevel=3,
             )
+
+
+def _as_called(fn: Callable) -> inspect.Signature | None:
+    """Return what a decorated function takes; None where the decorator does not tell, as `functools.lru_cache`'s."""
+    with suppress(ValueError):  # a decorator may give arguments of its own
+        return inspect.signature(fn, follow_wrapped=False)
+    return None
 
 
 def _named(signature: inspect.Signature) -> set[str]:

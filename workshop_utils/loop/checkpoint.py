@@ -18,7 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 from workshop_utils.loop.preemption import Preempted, ranks_told
 from workshop_utils.loop.ranks import check_all_alike, world
 from workshop_utils.models import NoCheckpoint, checkpoint_exists, load_checkpoint, save_checkpoint, without_wrappers
-from workshop_utils.storage import open_fresh, whole_file
+from workshop_utils.storage import absolute_address, open_fresh, path_text, whole_file
 
 LEFT_S = 3600  # what was written so long ago, and has no name yet, nobody writes any more
 CURE = "Delete it, or choose another checkpoint."
@@ -44,7 +44,8 @@ class RunCheckpoint:
     def __post_init__(self):
         if self.path is None:
             return
-        given, self.path = self.path, str(self.path).rstrip("/")
+        absolute_address(self.path)  # raises TypeError, ValueError
+        given, self.path = self.path, path_text(self.path).rstrip("/")
         if not self.path:
             raise ValueError(f"checkpoint is {given!r}: give a path or an address, or None to save nothing.")
         fs, key = open_fresh(self.path)

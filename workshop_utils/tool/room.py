@@ -7,6 +7,7 @@ asks for /board with the instructor's. Both tokens are new at each start. At the
 import asyncio
 import json
 import logging
+import os
 import secrets
 import signal
 from pathlib import Path
@@ -17,7 +18,7 @@ from tornado.netutil import bind_sockets
 from tornado.web import Application, HTTPError, RequestHandler
 
 from workshop_utils.exercises.reporting import FORM
-from workshop_utils.storage import whole_file
+from workshop_utils.storage import local_path, whole_file
 from workshop_utils.tool.board import Board, RoomIsFull, read_exercises
 
 LONGEST_BODY_BYTES = 600  # a report is shorter, even if its nickname is 20 escaped emoji
@@ -30,7 +31,7 @@ POLICY = (
 )
 
 
-def serve_room(project: Path, host: str, port: int, csv: Path | None = None) -> None:
+def serve_room(project: Path, host: str, port: int, csv: str | os.PathLike | None = None) -> None:
     """Serve the page for the notebooks of `project` until Ctrl-C or SIGTERM; print its address and the attendees' line.
 
     port: 0 for any free one. csv: a new file, written at the end. Raises ClickException where it exists or cannot be
@@ -38,7 +39,11 @@ def serve_room(project: Path, host: str, port: int, csv: Path | None = None) -> 
     """
     if not (exercises := read_exercises(project / "notebooks")):
         raise click.ClickException(f"No notebook in {project / 'notebooks'} has a cell tagged `check`.")
-    if csv and csv.exists():
+    try:
+        table = local_path(csv) if csv else None
+    except ValueError as error:
+        raise click.ClickException(f"--csv cannot be used: {error}") from error
+    if table and table.exists():
         raise click.ClickException(f"{csv} exists already: give --csv a new name.")
     try:
         sockets = bind_sockets(port, host)
@@ -49,13 +54,13 @@ def serve_room(project: Path, host: str, port: int, csv: Path | None = None) -> 
         ) from error
     board, instructors_token = Board(exercises), secrets.token_urlsafe(16)
     attendees_token = "".join(secrets.choice(READABLE) for _ in range(10))  # people copy it from a board, by hand
-    _write(board, csv)  # already now: a folder that refuses it should be known before the workshop
+    _write(board, table)  # already now: a folder that refuses it should be known before the workshop
     _announce(host, sockets[0].getsockname()[1], attendees_token, instructors_token)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         asyncio.run(_serve(make_app(board, attendees_token, instructors_token), sockets))
     except KeyboardInterrupt:
-        _write(board, csv)
+        _write(board, table)
         click.echo(f"\nEnded; {csv} has what was reported." if csv else "\nEnded; nothing was kept.")
 
 
