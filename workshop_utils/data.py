@@ -141,10 +141,10 @@ def list_photos(
         breed = IN_BREED.fullmatch(f"{folder.rstrip('/')}/")
         return bool(breed and (wanted is None or breed[1] in wanted))
 
-    absolute_address(url)  # raises ValueError, TypeError
-    url = path_text(url)
+    given, url = url, path_text(url)
     if IN_ARCHIVE.search(url):
         raise NoPhotos(f"{url!r} is in an archive: unpack it, and give the folder.")
+    absolute_address(given)  # raises ValueError
     try:
         fs, root = open_fresh(url, storage_options)
         files = list_folders(fs, root, is_wanted)
