@@ -224,8 +224,8 @@ class Shell:
         assert self._watching
         await self._watching
         addresses = [worker.address for worker in self._members]
-        # A worker that is dead, or does not answer, is told of by others.
-        await self._client.run(deliver, self._attempt, meeting, workers=addresses, on_error="return")
+        with suppress(OSError):  # the scheduler is lost, which the futures tell, as they do of a dead worker
+            await self._client.run(deliver, self._attempt, meeting, workers=addresses, on_error="return")
 
     async def _watch(self, attempt: int, rank: int, future: Future) -> None:
         # Not distributed.wait, which waits in the loop of the client that was made last.

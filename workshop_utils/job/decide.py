@@ -194,7 +194,7 @@ class Decisions:
         return [Later(GATHER_S, self.judge)]
 
     def judge(self) -> list[Action]:
-        """Name the cause of a failure: a death, unless the rank, or one that needed no death for it, had raised."""
+        """Name the cause of a failure: the first error, where no death of another rank caused it; else the death."""
         if self.phase is not Phase.JUDGING:
             return []
         dead = sorted(self.gone - {self._failed_rank})
