@@ -17,7 +17,7 @@ def add_up():
 
 
 if __name__ == "__main__":
-    nannies = {"worker_class": "distributed.Nanny", "worker_options": {"nthreads": 1}}
+    nannies = {"worker_class": "distributed.Nanny", "worker_options": {"nthreads": 1, "death_timeout": 60}}
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # goes to all tasks: ranks that train save, and these outlive them
     with SLURMRunner(**nannies) as runner, Client(runner) as client:
         client.wait_for_workers(runner.n_workers)

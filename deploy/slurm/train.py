@@ -24,6 +24,8 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which the ranks heed: they save, and this ends after them
     checkpoint, epochs = sys.argv[1], int(sys.argv[2])
     os.environ |= own_gpu_first(int(os.environ["SLURM_LOCALID"]))  # of a rank; scheduler and script see no GPU
-    with SLURMRunner(worker_class="distributed.Nanny") as runner, Client(runner) as client:
+    # A worker that starts while the scheduler ends would look for it until the allocation's time is over.
+    nannies = {"worker_class": "distributed.Nanny", "worker_options": {"death_timeout": 60}}
+    with SLURMRunner(**nannies) as runner, Client(runner) as client:
         client.wait_for_workers(runner.n_workers)
         print(ddp.run(client, teach, find_data(breeds=HELD_OUT), checkpoint, epochs)[0])
