@@ -97,6 +97,7 @@ def mixed(tmp_path):
 # --- finding
 
 
+@pytest.mark.smoke
 def test_photos_are_listed_in_order_and_nothing_else_is(tmp_path):
     folder = tmp_path / FOLDER
     for name in ("b.jpg", "a.JPEG", "c.png", "notes.txt", ".hidden.jpg", "._b.jpg", "deeper/d.jpg", "jpg"):
@@ -133,13 +134,6 @@ def test_a_folder_that_cannot_be_listed_is_an_error_not_a_breed_less(unlisted, t
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(NoPhotos, match=f"cannot be listed .*Permission denied.*{unlisted}"):
         list_photos(tmp_path / "dogs")
-
-
-def test_photos_in_an_archive_are_refused_before_they_are_read(tmp_path, dogs):
-    archive = shutil.make_archive(str(tmp_path / "dogs"), "zip", dogs)
-    for chain in ("zip://::", "simplecache::zip://::"):
-        with pytest.raises(NoPhotos, match="unpack"):
-            list_photos(f"{chain}{archive}")
 
 
 def test_what_another_process_uploaded_meanwhile_is_listed(s3, s3_admin, dogs):
@@ -199,7 +193,7 @@ def test_s3fs_is_asked_for_all_folders_before_it_has_answered_for_one(monkeypatc
 
     async def together(self, path, *args, **kwargs):
         asked.append(path)
-        give_up = time.monotonic() + 10
+        give_up = time.monotonic() + 120
         while len(asked) > 1 and len(asked) < 1 + 4 and time.monotonic() < give_up:  # the root, then four folders
             await asyncio.sleep(0.01)
         assert len(asked) in (1, 1 + 4)
@@ -245,6 +239,7 @@ def test_a_breeds_name_may_hold_hyphens_and_its_path_any_separator():
 # --- which data
 
 
+@pytest.mark.smoke
 def test_data_is_the_environments_then_downloaded_photos_then_sketches(monkeypatch, dogs):
     sketches = find_data(per_breed=1)
     assert sketches.kind == "sketches" and len(list_photos(sketches.url)) == len(BREEDS)
@@ -323,6 +318,7 @@ def test_only_the_sketches_that_are_needed_are_drawn():
     assert [breed_of(path)[1] for path in list_photos(source.url)] == [b.name for b in BREEDS[5:7] for _ in range(2)]
 
 
+@pytest.mark.smoke
 def test_labels_are_positions_among_the_sorted_folders(dogs):
     dataset = ImageFolder(str(dogs))
     assert dataset.classes == [breed.folder for breed in BREEDS[:4]]
@@ -405,8 +401,11 @@ def test_an_address_in_a_path_and_a_chain_are_refused():
         ImageFolder(Path("s3://bucket/dogs"))
     with pytest.raises(ValueError, match="chain.*'memory://served/dogs'"):
         list_photos("simplecache::memory://served/dogs")
+    with pytest.raises(NoPhotos, match="unpack"):
+        list_photos("zip://::dogs.zip")
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("where", ["memory", "s3"])
 def test_every_place_holds_the_same_photos(where, dogs, s3):
     url, storage_options = place(where, dogs, s3)
@@ -418,7 +417,7 @@ def test_every_place_holds_the_same_photos(where, dogs, s3):
 
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("where", ["local", "s3"])
-@pytest.mark.long
+@pytest.mark.weekly
 def test_a_dataloaders_children_read_photos_however_they_start(where, context, dogs, s3):
     url, storage_options = place(where, dogs, s3)
     dataset = ImageFolder(url, pil_to_tensor, storage_options=storage_options)
@@ -450,7 +449,7 @@ def test_s3fs_reads_a_batch_in_one_concurrent_call(monkeypatch, without_obstore,
 def test_s3_is_asked_for_all_files_of_a_batch_before_it_has_answered_for_one(client, request):
     if client == "s3fs":
         request.getfixturevalue("without_obstore")
-    everybody, agents = threading.Barrier(32, timeout=30), set()
+    everybody, agents = threading.Barrier(32, timeout=120), set()
 
     class Server(ThreadingHTTPServer):
         request_queue_size = 32  # by default 5, and the kernel lets the other connections try again a second later
@@ -622,6 +621,7 @@ class Labels:
         self.samples = [(f"{label}/{n}", label) for label, count in enumerate(counts) for n in range(count)]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("fraction", [0.001, 0.2, 0.5, 0.999])
 def test_a_split_is_disjoint_complete_and_stratified(fraction):
     dataset = Labels(10, 2, 1, 40)

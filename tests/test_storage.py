@@ -225,7 +225,7 @@ def test_a_slow_disk_is_asked_for_all_files_before_it_has_given_one(tmp_path):
         contents = pool.submit(read_together, open_address(tmp_path)[0], pipes)
         time.sleep(0.1)
         answer(first)  # after the time in which a fast disk has answered
-        writers, give_up = {}, time.monotonic() + 20
+        writers, give_up = {}, time.monotonic() + 120
         while len(writers) < len(rest) and time.monotonic() < give_up:
             writers |= {pipe: file for pipe in rest if pipe not in writers and (file := open_if_read(pipe))}
         n_read_at_once = len(writers)
