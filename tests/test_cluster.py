@@ -138,6 +138,7 @@ def sum_through_a_dataloader():
     return sum(int(batch.sum()) for (batch,) in loader)
 
 
+@pytest.mark.smoke
 @cpu_only
 def test_without_a_gpu_each_core_has_a_worker_of_one_thread(client):
     with end_of(start_cluster()) as default:
@@ -149,6 +150,7 @@ def test_without_a_gpu_each_core_has_a_worker_of_one_thread(client):
     assert set(workers.torch) == {torch.__version__} and (workers.memory_gib > 0).all()
 
 
+@pytest.mark.smoke
 @cpu_only
 def test_workers_share_the_cores(client):
     torch_threads = describe_workers(client).torch_threads
@@ -228,6 +230,7 @@ def test_an_address_comes_before_dasks_setting_and_that_before_a_new_cluster():
             assert client.scheduler.address == set_in_dask
 
 
+@pytest.mark.smoke
 def test_leaving_a_joined_cluster_leaves_it_running():
     with scheduler(1) as address:
         start_cluster(address=address).close()

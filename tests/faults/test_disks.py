@@ -8,7 +8,6 @@ import zipfile
 from collections import OrderedDict
 from contextlib import contextmanager
 
-import fsspec
 import pytest
 import torch
 from fsspec.implementations.local import LocalFileSystem
@@ -19,7 +18,7 @@ from workshop_utils import ddp
 from workshop_utils.data import find_data
 from workshop_utils.loop import checkpoint
 from workshop_utils.models import WeightsError, load_checkpoint
-from workshop_utils.storage import CacheError
+from workshop_utils.storage import CacheError, open_address
 from workshop_utils.training import train
 
 
@@ -81,8 +80,8 @@ def test_the_checkpoint_before_is_kept_whatever_the_name(name, place, tmp_path):
     run(path)
     latest = path.rstrip("/")
     assert [load_checkpoint(file)["training"]["step"] for file in (latest, f"{latest}.before")] == [3, 2]
-    with fsspec.open(latest, "wb") as file:
-        file.write(b"damaged")
+    fs, key = open_address(latest)
+    fs.pipe_file(key, b"damaged")
     with pytest.warns(UserWarning, match="goes on from the checkpoint before it"):
         assert run(path)[0]["resumed_at"] == 2
 
