@@ -466,13 +466,10 @@ def test_each_process_of_a_machine_has_another_gpu_first_and_sees_the_others(see
     assert [own_gpu_first(position)["CUDA_VISIBLE_DEVICES"] for position in range(len(each))] == each
 
 
-def test_a_process_that_sees_no_gpu_gets_none(monkeypatch):
+def test_a_process_that_sees_no_gpu_gets_none_and_without_a_choice_of_the_users_all_of_the_machine_count(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert own_gpu_first(1) == {}
-
-
-def test_without_a_choice_of_the_users_all_gpus_of_the_machine_count(monkeypatch):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr("workshop_utils.cluster.n_gpus", lambda: 2)
     assert own_gpu_first(1) == {"CUDA_VISIBLE_DEVICES": "1,0"}
 

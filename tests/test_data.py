@@ -1,6 +1,5 @@
 """Photos are found wherever they lie, read many at a time in any kind of process, and bad ones are named."""
 
-import asyncio
 import errno
 import json
 import os
@@ -26,7 +25,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.utils import infer_storage_options
 from PIL import Image
 from samples import ODD_NAMES
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader
 from torchvision.transforms.functional import pil_to_tensor
 
 from workshop_utils.data import (
@@ -186,23 +185,6 @@ def test_a_missing_bucket_and_a_missing_folder_on_s3_hold_no_photos(s3):
     for url in ("s3://nosuchbucket/dogs", "s3://workshop/nothing"):
         with pytest.raises(NoPhotos, match=url):
             list_photos(url, storage_options=s3)
-
-
-def test_s3fs_is_asked_for_all_folders_before_it_has_answered_for_one(monkeypatch, without_obstore, s3, dogs):
-    list_one, asked = s3fs.S3FileSystem._lsdir, []
-
-    async def together(self, path, *args, **kwargs):
-        asked.append(path)
-        give_up = time.monotonic() + 120
-        while len(asked) > 1 and len(asked) < 1 + 4 and time.monotonic() < give_up:  # the root, then four folders
-            await asyncio.sleep(0.01)
-        assert len(asked) in (1, 1 + 4)
-        return await list_one(self, path, *args, **kwargs)
-
-    s3fs.S3FileSystem.clear_instance_cache()  # what was listed before is remembered
-    monkeypatch.setattr(s3fs.S3FileSystem, "_lsdir", together)
-    assert len(list_photos("s3://workshop/served/dogs", storage_options=s3)) == len(list_photos(dogs)) == 12
-    assert sorted(map(Path, asked)) == [Path("workshop/served/dogs", name) for name in ("", *ImageFolder(dogs).classes)]
 
 
 def test_only_folders_of_wanted_breeds_are_listed(monkeypatch, dogs, tmp_path):
@@ -386,16 +368,6 @@ def test_storage_with_a_host_and_one_connection_is_listed_and_read(dogs):
     assert ImageFolder(address)[0][0].tobytes() == ImageFolder(dogs)[0][0].tobytes()
 
 
-@pytest.mark.parametrize("name", ["run::2", "simplecache::dogs", "s3::dogs", "zip::dogs"])
-def test_a_folders_name_may_hold_two_colons(name, dogs, tmp_path, monkeypatch):
-    shutil.copytree(dogs, tmp_path / name)
-    monkeypatch.chdir(tmp_path)
-    for url in (name, tmp_path / name, f"file://{tmp_path}/{name}"):
-        monkeypatch.setenv("WORKSHOP_DATA", str(url))
-        here = ImageFolder(find_data().url)
-        assert len(here) == len(ImageFolder(url)) == 12 and here[0][0].size == (224, 224)
-
-
 def test_an_address_in_a_path_and_a_chain_are_refused():
     with pytest.raises(ValueError, match="'s3://bucket/dogs'"):
         ImageFolder(Path("s3://bucket/dogs"))
@@ -426,23 +398,6 @@ def test_a_dataloaders_children_read_photos_however_they_start(where, context, d
     batches = list(loader)
     assert [len(labels) for _, labels in batches] == [5, 5, 2]
     assert torch.equal(torch.cat([images for images, _ in batches]), expected)
-
-
-def test_s3fs_reads_a_batch_in_one_concurrent_call(monkeypatch, without_obstore, s3):
-    dataset = ImageFolder("s3://workshop/served/dogs", pil_to_tensor, storage_options=s3)
-    read_one, running, most = s3fs.S3FileSystem._cat_file, set(), []
-
-    async def counted(self, path, **kwargs):
-        running.add(path)
-        most.append(len(running))
-        try:
-            return await read_one(self, path, **kwargs)
-        finally:
-            running.discard(path)
-
-    monkeypatch.setattr(s3fs.S3FileSystem, "_cat_file", counted)
-    batches = list(DataLoader(Subset(dataset, range(1, 9)), batch_size=4))
-    assert most == [1, 2, 3, 4] * 2 and [len(labels) for _, labels in batches] == [4, 4]
 
 
 @pytest.mark.parametrize("client", ["obstore", "s3fs"])

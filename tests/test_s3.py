@@ -301,8 +301,3 @@ def test_many_threads_read_at_once(s3):
     expected = read_files(paths, s3)
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(lambda _: read_files(paths, s3), range(64))) == [expected] * 64
-
-
-def test_without_obstore_everything_is_the_same(s3, without_obstore):
-    paths = list_photos("s3://workshop/served/dogs", storage_options=s3)
-    assert len(paths) == 12 and all(content.startswith(b"\xff\xd8") for content in read_files(paths, s3))

@@ -20,19 +20,6 @@ from workshop_utils.training import prepare, train
 pytestmark = pytest.mark.clusters
 
 
-def test_hosts_share_no_disk_and_no_name(on_hosts, hosts_cluster, tmp_path):
-    def about(path):
-        try:
-            means = socket.gethostbyname(socket.gethostname())
-        except OSError:
-            means = None
-        return socket.gethostname(), means, os.path.exists(path)
-
-    (tmp_path / "file").touch()
-    told = on_hosts.run(about, str(tmp_path / "file"))
-    assert sorted(told.values()) == [("one", "127.0.0.1", False), ("two", None, False)]
-
-
 def test_ranks_meet_at_rank_0s_own_address_through_the_hosts_own_network(on_hosts, hosts_cluster):
     def sum_up():
         total = torch.tensor([1.0 + dist.get_rank()])
