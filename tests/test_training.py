@@ -450,16 +450,6 @@ def test_weights_that_the_caller_froze_stay_frozen():
     assert {name for name, weight in model.named_parameters() if not weight.requires_grad} == {"conv1.weight"}
 
 
-def test_the_learning_rate_scales_with_the_batch_warms_up_and_falls_to_zero():
-    def rates(**settings):
-        return [learning_rate(step, n_steps=10, lr=0.1, **settings) for step in range(11)]
-
-    assert rates(batch_size=32)[0] == 0.1 and rates(batch_size=256)[0] == 0.8
-    assert rates(batch_size=32)[5] == pytest.approx(0.05) and rates(batch_size=32)[10] == 0
-    assert rates(batch_size=32, warmup_steps=4)[:5] == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1])
-    assert rates(batch_size=32, warmup_steps=4)[7] == pytest.approx(0.05)
-
-
 def test_the_body_may_learn_at_a_share_of_the_heads_rate():
     before, (_, none), (_, all_of_it) = resnet().state_dict(), *(trained(body_lr=share) for share in (0.0, 1.0))
     assert changed(before, none) == {"fc.weight", "fc.bias"}
