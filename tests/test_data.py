@@ -492,13 +492,6 @@ def test_objects_with_and_without_a_version_are_read_in_one_batch():
     ]
 
 
-def test_a_datasets_batch_may_lie_in_several_storages(s3, dogs):
-    near, far = ImageFolder(dogs), ImageFolder("s3://workshop/served/dogs", pil_to_tensor, storage_options=s3)
-    far.samples = far.samples[:2] + near.samples[2:4]
-    assert [label for _, label in far.__getitems__(range(4))] == [label for _, label in near.__getitems__(range(4))]
-    assert all(torch.equal(far[i][0], pil_to_tensor(near[i][0])) for i in range(4))
-
-
 # --- bad files
 
 
