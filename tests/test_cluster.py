@@ -83,7 +83,7 @@ def workers_are_started_as_a_users():
         yield
 
 
-@pytest.mark.parametrize("forked", [True, False])
+@pytest.mark.parametrize("forked", [True, pytest.param(False, marks=pytest.mark.weekly)])
 def test_the_stop_button_keeps_the_workers(forked):
     """Jupyter sends SIGINT to all processes of the kernel's group."""
     with dask.config.set({"workshop.fork-workers": forked}), start_cluster(1) as client, client.cluster:
@@ -192,10 +192,7 @@ def test_a_busy_dashboard_port_is_replaced_by_a_working_one_that_the_warning_nam
                 assert answer.status == 200
 
 
-def test_the_dashboard_has_the_port_of_dasks_setting_and_any_free_port_for_0():
-    free = free_port()
-    with dask.config.set({"workshop.dashboard-port": free}), end_of(start_cluster(1)) as client:
-        assert f":{free}/" in client.dashboard_link
+def test_the_dashboard_has_any_free_port_for_0():
     with (
         warnings.catch_warnings(action="error", category=UserWarning),
         dask.config.set({"workshop.dashboard-port": 0}),
@@ -213,7 +210,7 @@ def test_a_notebook_that_starts_a_second_cluster_closes_its_first_but_not_one_th
         end_of(start_cluster(address=address)) as joined,
         end_of(start_cluster(1)) as first,
     ):
-        assert "closed" not in capsys.readouterr().out
+        assert "closed" not in capsys.readouterr().out and f":{port}/" in first.dashboard_link
         pids = first.run(os.getpid).values()
         with end_of(start_cluster(1)) as second:
             assert capsys.readouterr().out.startswith("The cluster that this notebook started before is closed.\n")
