@@ -356,10 +356,10 @@ def test_threads_of_one_process_load_a_model_once(weights, tmp_path):
     assert len(models) == 1
 
 
-@pytest.mark.parametrize(
-    "address",
-    [*(pytest.param(one, marks=pytest.mark.weekly) for one in ("file://{}", "~/mine.pt")), "WORKSHOP_WEIGHTS"],
-)
+RARER = [pytest.param(address, marks=pytest.mark.weekly) for address in ("file://{}", "~/mine.pt")]
+
+
+@pytest.mark.parametrize("address", ["WORKSHOP_WEIGHTS", *RARER])
 def test_weights_that_were_replaced_are_loaded_anew_however_they_are_named(paths, tmp_path, monkeypatch, address):
     monkeypatch.setenv("HOME", str(tmp_path))
     path = tmp_path / "mine.pt"
