@@ -1,5 +1,6 @@
 """A cluster starts or is joined, suits PyTorch and stays on loopback, or the error says what to do."""
 
+import asyncio
 import builtins
 import os
 import signal
@@ -8,9 +9,10 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import urllib.request
 import warnings
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
 import dask
@@ -18,11 +20,10 @@ import psutil
 import pytest
 import torch
 from dask.system import CPU_COUNT
-from distributed import Client, LocalCluster
-from processes import command_of, has_ended
+from distributed import Client, LocalCluster, Nanny
+from processes import command_of
 
 from workshop_utils.cluster import (
-    DASHBOARD_PORT,
     LOOPBACK,
     THREADS,
     ClusterError,
@@ -59,11 +60,11 @@ def worker_process(address, folder, *flags, python=sys.executable, **environment
     process = subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, stderr=subprocess.DEVNULL)
     try:
         with Client(address) as client:
-            client.wait_for_workers(1, timeout=90)
+            client.wait_for_workers(1, timeout=180)
         yield
     finally:
         os.killpg(process.pid, signal.SIGTERM)
-        process.wait(30)
+        process.wait(120)
 
 
 @contextmanager
@@ -82,37 +83,45 @@ def workers_are_started_as_a_users():
         yield
 
 
-@pytest.mark.parametrize("forked", [True, False])
+@pytest.mark.parametrize("forked", [True, pytest.param(False, marks=pytest.mark.weekly)])
 def test_the_stop_button_keeps_the_workers(forked):
     """Jupyter sends SIGINT to all processes of the kernel's group."""
     with dask.config.set({"workshop.fork-workers": forked}), start_cluster(1) as client, client.cluster:
         (before,) = client.run(os.getpid).values()
         os.kill(before, signal.SIGINT)
-        assert client.submit(os.getpid).result(timeout=30) == before
+        assert client.submit(os.getpid).result(timeout=120) == before
 
 
-@pytest.mark.parametrize("after_s", [(0.1,), (0.5,), (1,), (0.5, 1)])
-def test_a_start_that_is_stopped_leaves_no_cluster(after_s):
-    before, main = set(psutil.Process().children()), threading.main_thread().ident
-    with dask.config.set({"workshop.fork-workers": False, "workshop.dashboard-port": free_port()}):
+def until(condition, what=lambda: "it took too long"):
+    give_up = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < give_up, what()
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_a_start_that_is_stopped_leaves_no_cluster(presses, monkeypatch):
+    before, main, port = set(psutil.Process().children()), threading.main_thread().ident, free_port()
+    register = Client.register_plugin
+
+    def waits_for_the_start():
+        return any(frame.name == "__exit__" for frame in traceback.extract_stack(sys._current_frames()[main]))
+
+    def press_when_it_has_almost_started(client, plugin):
+        for _ in range(presses):
+            signal.pthread_kill(main, signal.SIGINT)
+            until(waits_for_the_start)
+        return register(client, plugin)
+
+    def left():
+        commands = [command_of(child) for child in set(psutil.Process().children()) - before]
+        return any(command and "resource_tracker" not in command for command in commands) or not port_is_free(port)
+
+    monkeypatch.setattr(Client, "register_plugin", press_when_it_has_almost_started)
+    with dask.config.set({"workshop.fork-workers": False, "workshop.dashboard-port": port}):
         with pytest.raises(KeyboardInterrupt):
-            for seconds in after_s:
-                threading.Timer(seconds, signal.pthread_kill, (main, signal.SIGINT)).start()
             start_cluster(1)
-            time.sleep(60)
-
-        def left():
-            commands = {
-                command_of(child)
-                for child in set(psutil.Process().children()) - before
-                if not has_ended(child.pid) and "resource_tracker" not in command_of(child)
-            }
-            return commands or not port_is_free(dask.config.get("workshop.dashboard-port"))
-
-        give_up = time.monotonic() + (30 if len(after_s) > 1 else 0)  # who has pressed twice does not wait for the end
-        while left() and time.monotonic() < give_up:
-            time.sleep(0.1)
-        assert not left()
+        until(lambda: not left())
 
 
 def kill_a_worker(client):
@@ -120,10 +129,7 @@ def kill_a_worker(client):
     before = client.run(os.getpid)
     victim = next(iter(before.values()))
     os.kill(victim, signal.SIGKILL)
-    deadline = time.monotonic() + 60
-    while (pids := set(client.run(os.getpid, on_error="ignore").values())) & {victim} or len(pids) < len(before):
-        assert time.monotonic() < deadline, "no worker in the place of the killed one"
-        time.sleep(0.2)
+    until(lambda: len({*client.run(os.getpid, on_error="ignore").values()} - {victim}) == len(before))
 
 
 def sum_through_a_dataloader():
@@ -132,27 +138,19 @@ def sum_through_a_dataloader():
     return sum(int(batch.sum()) for (batch,) in loader)
 
 
+@pytest.mark.smoke
 @cpu_only
 def test_without_a_gpu_each_core_has_a_worker_of_one_thread(client):
     with end_of(start_cluster()) as default:
         workers = describe_workers(default)
     n_workers = min(4, CPU_COUNT)
-    assert workers.columns.tolist() == [
-        "worker",
-        "host",
-        "pid",
-        "threads",
-        "torch_threads",
-        "memory_gib",
-        "device",
-        "python",
-        "torch",
-    ]
+    assert {"worker", "torch_threads", "python"} <= set(workers.columns)
     assert len(workers) == n_workers and workers.pid.nunique() == n_workers
     assert set(workers.threads) == {1} and set(workers.device) == {"cpu"} and set(workers.host) == {LOOPBACK}
     assert set(workers.torch) == {torch.__version__} and (workers.memory_gib > 0).all()
 
 
+@pytest.mark.smoke
 @cpu_only
 def test_workers_share_the_cores(client):
     torch_threads = describe_workers(client).torch_threads
@@ -181,22 +179,20 @@ def test_everything_listens_on_loopback_only(client):
 
 
 def test_a_busy_dashboard_port_is_replaced_by_a_working_one_that_the_warning_names():
-    free = port_is_free(DASHBOARD_PORT)
-    with (
-        socket.create_server((LOOPBACK, DASHBOARD_PORT)) if free else nullcontext(),
-        pytest.warns(UserWarning, match=f"{DASHBOARD_PORT}.*busy") as caught,
-        end_of(start_cluster(1)) as client,
-    ):
-        busy = next(str(warning.message) for warning in caught if "is busy" in str(warning.message))
-        assert client.dashboard_link in busy and f":{DASHBOARD_PORT}/" not in client.dashboard_link
-        with urllib.request.urlopen(client.dashboard_link, timeout=30) as answer:
-            assert answer.status == 200
+    with socket.create_server((LOOPBACK, 0)) as other:
+        port = other.getsockname()[1]
+        with (
+            dask.config.set({"workshop.dashboard-port": port}),
+            pytest.warns(UserWarning, match=f"Port {port} is busy") as caught,
+            end_of(start_cluster(1)) as client,
+        ):
+            assert any(client.dashboard_link in str(warning.message) for warning in caught)
+            assert f":{port}/" not in client.dashboard_link
+            with urllib.request.urlopen(client.dashboard_link, timeout=60) as answer:
+                assert answer.status == 200
 
 
-def test_the_dashboard_has_the_port_of_dasks_setting_and_any_free_port_for_0():
-    free = free_port()
-    with dask.config.set({"workshop.dashboard-port": free}), end_of(start_cluster(1)) as client:
-        assert f":{free}/" in client.dashboard_link
+def test_the_dashboard_has_any_free_port_for_0():
     with (
         warnings.catch_warnings(action="error", category=UserWarning),
         dask.config.set({"workshop.dashboard-port": 0}),
@@ -214,13 +210,13 @@ def test_a_notebook_that_starts_a_second_cluster_closes_its_first_but_not_one_th
         end_of(start_cluster(address=address)) as joined,
         end_of(start_cluster(1)) as first,
     ):
-        assert "closed" not in capsys.readouterr().out
+        assert "closed" not in capsys.readouterr().out and f":{port}/" in first.dashboard_link
         pids = first.run(os.getpid).values()
         with end_of(start_cluster(1)) as second:
             assert capsys.readouterr().out.startswith("The cluster that this notebook started before is closed.\n")
             assert first.status == "closed" and not any(map(psutil.pid_exists, pids))
             assert f":{port}/" in second.dashboard_link
-            assert joined.submit(sum, [1, 2]).result(timeout=30) == 3
+            assert joined.submit(sum, [1, 2]).result(timeout=120) == 3
 
 
 def test_an_address_comes_before_dasks_setting_and_that_before_a_new_cluster():
@@ -231,11 +227,12 @@ def test_an_address_comes_before_dasks_setting_and_that_before_a_new_cluster():
             assert client.scheduler.address == set_in_dask
 
 
+@pytest.mark.smoke
 def test_leaving_a_joined_cluster_leaves_it_running():
     with scheduler(1) as address:
         start_cluster(address=address).close()
         with end_of(start_cluster(address=address)) as client:
-            assert client.submit(sum, [1, 2]).result(timeout=30) == 3
+            assert client.submit(sum, [1, 2]).result(timeout=120) == 3
 
 
 @pytest.mark.parametrize("listens", [False, True])
@@ -276,11 +273,11 @@ def test_an_adaptive_cluster_without_workers_starts_one_when_it_is_joined(capfd)
     with LocalCluster(n_workers=0, processes=False, **settings) as cluster:
         cluster.adapt(minimum=0, maximum=2, interval="0.1s")
         with end_of(start_cluster(address=cluster.scheduler_address)) as client:
-            assert client.submit(sum, [1, 2]).result(timeout=30) == 3
+            assert client.submit(sum, [1, 2]).result(timeout=120) == 3
     assert f"{cluster.scheduler_address} has no workers yet; waiting" in capfd.readouterr().out
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 def test_the_warning_about_unfit_workers_has_the_lines_that_make_them_fit(tmp_path, monkeypatch):
     for name in THREADS:  # nannies of this process left them, and they would win
         monkeypatch.delenv(name, raising=False)
@@ -396,16 +393,26 @@ def test_workers_that_lack_workshop_utils_are_refused_with_the_command_that_inst
         start_cluster(address=address)
 
 
-def test_workers_are_described_while_a_killed_one_returns(client):
+def test_workers_are_described_while_a_killed_one_returns(client, monkeypatch):
+    seen_without_it, start = threading.Event(), Nanny.instantiate
+
+    async def start_late(nanny):
+        while not seen_without_it.is_set():
+            await asyncio.sleep(0.01)
+        return await start(nanny)
+
+    monkeypatch.setattr(Nanny, "instantiate", start_late)
     victim, *others = client.run(os.getpid).values()
     os.kill(victim, signal.SIGKILL)
-    rows, deadline = [], time.monotonic() + 60
-    while len(rows) < 3 or rows[-1] != 1 + len(others):
-        assert time.monotonic() < deadline, rows
-        described = describe_workers(client)
-        rows.append(len(described))
-        assert set(others) <= set(described.pid)
-    assert len(others) in rows, "it was asked while the worker was away"
+
+    def is_back():
+        pids = set(describe_workers(client).pid)
+        assert set(others) <= pids
+        if pids == set(others):
+            seen_without_it.set()
+        return victim not in pids and len(pids) == 1 + len(others)
+
+    until(is_back)
 
 
 def test_a_worker_without_a_memory_limit_is_described():
@@ -431,25 +438,15 @@ def vendor(tmp_path, monkeypatch):
 def test_a_vendors_cluster_is_used_where_its_environment_says_so(vendor):
     with end_of(start_cluster(2)) as client:
         assert client.cluster.name == "vendor" and client.nthreads()
-        client.wait_for_workers(2, timeout=30)
+        client.wait_for_workers(2, timeout=120)
 
 
-def test_an_address_comes_before_a_vendors_cluster(vendor):
+def test_neither_an_address_nor_the_package_without_its_environment_leads_to_a_vendors_cluster(vendor, monkeypatch):
     with scheduler(1) as address, end_of(start_cluster(address=address)) as client:
         assert client.scheduler.address == address
-
-
-def test_a_vendors_package_without_its_environment_is_not_used(vendor, monkeypatch):
     monkeypatch.delenv("SATURN_BASE_URL")
     with end_of(start_cluster(1)) as client:
         assert client.cluster.name != "vendor"
-
-
-def test_a_port_is_free_until_someone_listens():
-    with socket.create_server((LOOPBACK, 0)) as server:
-        port = server.getsockname()[1]
-        assert not port_is_free(port)
-    assert port_is_free(port)
 
 
 @pytest.mark.parametrize(
@@ -466,13 +463,10 @@ def test_each_process_of_a_machine_has_another_gpu_first_and_sees_the_others(see
     assert [own_gpu_first(position)["CUDA_VISIBLE_DEVICES"] for position in range(len(each))] == each
 
 
-def test_a_process_that_sees_no_gpu_gets_none(monkeypatch):
+def test_a_process_that_sees_no_gpu_gets_none_and_without_a_choice_of_the_users_all_of_the_machine_count(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert own_gpu_first(1) == {}
-
-
-def test_without_a_choice_of_the_users_all_gpus_of_the_machine_count(monkeypatch):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr("workshop_utils.cluster.n_gpus", lambda: 2)
     assert own_gpu_first(1) == {"CUDA_VISIBLE_DEVICES": "1,0"}
 

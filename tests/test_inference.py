@@ -49,13 +49,18 @@ def paths(dogs):
     return list_photos(dogs)
 
 
+def until(condition, what=lambda: "it took too long"):
+    give_up = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < give_up, what()
+        time.sleep(0.02)
+
+
 def wait_until_idle(client):
-    deadline = time.monotonic() + 60
-    while any(client.processing().values()):
-        assert time.monotonic() < deadline, client.processing()
-        time.sleep(0.1)
+    until(lambda: not any(client.processing().values()), client.processing)
 
 
+@pytest.mark.smoke
 def test_a_row_is_what_a_plain_loop_says(client, paths, weights):
     model, transform, categories = load_resnet(weights)
     frame = classify(client, paths, batch_size=5, weights=weights, precision="fp32")
@@ -147,6 +152,7 @@ def test_relative_weights_and_photos_for_calibration_are_the_clients(client, pat
 # --- PyTorch's deprecated quantization
 
 
+@pytest.mark.weekly
 def test_the_day_that_pytorchs_quantization_is_gone_only_int8_is_gone(paths, weights):
     program = """
 import sys, warnings
@@ -176,7 +182,7 @@ except ValueError as error:
         ({"paths": Path("a.jpg")}, "single path"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"batch_size": 2.5}, "batch_size is 2.5"),
-        ({"precision": "fp16"}, "fp16"),
+        ({"precision": "fp16"}, "precision is 'fp16': write one of auto, fp32, bf16, int8"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused_before_anything_runs(client, arguments, reason):
@@ -184,6 +190,7 @@ def test_arguments_that_cannot_be_are_refused_before_anything_runs(client, argum
         classify(client, **{"paths": ["a.jpg"], **arguments})
 
 
+@pytest.mark.smoke
 def test_bad_files_have_an_error_in_their_row_and_cost_no_other_row(client, paths, weights, tmp_path):
     folder = tmp_path / BREEDS[0].folder
     folder.mkdir()
@@ -199,11 +206,6 @@ def test_bad_files_have_an_error_in_their_row_and_cost_no_other_row(client, path
     assert frame.breed.notna().all()
     good = classify(client, paths[:3], weights=weights, precision="fp32")
     assert frame[frame.error.isna()].prediction.tolist() == good.prediction.tolist()
-
-
-def test_a_batch_of_bad_files_only_is_a_batch_of_errors(client, weights):
-    frame = classify(client, ["/none/a.jpg", "/none/b.jpg"], weights=weights)
-    assert frame.error.tolist() == [f"{path}: there is no such file" for path in frame.path]
 
 
 def test_a_photo_outside_a_breeds_folder_is_classified_but_neither_right_nor_wrong(client, paths, weights, tmp_path):
@@ -224,28 +226,18 @@ def test_photos_on_s3_give_the_same_rows(client, paths, weights, s3, dogs):
     pd.testing.assert_frame_equal(there.drop(columns="path"), here.drop(columns="path"))
 
 
-def test_photos_of_several_storages_come_in_one_call(client, paths, weights, s3, dogs):
-    urls = [f"s3://workshop/served/dogs/{Path(path).relative_to(dogs).as_posix()}" for path in paths]
-    mixed = [path for pair in zip(paths, urls, strict=True) for path in pair]
-    frame = classify(client, mixed, batch_size=5, weights=weights, precision="fp32", storage_options=s3)
-    assert frame.path.tolist() == mixed and frame.error.isna().all()
-    assert frame.prediction[::2].tolist() == frame.prediction[1::2].tolist()
-
-
 def test_a_killed_worker_costs_no_rows(client, paths, weights):
     n_workers, many = len(client.nthreads()), paths * 20
     pids = client.run(os.getpid)
     with ThreadPoolExecutor(1) as pool:
         result = pool.submit(classify, client, many, batch_size=8, weights=weights)
-        deadline = time.monotonic() + 60
-        while not (busy := [address for address, tasks in client.processing().items() if tasks]):
-            assert time.monotonic() < deadline, "no worker has begun"
-            time.sleep(0.05)
-        os.kill(pids[busy[0]], signal.SIGKILL)
-        frame = result.result(timeout=240)
+        until(lambda: any(client.processing().values()))
+        busy = next(address for address, tasks in client.processing().items() if tasks)
+        os.kill(pids[busy], signal.SIGKILL)
+        frame = result.result(timeout=280)
     assert frame.path.tolist() == many and frame.error.isna().all()
-    client.wait_for_workers(n_workers, timeout=60)
-    assert pids[busy[0]] not in client.run(os.getpid).values()
+    client.wait_for_workers(n_workers, timeout=120)
+    assert pids[busy] not in client.run(os.getpid).values()
 
 
 def test_weights_that_cannot_be_loaded_are_an_error_of_the_call_and_leave_the_workers_free(client, paths, tmp_path):
@@ -255,11 +247,15 @@ def test_weights_that_cannot_be_loaded_are_an_error_of_the_call_and_leave_the_wo
 
 
 def test_an_interrupt_frees_the_workers(client, paths, weights):
-    timer = threading.Timer(3, os.kill, [os.getpid(), signal.SIGINT])
-    timer.start()
+    def stop_button():
+        until(lambda: any(client.processing().values()))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    pressing = threading.Thread(target=stop_button)
+    pressing.start()
     with pytest.raises(KeyboardInterrupt):
         classify(client, paths * 1000, batch_size=8, weights=weights)
-    timer.join()
+    pressing.join()
     wait_until_idle(client)
     assert classify(client, paths[:2], weights=weights).error.isna().all()
 
@@ -313,12 +309,9 @@ def test_tasks_and_results_that_have_been_used_are_kept_nowhere(client, paths, w
     known = len(client.futures), client.run_on_scheduler(n_tasks)
     most = TASKS_PER_THREAD * sum(client.nthreads().values()) + 1
     for _ in classify_stream(client, paths * 12, batch_size=1, weights=weights):
-        assert len(client.futures) - known[0] <= most
-        assert client.run_on_scheduler(n_tasks) - known[1] <= most + 3  # it learns a moment later
-    deadline = time.monotonic() + 10
-    while len(client.futures) > known[0]:  # released in the client's event loop
-        assert time.monotonic() < deadline, client.futures
-        time.sleep(0.01)
+        until(lambda: len(client.futures) - known[0] <= most)
+        until(lambda: client.run_on_scheduler(n_tasks) - known[1] <= most)  # it learns a moment later
+    until(lambda: len(client.futures) <= known[0])  # released in the client's event loop
 
 
 def test_a_closed_stream_frees_the_workers(client, paths, weights):
@@ -345,11 +338,6 @@ def test_a_stream_refuses_wrong_arguments_before_the_first_frame_is_asked_for(cl
         classify_stream(client, ["a.jpg"], batch_size=0)
 
 
-def test_rows_hold_the_strings_they_were_given(client, paths, weights):
-    frame = classify(client, paths, weights=weights)
-    assert all(mine is given for mine, given in zip(frame.path, paths, strict=True))
-
-
 def test_a_worker_that_has_loaded_a_model_keeps_it(client, paths, weights, tmp_path):
     fresh = str(shutil.copy(weights, tmp_path / "fresh.pt"))
 
@@ -368,15 +356,10 @@ def test_threads_of_one_process_load_a_model_once(weights, tmp_path):
     assert len(models) == 1
 
 
-def test_weights_saved_anew_under_the_same_name_are_loaded_anew(client, paths, tmp_path):
-    path = tmp_path / "mine.pt"
-    first, second = (classify(client, paths, batch_size=1, weights=make_weights(path, seed)) for seed in (1, 2))
-    expected = classify(client, paths, batch_size=1, weights=make_weights(tmp_path / "other.pt", seed=2))
-    assert second.prediction.tolist() == expected.prediction.tolist()
-    assert first.prediction.tolist() != second.prediction.tolist()
+RARER = [pytest.param(address, marks=pytest.mark.weekly) for address in ("file://{}", "~/mine.pt")]
 
 
-@pytest.mark.parametrize("address", ["file://{}", "~/mine.pt", "WORKSHOP_WEIGHTS"])
+@pytest.mark.parametrize("address", ["WORKSHOP_WEIGHTS", *RARER])
 def test_weights_that_were_replaced_are_loaded_anew_however_they_are_named(paths, tmp_path, monkeypatch, address):
     monkeypatch.setenv("HOME", str(tmp_path))
     path = tmp_path / "mine.pt"
@@ -416,11 +399,6 @@ def test_other_categories_for_the_same_weights_are_another_model(client, paths, 
         list(stream)
 
 
-def test_weights_at_no_address_are_named(client, paths):
-    with pytest.raises(WeightsError, match="nosuch"):
-        classify(client, paths, weights="nosuch://x")
-
-
 @pytest.mark.parametrize(
     ("category", "folder", "same"),
     [("L\u00f6wchen", "Lo\u0308wchen", True), ("?", "__", False), (7, "7", True), ("Shih-Tzu", "shih_tzu", True)],
@@ -458,12 +436,6 @@ def test_what_no_category_is_called_is_neither_right_nor_wrong(client, paths, tm
     assert frame.breed.str.replace("_", " ").isin([breed.name.replace("_", " ") for breed in BREEDS]).all()
 
 
-def test_each_breed_has_imagenets_own_name_among_its_categories(weights):
-    categories = load_resnet(weights)[2]
-    truths = inference._truths(categories)
-    assert [truths[breed.wnid] for breed in BREEDS] == [breed.index for breed in BREEDS]
-
-
 def test_an_output_that_is_no_number_is_an_error_of_its_row(client, paths, tmp_path):
     checkpoint = load_checkpoint(make_weights(tmp_path / "nan.pt", seed=0))
     checkpoint["state_dict"]["fc.bias"][5] = torch.nan
@@ -472,15 +444,15 @@ def test_an_output_that_is_no_number_is_an_error_of_its_row(client, paths, tmp_p
     assert frame[MISSING].isna().all(axis=None) and frame.error.str.contains("NaN").all()
 
 
-@pytest.mark.parametrize("n_batches", [0, 1, 2, 3, 7, 8, 9, 64, 1000])
 @pytest.mark.parametrize("n_threads", [1, 2, 5, 64])
-def test_tasks_hold_every_batch_once_long_ones_first(n_batches, n_threads):
-    tasks = list(split_guided(range(n_batches), n_threads))
-    sizes = [len(task) for task in tasks]
-    assert [batch for task in tasks for batch in task] == list(range(n_batches))
-    assert sizes == sorted(sizes, reverse=True) and all(1 <= size <= CPU_BATCHES_PER_TASK for size in sizes)
-    if n_threads > 1:  # they would not end together otherwise
-        assert sizes[-n_threads:].count(1) == min(n_threads, n_batches)
+def test_tasks_hold_every_batch_once_long_ones_first(n_threads):
+    for n_batches in (0, 1, 2, 3, 7, 8, 9, 64, 1000):
+        tasks = list(split_guided(range(n_batches), n_threads))
+        sizes = [len(task) for task in tasks]
+        assert [batch for task in tasks for batch in task] == list(range(n_batches))
+        assert sizes == sorted(sizes, reverse=True) and all(1 <= size <= CPU_BATCHES_PER_TASK for size in sizes)
+        if n_threads > 1:  # they would not end together otherwise
+            assert sizes[-n_threads:].count(1) == min(n_threads, n_batches)
 
 
 def test_tasks_are_the_same_for_batches_whose_number_is_not_known(n_batches=50):
@@ -508,47 +480,36 @@ def test_a_model_in_int8_says_nearly_the_same(client, tmp_path, monkeypatch):
     assert (frame.prediction == exact.prediction).sum() >= 16  # measured: 18 of 18
     assert not frame.probability.equals(exact.probability)
 
-    def dtypes():
-        *_, (_, model) = int8._of_calls.values()
-        return {str(module.weight().dtype) for module in model.modules() if callable(getattr(module, "weight", None))}
-
-    assert all(found == {"torch.qint8"} for found in client.run(dtypes).values())
-
 
 def in_int8(paths, weights, photos, call=None):
     calibration = int8.Calibration(call or uuid.uuid4().hex, photos)
     return classify_batches([paths], weights=weights, precision="int8", calibration=calibration)
 
 
-def test_a_model_in_int8_is_calibrated_anew_for_other_photos_also_at_the_same_path(paths, weights, tmp_path):
+def test_a_model_in_int8_is_that_of_the_photos_which_could_be_read_not_of_their_paths(paths, weights, tmp_path):
     photo = tmp_path / "photo.jpg"
 
-    def model_for(content_of):
+    def model_of(content_of):
         photo.write_bytes(Path(content_of).read_bytes())
-        checksum, _ = in_int8(paths[:1], weights, [str(photo)])
-        return checksum, dict(int8._of_calls.values())[checksum]
+        return in_int8(paths[:1], weights, [paths[3], str(photo)])[0]
 
-    first, second, again, third = (model_for(paths[i]) for i in (0, 1, 0, 2))
-    assert first[0] == again[0] and first[1] is again[1]  # two calls may take turns
-    assert len({first[0], second[0], third[0]}) == 3
-    assert len(int8._of_calls) == 2  # no more are kept: a model takes memory
+    models = [model_of(paths[i]) for i in (0, 1, 0)]
+    photo.unlink()  # as for a worker that could not read it
+    models.append(in_int8(paths[:1], weights, [paths[3], str(photo)])[0])
+    assert models[0] == models[2] and len(set(models)) == 3
 
 
 def test_a_call_calibrates_once_in_a_process_and_needs_no_photos_then(paths, weights, monkeypatch, tmp_path):
     (photo := tmp_path / "photo.jpg").write_bytes(Path(paths[0]).read_bytes())
-    calibrated, loaded = [], []
-    monkeypatch.setattr(int8, "_of_calls", {})
+    calibrated = []
     monkeypatch.setattr(int8, "to_int8", lambda *args, to_int8=int8.to_int8: calibrated.append(1) or to_int8(*args))
-    monkeypatch.setattr(inference, "load_resnet", lambda *args: loaded.append(1) or load_resnet(*args))
     fresh = shutil.copy(weights, tmp_path / "weights.pt")
     classify_it = partial(in_int8, paths[:1], str(fresh), [str(photo)], "a call")
     with ThreadPoolExecutor(4) as pool:
         answers = [future.result() for future in [pool.submit(classify_it) for _ in range(4)]]
-        photo.unlink()
-        with int8._calibrating:  # as another call does meanwhile
-            answers.append(pool.submit(classify_it).result(timeout=60))
-    assert len({checksum for checksum, _ in answers}) == 1
-    assert (len(calibrated), len(loaded)) == (1, 1)
+    photo.unlink()
+    answers.append(classify_it())
+    assert len({checksum for checksum, _ in answers}) == 1 and len(calibrated) == 1
 
 
 def test_int8_is_calibrated_with_photos_spread_over_all_that_are_at_hand(monkeypatch):
@@ -561,15 +522,7 @@ def test_int8_is_calibrated_with_photos_spread_over_all_that_are_at_hand(monkeyp
     assert calibration == list("abcd") and list(photos) == list("abcdef")
 
 
-def test_workers_that_could_not_read_the_same_photos_for_int8_are_noticed(paths, weights, tmp_path):
-    (missing := tmp_path / "missing.jpg").write_bytes(Path(paths[1]).read_bytes())
-    photos = [paths[0], str(missing)]
-    both, _ = in_int8(paths[:1], weights, photos)
-    missing.unlink()
-    one, _ = in_int8(paths[:1], weights, photos)
-    assert one != both
-
-
+@pytest.mark.weekly
 def test_threads_classify_while_another_one_calibrates(paths, tmp_path):
     weights = make_weights(tmp_path / "weights.pt", seed=0)
     classify_batches([paths], weights=weights, precision="fp32")
@@ -590,15 +543,16 @@ def test_a_folded_model_says_what_it_said(weights):
         torch.testing.assert_close(folded(images), model(images), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize("arch", ["resnet18", "resnet50", "wide_resnet50_2", "resnext50_32x4d"])
 @pytest.mark.parametrize("stride_in_1x1", [False, True])
-def test_each_resnet_has_a_quantizable_twin(arch, stride_in_1x1):
-    model = get_model(arch, weights=None, num_classes=7).eval()
+def test_what_becomes_int8_computes_what_the_resnet_does(arch, stride_in_1x1, monkeypatch):
+    monkeypatch.setattr("torch.ao.quantization.convert", lambda prepared, inplace: prepared)  # stays in float32
+    model, images = get_model(arch, weights=None, num_classes=7).eval(), torch.rand(1, 3, 32, 32)
     if stride_in_1x1:
         model.layer2[0].conv1.stride, model.layer2[0].conv2.stride = (2, 2), (1, 1)
-    images = torch.rand(1, 3, 32, 32, generator=torch.manual_seed(0))
     with torch.inference_mode():
-        torch.testing.assert_close(int8._quantizable(model)(images), model(images))
+        torch.testing.assert_close(int8.to_int8(model, images)(images), model(images), rtol=1e-3, atol=1e-4)
 
 
 def test_int8_names_photos_weights_and_processors_that_it_cannot_use(client, paths, weights, tmp_path, monkeypatch):
@@ -618,9 +572,7 @@ def test_int8_names_photos_weights_and_processors_that_it_cannot_use(client, pat
         in_int8(paths[:1], weights, paths[2:3])
 
 
-def test_int8_is_refused_on_a_gpu_and_other_names_everywhere(client, paths, monkeypatch):
-    with pytest.raises(ValueError, match="precision is 'fp8': write one of auto, fp32, bf16, int8"):
-        classify(client, paths, precision="fp8")
+def test_int8_is_refused_on_a_gpu(client, paths, monkeypatch):
     monkeypatch.setattr(inference, "known_workers", lambda client: {"a": {"gpu": "H200"}})
     with pytest.raises(ValueError, match="'int8', which is for CPUs, but a worker has a GPU"):
         classify(client, paths, precision="int8")

@@ -158,19 +158,15 @@ def test_a_missing_file_is_named_with_the_cure(path):
         load_resnet(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"not a checkpoint\n" * 100, b"PK\x03\x04", b"\x80\x02."])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"not a checkpoint\n" * 100, b"PK\x03\x04", b"\x80\x02.", b"\x80\x05.", b"<html>", b"\xff\xd8\xff"],
+)
 def test_a_file_that_is_no_checkpoint_is_named(path, content):
     path.write_bytes(content)
-    with pytest.raises(WeightsError, match=str(path)):
+    with pytest.raises(NoCheckpoint, match=f"'{path}'.*(damaged, or a file of another kind|ZIP archive)") as caught:
         load_checkpoint(path)
-
-
-@pytest.mark.parametrize("content", [b"", b"hello\n", b"<html>", b"\xff\xd8\xff", b"GIF89a", b"\x80\x05."])
-def test_the_sentence_about_a_damaged_file_is_whole(path, content):
-    path.write_bytes(content)
-    with pytest.raises(NoCheckpoint, match="it is damaged, or a file of another kind") as caught:
-        load_checkpoint(path)
-    assert "\x1b" not in str(caught.value) and "two options" not in str(caught.value)
+    assert "\x1b" not in str(caught.value) and "two options" not in str(caught.value)  # torch's own advice
 
 
 @pytest.mark.parametrize(
@@ -220,23 +216,19 @@ def test_a_part_that_torch_compile_wrapped_is_named_too(path):
         load_resnet(path)
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.999])
-def test_a_truncated_file_is_named(path, share):
-    save_checkpoint(path, arch="resnet18", num_classes=5, state_dict=RESNET18)
-    content = path.read_bytes()
-    path.write_bytes(content[: int(len(content) * share)])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999])
+def test_a_truncated_file_and_one_with_a_flipped_bit_are_named(path, share):
+    save_checkpoint(path, weights=torch.randn(100_000))
+    content = bytearray(path.read_bytes())
+    at = int(len(content) * share)
+    path.write_bytes(content[:at])
     with pytest.raises(NoCheckpoint, match=str(path)):
         load_checkpoint(path)
-
-
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_a_file_with_a_flipped_bit_is_named(path, share):
-    save_checkpoint(path, arch="resnet18", num_classes=5, state_dict=RESNET18)
-    content = bytearray(path.read_bytes())
-    content[int(len(content) * share)] ^= 1
+    content[at] ^= 1
     path.write_bytes(content)
-    with pytest.raises(NoCheckpoint, match=f"{path}.*is damaged"):
-        load_checkpoint(path)
+    if share < 0.999:  # in the names at the end, a bit may mean nothing
+        with pytest.raises(NoCheckpoint, match=f"{path}.*is damaged"):
+            load_checkpoint(path)
 
 
 @pytest.mark.parametrize("url", ["nosuch://bucket/model.pt", "/"])
@@ -271,6 +263,7 @@ def test_a_checkpoint_may_lie_in_any_place_that_fsspec_opens(weights):
     assert load_resnet("memory://weights/model.pt")[0].fc.out_features == 1000
 
 
+@pytest.mark.smoke
 def test_a_checkpoint_is_saved_to_and_loaded_from_object_storage(monkeypatch, s3, s3_admin):
     sign_in(monkeypatch, s3)
     url = "s3://workshop/models/new/model.pt"
@@ -342,11 +335,6 @@ def test_a_relative_path_of_weights_is_the_one_of_this_process(monkeypatch, tmp_
         assert load_resnet(given)[0].fc.out_features == 1000
 
 
-def test_an_address_of_weights_that_lost_a_slash_is_refused_with_the_right_one():
-    with pytest.raises(WeightsError, match="'s3://bucket/model.pt'"):
-        load_resnet(Path("s3://bucket/model.pt"))
-
-
 @pytest.mark.parametrize("weights", ["auto", "imagenet"])
 def test_photos_never_get_the_weights_for_sketches(monkeypatch, tmp_path, weights):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
@@ -402,14 +390,13 @@ def test_a_resolver_that_never_answers_is_given_up(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(models, "STALLED_S", 1)
     over = threading.Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: over.wait(60) and [])
-    start = time.monotonic()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: over.wait() and [])
     with pytest.raises(WeightsError, match="nothing came"):
         load_resnet()
     over.set()
-    assert time.monotonic() - start < 30
 
 
+@pytest.mark.weekly
 def test_a_slow_download_is_waited_for_as_long_as_something_comes(monkeypatch, tmp_path):
     torch.save(torchvision.models.resnet50().state_dict(), saved := BytesIO())
     content = saved.getvalue()
@@ -469,65 +456,8 @@ def test_a_damaged_file_in_torchvisions_cache_is_named_with_the_cure(monkeypatch
         load_resnet("imagenet")
 
 
-def test_a_download_that_fails_is_named_with_the_cure(monkeypatch, tmp_path):
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # no network, on any machine
-    with pytest.raises(WeightsError, match="network"):
-        load_resnet("imagenet")
-
-
-@pytest.mark.parametrize("failure", [OSError("no space left on device"), KeyboardInterrupt()])
-def test_a_failure_while_saving_leaves_the_old_checkpoint_and_nothing_else(path, monkeypatch, failure):
-    save_checkpoint(path, epoch=1)
-
-    def half_a_save(values, file):
-        file.write(b"half")
-        raise failure
-
-    monkeypatch.setattr(torch, "save", half_a_save)
-    with pytest.raises(type(failure)):
-        save_checkpoint(path, epoch=2)
-    assert load_checkpoint(path) == {"epoch": 1}
-    assert os.listdir(path.parent) == [path.name]
-
-
 def test_an_error_of_saving_names_the_users_path(path):
     path.mkdir()
     with pytest.raises(IsADirectoryError, match=f"'{path}'$"):
         save_checkpoint(path, epoch=1)
     assert os.listdir(path.parent) == [path.name]
-
-
-def test_values_that_could_not_be_loaded_again_are_refused_when_saved(path):
-    save_checkpoint(path, epoch=1)
-    with pytest.raises(WeightsError):
-        save_checkpoint(path, epoch=2, folder=path)  # a pathlib.Path is code to a safe loader
-    assert load_checkpoint(path) == {"epoch": 1}
-    assert os.listdir(path.parent) == [path.name]
-
-
-def test_model_optimizer_and_schedule_resume_to_the_bit(path):
-    def make():
-        torch.manual_seed(0)
-        model = torch.nn.Linear(4, 1)
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-        return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
-
-    def train(model, optimizer, schedule, steps):
-        for step in steps:
-            optimizer.zero_grad()
-            model(torch.full((2, 4), float(step))).pow(2).mean().backward()
-            optimizer.step()
-            schedule.step()
-
-    straight = make()
-    train(*straight, range(6))
-    first = make()
-    train(*first, range(3))
-    save_checkpoint(path, epoch=3, parts=[part.state_dict() for part in first])
-    second = make()
-    checkpoint = load_checkpoint(path)
-    for part, state in zip(second, checkpoint["parts"], strict=True):
-        part.load_state_dict(state)
-    train(*second, range(checkpoint["epoch"], 6))
-    assert torch.equal(second[0].weight, straight[0].weight)

@@ -12,7 +12,7 @@ from workshop_utils.inference import classify_batches
 from workshop_utils.precision import ieee_float32, precision_of
 from workshop_utils.training import evaluate, train
 
-# After PyTorch's old settings a process cannot use the new ones, nor the reverse: each test has its own process.
+# After PyTorch's old settings a process cannot use the new ones, nor the reverse: each choice has its own process.
 SETTINGS = """
 import warnings
 import torch
@@ -47,21 +47,32 @@ assert settings() == followed, (followed, settings())
 """
 
 
-@pytest.mark.parametrize(
-    "choice",
-    [
-        "pass",
-        "backends.cudnn.allow_tf32 = False",
-        "torch.set_float32_matmul_precision('medium')",
-        "backends.fp32_precision = 'tf32'",
-        "backends.cudnn.fp32_precision = 'tf32'",
-        "backends.cudnn.conv.fp32_precision = 'ieee'",
-        "backends.mkldnn.matmul.fp32_precision = 'bf16'",
-    ],
+CHOICES = (
+    "pass",
+    "backends.cudnn.allow_tf32 = False",
+    "torch.set_float32_matmul_precision('medium')",
+    "backends.fp32_precision = 'tf32'",
+    "backends.cudnn.fp32_precision = 'tf32'",
+    "backends.cudnn.conv.fp32_precision = 'ieee'",
+    "backends.mkldnn.matmul.fp32_precision = 'bf16'",
 )
-def test_float32_keeps_its_digits_inside_and_the_users_choice_comes_back(choice):
-    finished = subprocess.run([sys.executable, "-c", SETTINGS + choice + TRY], capture_output=True, text=True)
-    assert finished.returncode == 0, finished.stderr
+EACH = """
+import os
+for choice in CHOICES:
+    if not os.fork():
+        try:
+            exec(choice + TRY)
+        except BaseException as error:
+            print(choice, repr(error), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_float32_keeps_its_digits_inside_and_the_users_choice_comes_back():
+    program = f"{SETTINGS}\nCHOICES, TRY = {CHOICES!r}, {TRY!r}\n{EACH}"
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (finished.returncode, finished.stdout) == (0, ""), finished.stdout + finished.stderr
 
 
 @pytest.fixture
@@ -96,11 +107,11 @@ def test_a_thread_that_leaves_first_changes_nothing_for_one_that_still_computes(
     def compute():
         with ieee_float32():
             inside.set()
-            leave.wait(10)
+            leave.wait(120)
 
     first = threading.Thread(target=compute)
     first.start()
-    assert inside.wait(10)
+    assert inside.wait(120)
     with ieee_float32():
         leave.set()
         first.join()

@@ -27,7 +27,7 @@ ROWS = [{"rank": 0, "step": 1, "loss": 0.5}, {"rank": 1, "step": 1, "loss": floa
 
 
 @pytest.mark.filterwarnings("ignore:Port 8787 is busy")
-@pytest.mark.long
+@pytest.mark.weekly
 def test_ten_thousand_rows_of_four_ranks_arrive_in_order():
     def log(n_rows):
         for step in range(n_rows):
@@ -43,6 +43,7 @@ def test_ten_thousand_rows_of_four_ranks_arrive_in_order():
     assert [rows[rows["rank"] == rank].step.tolist() for rank in range(4)] == [list(range(2500))] * 4
 
 
+@pytest.mark.smoke
 def test_values_become_numbers_strings_and_booleans(client):
     def log():
         log_metrics(tensor=torch.tensor([0.5], requires_grad=True), half=torch.tensor(2, dtype=torch.bfloat16))
@@ -87,9 +88,9 @@ def from_a_program():
     [
         from_a_dataloader,
         partial(from_a_process, "fork"),
-        partial(from_a_process, "spawn"),
-        partial(from_a_process, "forkserver"),
-        from_a_program,
+        pytest.param(partial(from_a_process, "spawn"), marks=pytest.mark.weekly),
+        pytest.param(partial(from_a_process, "forkserver"), marks=pytest.mark.weekly),
+        pytest.param(from_a_program, marks=pytest.mark.weekly),
     ],
 )
 def test_a_child_of_a_rank_is_told_that_its_rows_would_not_arrive(client, log):
@@ -98,6 +99,7 @@ def test_a_child_of_a_rank_is_told_that_its_rows_would_not_arrive(client, log):
     assert list(ddp.launch(client, log_metrics, n_workers=1, step=1).rows())[0]["step"] == 1  # the rank itself is none
 
 
+@pytest.mark.weekly
 @pytest.mark.filterwarnings("ignore:Port 8787 is busy")
 @pytest.mark.parametrize("began", ["before the job", "in the job"])
 def test_a_fork_servers_child_is_of_a_job_if_it_begins_in_the_job_whenever_its_server_did(began):
@@ -151,6 +153,7 @@ def test_outside_a_job_nothing_is_logged(client):
     assert client.submit(log_metrics, loss=1, pure=False).result() is None
 
 
+@pytest.mark.smoke
 def test_tensorboard_reads_what_was_written(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -170,6 +173,7 @@ def test_tensorboard_has_a_rows_numbers_in_the_rows_order(tmp_path):
     assert EventAccumulator(str(tmp_path / "rank-0")).Reload().Tags()["scalars"] == names
 
 
+@pytest.mark.smoke
 def test_files_arrive_in_their_places(client, tmp_path):
     def send(handler):
         rank = dist.get_rank()
@@ -203,7 +207,7 @@ def test_results_are_fetched_once_and_leave_the_workers(client, tmp_path):
     (worker,) = job.workers
     assert handler.process_results(tmp_path, job.futures) == [tmp_path / "a.txt"]
     assert job.result() == [bytes(1000)]
-    give_up = time.monotonic() + 30
+    give_up = time.monotonic() + 120
     while (found := client.run(state, workers=[worker])[worker]) != (before[worker][0] + 1, []):
         assert time.monotonic() < give_up, found
         time.sleep(0.05)
@@ -260,18 +264,20 @@ C:up
 
 
 @pytest.mark.parametrize("path", OUTSIDE.splitlines() + ["", "a\0b", "\ud800"])
-def test_a_path_out_of_the_folder_is_refused_where_it_is_sent_and_where_it_arrives(path, client, tmp_path):
-    handler = ResultsHandler(client=client)
+def test_a_path_out_of_the_folder_is_refused_where_it_is_sent(path, client):
     with pytest.raises(ResultError, match="such as 'runs/loss.csv'"):
-        handler.submit_result(path, "data")
+        ResultsHandler(client=client).submit_result(path, "data")
 
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "a/../../up", "C:up"])
+def test_a_path_out_of_the_folder_is_refused_where_it_arrives(path, client, tmp_path):
     def send_all_the_same(topic):
         get_worker().log_event(topic, {"path": path, "name": "name"})
 
-    if path.isprintable():
-        job = ddp.launch(client, send_all_the_same, handler.pub_sub_key, n_workers=1)
-        with pytest.raises(ResultError, match="such as 'runs/loss.csv'"):
-            handler.process_results(tmp_path / "prefix", job.futures)
+    handler = ResultsHandler(client=client)
+    job = ddp.launch(client, send_all_the_same, handler.pub_sub_key, n_workers=1)
+    with pytest.raises(ResultError, match="such as 'runs/loss.csv'"):
+        handler.process_results(tmp_path / "prefix", job.futures)
     assert list(tmp_path.iterdir()) == []
 
 

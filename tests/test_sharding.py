@@ -107,7 +107,7 @@ def test_sharded_ranks_learn_what_one_process_learns_and_hold_their_part_alone(t
         assert sum(held) == n_parameters and max(held) < 1.2 * n_parameters / n_ranks
 
 
-@pytest.mark.parametrize("place", ["folder", "s3"])
+@pytest.mark.parametrize("place", ["folder", pytest.param("s3", marks=pytest.mark.weekly)])
 def test_what_some_ranks_saved_others_go_on_from(three, place, request, tmp_path):
     url, options = str(tmp_path / "checkpoint"), {}
     if place == "s3":
@@ -124,6 +124,7 @@ def test_what_some_ranks_saved_others_go_on_from(three, place, request, tmp_path
             torch.testing.assert_close(trained, at_end)
 
 
+@pytest.mark.weekly
 def test_a_rank_that_dies_while_it_saves_leaves_the_checkpoint_before_usable(three, tmp_path):
     before, during = str(tmp_path / "before"), str(tmp_path / "during")
     parameters = ddp.run(three, saved, before, {}, n_workers=2)[0]

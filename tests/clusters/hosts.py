@@ -12,6 +12,7 @@ import secrets
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -62,7 +63,7 @@ mount -o remount,bind,ro /
 {STAY}
 """
 USER, BUCKET = "hosts", "workshop"
-READY_WITHIN_S = 90
+READY_WITHIN_S = 240
 # After how many seconds of silence a connection counts as lost: Dask's default is 30, and less than 11 it refuses.
 SILENCE_S = 11
 
@@ -210,6 +211,15 @@ def free_subnet():
     routes = {route["dst"] for route in json.loads(run("ip", "-json", "route"))}
     choice = [subnet for n in range(1, 255) if f"{(subnet := f'10.77.{n}')}.0/24" not in routes]
     return secrets.choice(choice)
+
+
+def lasting_port():
+    """Return a free port that no other test gets by asking for any: the kernel gives those from a range of its own."""
+    first_of_the_kernels = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = secrets.choice(range(10_000, first_of_the_kernels))
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def run(*words):

@@ -9,6 +9,8 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+from hosts import lasting_port
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "setpriv", "unshare")
 ISOLATED = ("setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child")
 NODES, CPUS = ("n1", "n2"), 6  # of a node, as it tells Slurm: one job of four cores, and nothing keeps it to them
@@ -70,7 +72,7 @@ def slurm(folder, cpus=CPUS, gpus=0):
     gpus: of each node. Slurm gives them to jobs, steps and tasks as CUDA_VISIBLE_DEVICES; no program finds any there.
     """
     folder, host = Path(folder), socket.gethostname().partition(".")[0]
-    ports = _free_ports(1 + len(NODES))
+    ports = [lasting_port() for _ in range(1 + len(NODES))]
     nodes = [NODE.format(name=name, host=host, port=port) for name, port in zip(NODES, ports, strict=False)]
     conf = CONF.format(host=host, port=ports[-1], folder=folder, cpus=cpus, gpus=gpus)
     (folder / "slurm.conf").write_text(conf + "".join(nodes))
@@ -89,7 +91,7 @@ def slurm(folder, cpus=CPUS, gpus=0):
     with open(folder / "daemons.log", "w") as log:
         daemons = subprocess.Popen(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
     try:
-        give_up = time.monotonic() + 30
+        give_up = time.monotonic() + 120
         while _states(environment) != ["idle"] * len(NODES):
             assert daemons.poll() is None and time.monotonic() < give_up, _logs(folder)
             time.sleep(0.1)
@@ -106,11 +108,3 @@ def _states(environment):
 
 def _logs(folder):
     return "\n".join(f"--- {log.name}\n{log.read_text()[-2000:]}" for log in folder.glob("*.log"))
-
-
-def _free_ports(n_ports):
-    with socket.socket() as one, socket.socket() as two, socket.socket() as three:
-        sockets = (one, two, three)[:n_ports]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]

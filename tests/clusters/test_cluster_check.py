@@ -25,14 +25,14 @@ def cluster(folder, n_workers, **settings):
         def start(what, *flags):
             command = [sys.executable, "-m", f"distributed.cli.dask_{what}", *flags, "--host", "127.0.0.1"]
             process = subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.DEVNULL)
-            stack.callback(process.wait, 30)
+            stack.callback(process.wait, 120)
             stack.callback(process.terminate)
 
         start("scheduler", "--port", "0", "--no-dashboard", "--scheduler-file", str(folder / "scheduler.json"))
         with Client(scheduler_file=str(folder / "scheduler.json")) as client:
             for _ in range(n_workers):
                 start("worker", client.scheduler.address, "--nthreads", "1", "--no-dashboard")
-            client.wait_for_workers(n_workers, timeout=90)
+            client.wait_for_workers(n_workers, timeout=240)
             yield client.scheduler.address
 
 

@@ -3,7 +3,6 @@
 import getpass
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import warnings
@@ -13,7 +12,7 @@ import dask
 import pytest
 import torch
 import torch.distributed as dist
-from hosts import ISOLATED, ROOT, until
+from hosts import ISOLATED, ROOT, lasting_port, until
 
 from workshop_utils import ddp
 from workshop_utils.cluster import LOOPBACK, start_cluster
@@ -56,8 +55,7 @@ def login(tmp_path_factory):
         (folder / name).touch(0o600)  # or it is not taken
         key.write_private_key(str(folder / name))
         key.write_public_key(str(folder / f"{name}.pub"))
-    with socket.create_server((LOOPBACK, 0)) as server:
-        port = server.getsockname()[1]
+    port = lasting_port()
     (folder / "config").write_text(CONFIG.format(folder=folder, port=port, host=LOOPBACK))
     (folder / "known_hosts").write_text(f"[{LOOPBACK}]:{port} {(folder / 'host.pub').read_text()}")
     Path("/run/sshd").mkdir(exist_ok=True)  # without it, the server of Debian does not start
@@ -65,7 +63,7 @@ def login(tmp_path_factory):
     with open(folder / "log", "w") as log:
         server = subprocess.Popen([*isolated, SSHD, "-D", "-e", "-f", str(folder / "config")], stderr=log)
     try:
-        until(lambda: "Server listening" in (folder / "log").read_text(), (folder / "log").read_text, timeout_s=10)
+        until(lambda: "Server listening" in (folder / "log").read_text(), (folder / "log").read_text)
         yield {
             "port": port,
             "username": getpass.getuser(),
@@ -94,7 +92,7 @@ def client(login):
         SSHCluster([LOOPBACK] * 3, **options) as cluster,  # a scheduler and two workers
         start_cluster(address=cluster.scheduler_address) as client,
     ):
-        client.wait_for_workers(2, timeout=60)
+        client.wait_for_workers(2, timeout=240)
         yield client
 
 
@@ -116,7 +114,7 @@ def test_ranks_meet(client):
         dist.all_reduce(total)
         return total.item()
 
-    assert ddp.run(client, sum_up, timeout=60) == [3.0, 3.0]
+    assert ddp.run(client, sum_up, timeout=240) == [3.0, 3.0]
 
 
 def test_a_server_whose_key_is_unknown_is_not_trusted(login, tmp_path):

@@ -66,7 +66,7 @@ def address(settings, tmp_path_factory):
             command = [sys.executable, "-m", f"distributed.cli.dask_{what}", *words, "--host", LOOPBACK]
             with open(folder / "log", "a") as log:
                 process = subprocess.Popen([*command, "--no-dashboard"], cwd=folder, env=environment, stderr=log)
-            stack.callback(process.wait, 30)
+            stack.callback(process.wait, 120)
             stack.callback(process.terminate)
 
         file = str(folder / "scheduler.json")
@@ -74,7 +74,7 @@ def address(settings, tmp_path_factory):
         for _ in range(2):
             start("worker", "--scheduler-file", file, "--nthreads", "1", "--protocol", "tls")
         with dask.config.set(settings), Client(scheduler_file=file) as client:
-            client.wait_for_workers(2, timeout=60)
+            client.wait_for_workers(2, timeout=240)
             address = client.scheduler.address
         yield address
 
@@ -87,7 +87,7 @@ def test_ranks_meet_on_a_cluster_that_talks_tls(address, settings):
         return total.item()
 
     with dask.config.set(settings), start_cluster(address=address) as client:
-        assert ddp.run(client, sum_up, timeout=60) == [3.0, 3.0]
+        assert ddp.run(client, sum_up, timeout=240) == [3.0, 3.0]
         assert all(worker.startswith("tls://") for worker in [address, *client.nthreads()])
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from torchvision.models import ResNet50_Weights
 
-from workshop_utils.dogs.breeds import BREEDS, HELD_OUT
+from workshop_utils.dogs.breeds import BREEDS
 
 PHOTOS = Path(__file__).parents[3] / "shared" / "data" / "stanford-dogs" / "Images"
 
@@ -16,10 +16,6 @@ PHOTOS = Path(__file__).parents[3] / "shared" / "data" / "stanford-dogs" / "Imag
 def test_there_are_120_breeds_in_the_order_of_their_wordnet_ids():
     assert len(BREEDS) == 120
     assert [breed.wnid for breed in BREEDS] == sorted({breed.wnid for breed in BREEDS})
-
-
-def test_indices_are_imagenets_dogs_without_the_dalmatian():
-    assert [breed.index for breed in BREEDS] == [i for i in range(151, 269) if i != 251] + [273, 274, 275]
 
 
 def test_torchvision_gives_each_index_the_same_name():
@@ -33,12 +29,6 @@ def test_torchvision_gives_each_index_the_same_name():
 @pytest.mark.skipif(not PHOTOS.is_dir(), reason="needs the photos of Stanford Dogs in ../shared/data")
 def test_folders_are_named_as_the_photos_are():
     assert [breed.folder for breed in BREEDS] == sorted(folder.name for folder in PHOTOS.iterdir())
-
-
-def test_twelve_breeds_are_held_out_of_pretraining():
-    assert tuple(breed for breed in BREEDS if breed.held_out) == HELD_OUT
-    assert BREEDS[9::10] == HELD_OUT and len(HELD_OUT) == 12
-    assert HELD_OUT[0].folder == "n02088094-Afghan_hound"
 
 
 def test_any_two_breeds_differ_in_at_least_three_traits():

@@ -71,7 +71,7 @@ class Handler(BaseHTTPRequestHandler):
         server, (start, stop) = self.server, self.answer()
         server.asked.append(start)
         if server.pause and start:
-            server.pause.wait(30)
+            server.pause.wait(240)
         if server.dies_at is not None and stop > server.dies_at:
             self.wfile.write(server.content[start : max(start, server.dies_at)])
             self.close_connection = True
@@ -298,7 +298,7 @@ def test_an_interrupt_keeps_what_has_arrived(tmp_path):
             assert run.poll() is None, run.stderr.read()
             time.sleep(0.05)
         run.send_signal(signal.SIGINT)
-        rest = run.communicate(timeout=60)[1]
+        rest = run.communicate(timeout=240)[1]
         pause.set()
     assert run.returncode == 1
     assert "What arrived is kept" in rest and "Traceback" not in rest

@@ -124,8 +124,8 @@ def files_of_the_week(dogs, folder, n_files):
     return [str(path) for path in paths]
 
 
-@pytest.mark.parametrize("n_files", [60, pytest.param(1000, marks=pytest.mark.weekly)])
-def test_damaged_files_are_named_or_classified_and_no_worker_dies(client, dogs, weights, tmp_path, told, n_files):
+@pytest.mark.weekly
+def test_damaged_files_are_named_or_classified_and_no_worker_dies(client, dogs, weights, tmp_path, told, n_files=1000):
     (tmp_path / "n02085620-Chihuahua").mkdir()
     paths, before = files_of_the_week(dogs, tmp_path, n_files), set(client.run(os.getpid).values())
     frame = classify(client, paths, batch_size=8, weights=weights)

@@ -15,7 +15,6 @@ PER_BREED, N_BREEDS = 64, 8  # 512 photos
 FAULTS = {"503": 0.2, "cut": 0.1, "stall": 0.005}
 IN_WORDS = {"503": "answered with 503", "cut": "cut short", "stall": "stalled for ever"}
 LIMIT_S = 120  # one request that is waited for without an end, and it would be more
-LONG, WEEKLY = pytest.mark.long, pytest.mark.weekly
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +51,8 @@ def read_from_faulty_storage(photos, seed, told, client):
     return seconds
 
 
-@pytest.mark.parametrize(
-    "seed", [pytest.param(0, marks=LONG), pytest.param(1, marks=WEEKLY), pytest.param(2, marks=WEEKLY)]
-)
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.weekly
 def test_every_photo_is_read_whole_from_faulty_storage(photos, seed, told):
     assert read_from_faulty_storage(photos, seed, told, "obstore") < LIMIT_S
 

@@ -71,7 +71,7 @@ def ask(address, **headers):
         return error.code
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 @pytest.mark.timeout(900)
 def test_all_sockets_of_a_running_workshop_are_on_loopback_and_the_lab_asks_for_its_token(tmp_path, told):
     shutil.copytree(NOTEBOOKS, tmp_path / "notebooks")
