@@ -39,6 +39,7 @@ from workshop_utils.inference import (
     loaded_model,
     split_guided,
 )
+from workshop_utils.job import SchedulerLost
 from workshop_utils.models import WeightsError, load_checkpoint, load_resnet, save_checkpoint
 
 MISSING = ["prediction", "probability", "correct"]
@@ -328,6 +329,15 @@ def test_a_closed_stream_frees_the_workers(client, paths, weights):
     stream.close()
     wait_until_idle(client)
     assert next(stream, None) is None
+
+
+def test_a_client_that_is_closed_meanwhile_is_one_error_after_what_was_yielded(client, paths, weights):
+    with Client(client.scheduler.address) as other:
+        streams = [classify_stream(other, paths * 9, batch_size=1, weights=weights) for _ in range(2)]
+        assert all(next(stream).error.isna().all() for stream in streams)
+    with pytest.raises(SchedulerLost, match=r"client was closed \(it is closed\): .* that have no row yet"):
+        next(streams[0])
+    streams[1].close()
 
 
 def test_an_error_among_the_paths_is_the_callers_and_frees_the_workers(client, paths, weights):

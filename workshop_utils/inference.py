@@ -23,7 +23,7 @@ from workshop_utils.data import IN_BREED, read_files
 from workshop_utils.decode import load_on_cpu, load_on_gpu
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.int8 import Calibration, calibrated, for_calibration
-from workshop_utils.job.errors import check_client
+from workshop_utils.job.errors import SchedulerLost, check_client
 from workshop_utils.models import IMAGENET_WEIGHTS, WeightsError, load_resnet, named_weights, resolve_weights
 from workshop_utils.precision import PRECISIONS, ieee_float32, precision_of
 from workshop_utils.progress import bar
@@ -65,8 +65,9 @@ def classify(
     worker first calibrates the model with 32 of the photos, spread evenly over `paths`, or the first ones of a
     generator. A few predictions differ; more may if these photos are unlike the others.
     Raises what loading the weights raises, WeightsError if workers had different weights, ValueError if none of the
-    photos for calibration can be read, SchedulerLost if the client is closed, TypeError if it is asynchronous. A worker
-    that dies costs time, but no rows: Dask runs its batches again. A bar shows how many photos are done.
+    photos for calibration can be read, SchedulerLost if the client is closed, also meanwhile, or its scheduler is lost,
+    TypeError if it is asynchronous. A worker that dies costs time, but no rows: Dask runs its batches again. A bar
+    shows how many photos are done.
 
     >>> from tempfile import TemporaryDirectory
     >>> from workshop_utils.data import list_photos
@@ -251,8 +252,16 @@ def _frames(client, start, tasks):
                 frame = _frame(paths, rows)
                 running.popleft()
                 yield frame
+    except Exception as error:  # each call of a closed client raises an error of another type
+        if client.status != "running":
+            raise SchedulerLost(
+                f"The scheduler is lost or the client was closed (it is {client.status}): start or join a cluster, and "
+                "classify the paths that have no row yet."
+            ) from error
+        raise
     finally:
-        client.cancel([future for _, future in running])  # frees the workers after an error or Ctrl-C
+        if client.status == "running":  # a closed one refuses, and its scheduler has cancelled them
+            client.cancel([future for _, future in running])  # frees the workers after an error or Ctrl-C
 
 
 @lru_cache(maxsize=2)
