@@ -119,7 +119,7 @@ def classify_stream(
         if on_gpu:
             raise ValueError("precision is 'int8', which is for CPUs, but a worker has a GPU: write 'auto'.")
         spread, photos = for_calibration(photos, isinstance(paths, Sized))
-        calibration = Calibration(uuid.uuid4().hex, list(map(absolute_address, spread)))
+        calibration = Calibration(uuid.uuid4().hex, list(map(_for_workers, spread)))
     batches = iter(lambda: list(islice(photos, batch_size)), [])
     tasks = split_guided(batches, _n_threads(client), GPU_BATCHES_PER_TASK if on_gpu else CPU_BATCHES_PER_TASK)
     submit = partial(
@@ -131,8 +131,7 @@ def classify_stream(
         storage_options=storage_options,
         calibration=calibration,
     )
-    # Workers may have another working directory and another home.
-    return _frames(client, lambda task: submit([list(map(absolute_address, batch)) for batch in task]), tasks)
+    return _frames(client, lambda task: submit([list(map(_for_workers, batch)) for batch in task]), tasks, weights)
 
 
 def classify_batches(
@@ -223,14 +222,22 @@ def split_guided(batches: Iterable, n_threads: int, longest: int = CPU_BATCHES_P
         ahead.extend(islice(left, size))
 
 
+def _for_workers(path):
+    """Return a path for workers, which may have another working directory and another home."""
+    try:
+        return absolute_address(path)
+    except ValueError:  # the worker refuses it, too: that is the error of its row
+        return path
+
+
 def _n_threads(client):
     return sum(client.nthreads().values()) or 1  # the only worker may be restarting
 
 
-def _frames(client, start, tasks):
+def _frames(client, start, tasks, weights):
     """Yield a DataFrame for each task, in order, while those after it run.
 
-    start: called with a task, it returns a Future of what `classify_batches` returns.
+    start: called with a task, it returns a Future of what `classify_batches` returns. weights: as given, for errors.
     """
     running: deque[tuple[list[str], Future]] = deque()
     checksums = set()
@@ -258,6 +265,8 @@ def _frames(client, start, tasks):
                 f"The scheduler is lost or the client was closed (it is {client.status}): start or join a cluster, and "
                 "classify the paths that have no row yet."
             ) from error
+        if isinstance(error, WeightsError) and weights != "auto":
+            raise type(error)(str(error).replace(repr(resolve_weights(weights)), repr(str(weights)))) from error
         raise
     finally:
         if client.status == "running":  # a closed one refuses, and its scheduler has cancelled them
@@ -367,7 +376,14 @@ def _rows(paths, errors, results, categories, truths):
 
 def _frame(paths, rows):
     """Return a DataFrame of rows. paths: as they were given; its errors name these, not the ones that workers read."""
-    frame = pd.DataFrame(rows, columns=COLUMNS)
-    frame["error"] = [error and error.replace(row[0], path, 1) for path, (*row, error) in zip(paths, rows, strict=True)]
-    frame["path"] = paths  # the client's own strings take no memory again; those from a worker are copies
-    return frame.astype(TYPES)
+    # The client's own strings take no memory again; those from a worker are copies.
+    shown = [
+        (_storable(path), _storable(breed), *others, _storable(error and error.replace(there, path, 1)))
+        for path, (there, breed, *others, error) in zip(paths, rows, strict=True)
+    ]
+    return pd.DataFrame(shown, columns=COLUMNS).astype(TYPES)
+
+
+def _storable(text):
+    """Return a text as Parquet takes it: bytes in a file's name that are not UTF-8 are escaped."""
+    return text if not text or text.isprintable() else text.encode(errors="backslashreplace").decode()
