@@ -27,7 +27,7 @@ from workshop_utils.job.errors import SchedulerLost, check_client
 from workshop_utils.models import IMAGENET_WEIGHTS, WeightsError, load_resnet, named_weights, resolve_weights
 from workshop_utils.precision import PRECISIONS, ieee_float32, precision_of
 from workshop_utils.progress import bar
-from workshop_utils.storage import absolute_address, path_text, version_of
+from workshop_utils.storage import address_for_workers, path_text, version_of
 
 COLUMNS = ["path", "breed", "prediction", "probability", "correct", "error"]
 TEXT = "str" if pd.Series(["text"]).dtype != object else "string"  # pandas 2 would write a missing value as "None"
@@ -119,7 +119,7 @@ def classify_stream(
         if on_gpu:
             raise ValueError("precision is 'int8', which is for CPUs, but a worker has a GPU: write 'auto'.")
         spread, photos = for_calibration(photos, isinstance(paths, Sized))
-        calibration = Calibration(uuid.uuid4().hex, list(map(_for_workers, spread)))
+        calibration = Calibration(uuid.uuid4().hex, list(map(address_for_workers, spread)))
     batches = iter(lambda: list(islice(photos, batch_size)), [])
     tasks = split_guided(batches, _n_threads(client), GPU_BATCHES_PER_TASK if on_gpu else CPU_BATCHES_PER_TASK)
     submit = partial(
@@ -131,7 +131,7 @@ def classify_stream(
         storage_options=storage_options,
         calibration=calibration,
     )
-    return _frames(client, lambda task: submit([list(map(_for_workers, batch)) for batch in task]), tasks, weights)
+    return _frames(client, lambda task: submit([list(map(address_for_workers, part)) for part in task]), tasks, weights)
 
 
 def classify_batches(
@@ -220,14 +220,6 @@ def split_guided(batches: Iterable, n_threads: int, longest: int = CPU_BATCHES_P
         size = min(max(len(ahead) // (2 * n_threads), 1) if n_threads > 1 else len(ahead), longest)
         yield [ahead.popleft() for _ in range(size)]
         ahead.extend(islice(left, size))
-
-
-def _for_workers(path):
-    """Return a path for workers, which may have another working directory and another home."""
-    try:
-        return absolute_address(path)
-    except ValueError:  # the worker refuses it, too: that is the error of its row
-        return path
 
 
 def _n_threads(client):

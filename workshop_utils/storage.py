@@ -170,6 +170,17 @@ def absolute_address(url: str | os.PathLike) -> str:
     return prefix + str(Path(os.path.expanduser(text.removeprefix(prefix))).absolute())
 
 
+def address_for_workers(path: str) -> str:
+    """Return what `absolute_address` does, as workers may have another working directory and another home.
+
+    What it refuses is returned as it is: `read_files` refuses it, too, where it is one of many.
+    """
+    try:
+        return absolute_address(path)
+    except ValueError:
+        return path
+
+
 def local_path(path: str | os.PathLike) -> Path:
     """Return the absolute path of a file or folder of this machine; raise ValueError for another storage's address."""
     address = absolute_address(path)
