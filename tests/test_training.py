@@ -246,6 +246,7 @@ def test_training_leaves_the_callers_random_numbers_alone_also_on_a_rank_and_aft
         seed_all(seed)
         with pytest.raises(FloatingPointError) if wrong else nullcontext():
             train(model, Draws(images), images, **FIVE_STEPS | wrong)
+        evaluate(model, Draws(images))
         return expected, (torch.rand(3).tolist(), np.random.rand()), random.random(), model.state_dict()
 
     for wrong in ({}, {"lr": 1e30}):
@@ -436,6 +437,14 @@ def test_first_the_head_alone_is_trained_then_everything(client):
     assert changed(before, second) == {name for name, _ in resnet().named_parameters()}  # and no running statistics
     for _, weights in ddp.run(client, trained, n_workers=2, epochs=2, freeze_epochs=1):
         assert difference(weights, second) <= 1e-5
+
+
+def test_a_compiled_model_is_trained_and_saved_as_the_plain_one(tmp_path):
+    settings = {"epochs": 2, "freeze_epochs": 1, "body_lr": 0.1}
+    compiled, (_, weights) = torch.compile(resnet(), backend="eager"), trained(**settings)
+    train(compiled, noise(), checkpoint=tmp_path / "run.pt", **settings)
+    assert load_checkpoint(tmp_path / "run.pt")["state_dict"].keys() == weights.keys()
+    assert difference(compiled._orig_mod.state_dict(), weights) <= 1e-5
 
 
 def test_weights_that_the_caller_froze_stay_frozen():
