@@ -286,6 +286,20 @@ def test_the_children_of_a_rank_read_a_dataset_that_they_cannot_import(client):
         ddp.run(client, lambda: evaluate(resnet(), own, num_workers=1), n_workers=1, timeout=120)
 
 
+def test_a_users_own_loader_reads_a_dataset_that_its_children_cannot_import(client):
+    def read():
+        own = OfTheNotebook(*noise(8).tensors)
+        load = partial(DataLoader, batch_size=4, num_workers=1, timeout=60, collate_fn=lambda samples: samples)
+        with pytest.raises(Unreadable, match="the last image"):
+            list(load(own))
+        samples = [sample for batch in load(Subset(own, range(7))) for sample in batch]
+        return [type(sample) is Sample for sample in samples], torch.stack([sample.image for sample in samples])
+
+    expected = noise(8).tensors[0][:7]
+    for known, images in (*ddp.run(client, read, n_workers=1, timeout=120), client.submit(read, pure=False).result()):
+        assert known == [True] * 7 and torch.equal(images, expected)
+
+
 class Family(Dataset):
     """A dataset of the processes that read it: (index, process, its parent)."""
 
