@@ -27,6 +27,7 @@ from workshop_utils.cluster import start_cluster
 from workshop_utils.data import ImageFolder, find_data, train_val_split
 from workshop_utils.dogs.breeds import HELD_OUT
 from workshop_utils.dogs.sketches import draw_dog, write_sketches
+from workshop_utils.loop import batches
 from workshop_utils.loop.batches import batch_loader, naming_dead_children
 from workshop_utils.loop.chance import seed_all
 from workshop_utils.models import load_checkpoint, load_resnet, save_checkpoint, with_new_head
@@ -403,6 +404,11 @@ def test_a_validation_set_smaller_than_the_world_is_counted_once(of_two_or_three
         for numbers, logits, labels in run(validated, n_images, num_workers):
             assert numbers["accuracy"] == (logits.argmax(1) == labels).double().mean()
             assert numbers["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item())
+
+
+def test_a_rank_without_images_to_evaluate_starts_no_children(monkeypatch):
+    monkeypatch.setattr(batches, "world", lambda: (1, 2))
+    assert [batches.evaluation_batches(noise(n), 4, num_workers=1).num_workers for n in (1, 2)] == [0, 1]
 
 
 def test_images_that_the_ranks_cannot_share_are_named_on_all_ranks(of_two_or_three):
