@@ -39,6 +39,7 @@ from workshop_utils.inference import (
     loaded_model,
     split_guided,
 )
+from workshop_utils.job import SchedulerLost
 from workshop_utils.models import WeightsError, load_checkpoint, load_resnet, save_checkpoint
 
 MISSING = ["prediction", "probability", "correct"]
@@ -145,8 +146,9 @@ def test_relative_weights_and_photos_for_calibration_are_the_clients(client, pat
         frame = classify(client, ["photo.jpg"], weights=named, precision="fp32")
         assert frame.prediction.tolist() == expected.prediction.tolist()
     assert classify(client, ["photo.jpg"], weights="mine.pt", precision="int8").error.isna().all()
-    with pytest.raises(WeightsError, match=f"{tmp_path}/none.pt"):
-        classify(client, ["photo.jpg"], weights="none.pt")
+    for missing in ("none.pt", Path("none.pt"), f"{tmp_path}/none.pt"):
+        with pytest.raises(WeightsError, match=f"There is no file '{missing}'"):
+            classify(client, ["photo.jpg"], weights=missing)
 
 
 # --- PyTorch's deprecated quantization
@@ -206,6 +208,26 @@ def test_bad_files_have_an_error_in_their_row_and_cost_no_other_row(client, path
     assert frame.breed.notna().all()
     good = classify(client, paths[:3], weights=weights, precision="fp32")
     assert frame[frame.error.isna()].prediction.tolist() == good.prediction.tolist()
+
+
+def test_what_cannot_be_an_address_is_an_error_of_its_row(client, paths, weights):
+    refused = ["simplecache::s3://b/a.jpg", "simplecache::s3://b/b.jpg", Path("s3://b/a.jpg"), "foo://a.jpg"]
+    frame = classify(client, [*refused, paths[0]], weights=weights)
+    assert frame.error.isna().tolist() == [False] * 4 + [True]
+    cures = ["alone, 's3://b/a.jpg'", "alone, 's3://b/b.jpg'", "the string 's3://b/a.jpg'", "foo"]
+    for row, path, cure in zip(frame.itertuples(), refused, cures, strict=False):
+        assert row.error.startswith(f"{path}: cannot be read") and cure in row.error
+
+
+def test_a_file_whose_name_is_not_utf8_has_a_row_that_can_be_stored(client, paths, weights, tmp_path):
+    folder = os.fsencode(tmp_path) + b"/n00000001-W\xf6lf"
+    os.mkdir(folder)
+    shutil.copy(paths[0], folder + b"/\xff.jpg")
+    asked = [os.fsdecode(folder + name) for name in (b"/\xff.jpg", b"/none.jpg")]
+    good, missing = classify(client, asked, weights=weights).itertuples()
+    assert good.prediction and good.breed == "W\\udcf6lf"
+    assert good.path == f"{tmp_path}/n00000001-W\\udcf6lf/\\udcff.jpg"
+    assert missing.error == f"{missing.path}: there is no such file" and missing.error.encode()
 
 
 def test_a_photo_outside_a_breeds_folder_is_classified_but_neither_right_nor_wrong(client, paths, weights, tmp_path):
@@ -321,6 +343,15 @@ def test_a_closed_stream_frees_the_workers(client, paths, weights):
     stream.close()
     wait_until_idle(client)
     assert next(stream, None) is None
+
+
+def test_a_client_that_is_closed_meanwhile_is_one_error_after_what_was_yielded(client, paths, weights):
+    with Client(client.scheduler.address) as other:
+        streams = [classify_stream(other, paths * 9, batch_size=1, weights=weights) for _ in range(2)]
+        assert all(next(stream).error.isna().all() for stream in streams)
+    with pytest.raises(SchedulerLost, match=r"client was closed \(it is closed\): .* that have no row yet"):
+        next(streams[0])
+    streams[1].close()
 
 
 def test_an_error_among_the_paths_is_the_callers_and_frees_the_workers(client, paths, weights):

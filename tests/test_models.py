@@ -169,6 +169,16 @@ def test_a_file_that_is_no_checkpoint_is_named(path, content):
     assert "\x1b" not in str(caught.value) and "two options" not in str(caught.value)  # torch's own advice
 
 
+def test_an_empty_file_and_a_torchscript_archive_are_named_with_the_cure(path):
+    path.write_bytes(b"")
+    with pytest.raises(NoCheckpoint, match="it is empty.*: save it again"):
+        load_checkpoint(path)
+    with pytest.warns(match="TorchScript|jit"):
+        torch.jit.script(torch.nn.Linear(1, 1)).save(path)
+        with pytest.raises(NoCheckpoint, match=r"a TorchScript archive: save torch.jit.load\(path\).state_dict\(\)"):
+            load_checkpoint(path)
+
+
 @pytest.mark.parametrize(
     ("value", "named"),
     [
@@ -197,15 +207,19 @@ def test_the_type_that_a_checkpoint_may_not_hold_is_named_with_the_cure(path, va
         ("_orig_mod.{}", ["_orig_mod."]),
         ("module._orig_mod.{}", ["_orig_mod.", "module."]),
         ("_orig_mod.module.{}", ["_orig_mod.", "module."]),
+        ("net.{}", ["net."]),
+        ("net.module.{}", ["module.", "net."]),
     ],
 )
-def test_weights_of_a_wrapped_model_are_named_with_the_cure(path, wrapped, words):
+@pytest.mark.parametrize("bare", [False, True])
+def test_weights_of_a_wrapped_model_are_named_with_the_cure(path, wrapped, words, bare):
     content = {"arch": "resnet18", "num_classes": 5}
-    save_checkpoint(path, **content, state_dict={wrapped.format(name): weight for name, weight in RESNET18.items()})
+    state_dict = {wrapped.format(name): weight for name, weight in RESNET18.items()}
+    save_checkpoint(path, **state_dict if bare else {**content, "state_dict": state_dict})
     with pytest.raises(WeightsError, match=f"'{path}'.*" + ".*".join(map(re.escape, words))) as caught:
         load_resnet(path)
     cure = re.search(r"Save (\{.*\}) instead", str(caught.value))[1]
-    save_checkpoint(path, **content, state_dict=eval(cure, {"state_dict": load_checkpoint(path)["state_dict"]}))
+    save_checkpoint(path, **content, state_dict=eval(cure, {"state_dict": state_dict}))
     assert torch.equal(load_resnet(path)[0].conv1.weight, RESNET18["conv1.weight"])
 
 

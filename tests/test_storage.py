@@ -9,10 +9,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from fsspec.implementations.ftp import FTPFileSystem
 from samples import sign_in
 
+from workshop_utils import storage
 from workshop_utils.data import find_data, list_photos
 from workshop_utils.dogs.photos import PhotosError, fetch_photos
 from workshop_utils.dogs.sketches import write_sketches
@@ -96,6 +99,12 @@ def test_an_address_is_opened_with_its_own_options_before_the_workshops():
     assert (fs.anon, path, fs.config_kwargs["max_pool_connections"]) == (True, "bucket/dogs", 7)
     with pytest.raises(ValueError, match="nosuch"):
         open_address("nosuch://bucket/dogs")
+
+
+def test_a_password_in_an_address_is_decoded(monkeypatch):
+    monkeypatch.setattr(FTPFileSystem, "_connect", lambda self: setattr(self, "ftp", SimpleNamespace(close=int)))
+    fs, path = open_address("ftp://an%20n:p%40ss@host/a%20b.jpg")
+    assert (fs.host, fs.cred[:2], path) == ("host", ("an n", "p@ss"), "/a%20b.jpg")
 
 
 def test_a_local_path_is_taken_whole(tmp_path, monkeypatch):
@@ -196,6 +205,12 @@ def test_what_is_shared_lies_in_one_folder_of_this_machine_which_is_the_users_al
     other = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert other.stdout.strip() == folder == shared_folder()
     assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+
+
+def test_the_root_of_the_disk_is_a_folder_for_sharing_too(monkeypatch, tmp_path):
+    monkeypatch.setenv("WORKSHOP_SHARED", "/")
+    monkeypatch.setattr(storage, "_user", lambda: f"{tmp_path}/anna".lstrip("/"))
+    assert shared_folder() == f"{tmp_path}/anna" and os.path.isdir(f"{tmp_path}/anna")
 
 
 def test_a_new_folder_is_empty_and_another_each_time(client, monkeypatch, tmp_path):

@@ -30,6 +30,7 @@ from workshop_utils.cluster import start_cluster
 from workshop_utils.data import ImageFolder, find_data, train_val_split
 from workshop_utils.dogs.breeds import HELD_OUT
 from workshop_utils.dogs.sketches import draw_dog, write_sketches
+from workshop_utils.loop import batches
 from workshop_utils.loop.batches import batch_loader, naming_dead_children
 from workshop_utils.loop.chance import seed_all
 from workshop_utils.models import load_checkpoint, load_resnet, save_checkpoint, with_new_head
@@ -266,6 +267,7 @@ def test_training_leaves_the_callers_random_numbers_alone_also_on_a_rank_and_aft
         seed_all(seed)
         with pytest.raises(FloatingPointError) if wrong else nullcontext():
             train(model, Draws(images), images, **FIVE_STEPS | wrong)
+        evaluate(model, Draws(images))
         return expected, (torch.rand(3).tolist(), np.random.rand()), random.random(), model.state_dict()
 
     for wrong in ({}, {"lr": 1e30}):
@@ -303,6 +305,20 @@ def test_the_children_of_a_rank_read_a_dataset_that_they_cannot_import(client):
     assert found[0]["train_loss"] == expected[0]["train_loss"] and not changed(found[1], expected[1])
     with pytest.raises(RuntimeError, match="Unreadable.*the last image"):
         ddp.run(client, lambda: evaluate(resnet(), own, num_workers=1), n_workers=1, timeout=240)
+
+
+def test_a_users_own_loader_reads_a_dataset_that_its_children_cannot_import(client):
+    def read():
+        own = OfTheNotebook(*noise(8).tensors)
+        load = partial(DataLoader, batch_size=4, num_workers=1, timeout=60, collate_fn=lambda samples: samples)
+        with pytest.raises(Unreadable, match="the last image"):
+            list(load(own))
+        samples = [sample for batch in load(Subset(own, range(7))) for sample in batch]
+        return [type(sample) is Sample for sample in samples], torch.stack([sample.image for sample in samples])
+
+    expected = noise(8).tensors[0][:7]
+    for known, images in (*ddp.run(client, read, n_workers=1, timeout=120), client.submit(read, pure=False).result()):
+        assert known == [True] * 7 and torch.equal(images, expected)
 
 
 class Family(Dataset):
@@ -398,6 +414,11 @@ def test_a_validation_set_smaller_than_the_world_is_counted_once(of_two_or_three
             assert numbers["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item())
 
 
+def test_a_rank_without_images_to_evaluate_starts_no_children(monkeypatch):
+    monkeypatch.setattr(batches, "world", lambda: (1, 2))
+    assert [batches.evaluation_batches(noise(n), 4, num_workers=1).num_workers for n in (1, 2)] == [0, 1]
+
+
 def test_images_that_the_ranks_cannot_share_are_named_on_all_ranks(of_two_or_three):
     n_ranks, run = of_two_or_three
     many = noise(24)
@@ -439,6 +460,14 @@ def test_first_the_head_alone_is_trained_then_everything(client):
     assert changed(before, second) == {name for name, _ in resnet().named_parameters()}  # and no running statistics
     for _, weights in ddp.run(client, trained, n_workers=2, epochs=2, freeze_epochs=1):
         assert difference(weights, second) <= 1e-5
+
+
+def test_a_compiled_model_is_trained_and_saved_as_the_plain_one(tmp_path):
+    settings = {"epochs": 2, "freeze_epochs": 1, "body_lr": 0.1}
+    compiled, (_, weights) = torch.compile(resnet(), backend="eager"), trained(**settings)
+    train(compiled, noise(), checkpoint=tmp_path / "run.pt", **settings)
+    assert load_checkpoint(tmp_path / "run.pt")["state_dict"].keys() == weights.keys()
+    assert difference(compiled._orig_mod.state_dict(), weights) <= 1e-5
 
 
 def test_weights_that_the_caller_froze_stay_frozen():

@@ -25,6 +25,7 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from workshop_utils import children
+from workshop_utils.by_value import send_by_value
 from workshop_utils.forking import METHOD, ForkingNanny, start_method
 from workshop_utils.job.errors import check_client
 from workshop_utils.joining import ClusterError, join, refuse_other_versions
@@ -241,6 +242,7 @@ class _LocalWorker(WorkerPlugin):
         # A process starts children as it was started. Those of a fork server, as a DataLoader has, would outlive it.
         set_start_method(self.method, force=True)
         dask.config.set({METHOD: self.method})
+        send_by_value()
 
 
 def _choose_local(n_workers):

@@ -23,6 +23,8 @@ from workshop_utils.dogs.sketches import DRAWING_VERSION, write_sketches
 from workshop_utils.dogs.sketches import draw_dog as draw_dog
 from workshop_utils.s3 import list_folders, read_objects
 from workshop_utils.storage import (
+    CHAIN,
+    LACKS_A_SLASH,
     CacheError,
     absolute_address,
     cache_folder,
@@ -204,7 +206,9 @@ def read_files(paths: Sequence[str], storage_options: dict | None = None) -> lis
     opened: dict[tuple, AbstractFileSystem | Exception] = {}
     by_fs: dict[AbstractFileSystem | Exception, list[int]] = defaultdict(list)  # positions
     for position, path in enumerate(paths):
-        storage = STORAGE.findall(path)[0], "?versionId=" in path  # s3fs reads versions through another filesystem
+        refused = path if CHAIN.match(path) or LACKS_A_SLASH.match(path) else ""  # each has an error that names it
+        version = "?versionId=" in path  # s3fs reads versions through another filesystem
+        storage = STORAGE.findall(path)[0], version, refused
         if storage not in opened:  # opening each path would take longer than reading it
             try:
                 opened[storage], _ = open_address(path, storage_options)

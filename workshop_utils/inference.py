@@ -23,11 +23,11 @@ from workshop_utils.data import IN_BREED, read_files
 from workshop_utils.decode import load_on_cpu, load_on_gpu
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.int8 import Calibration, calibrated, for_calibration
-from workshop_utils.job.errors import check_client
+from workshop_utils.job.errors import SchedulerLost, check_client
 from workshop_utils.models import IMAGENET_WEIGHTS, WeightsError, load_resnet, named_weights, resolve_weights
 from workshop_utils.precision import PRECISIONS, ieee_float32, precision_of
 from workshop_utils.progress import bar
-from workshop_utils.storage import absolute_address, path_text, version_of
+from workshop_utils.storage import address_for_workers, path_text, version_of
 
 COLUMNS = ["path", "breed", "prediction", "probability", "correct", "error"]
 TEXT = "str" if pd.Series(["text"]).dtype != object else "string"  # pandas 2 would write a missing value as "None"
@@ -65,8 +65,9 @@ def classify(
     worker first calibrates the model with 32 of the photos, spread evenly over `paths`, or the first ones of a
     generator. A few predictions differ; more may if these photos are unlike the others.
     Raises what loading the weights raises, WeightsError if workers had different weights, ValueError if none of the
-    photos for calibration can be read, SchedulerLost if the client is closed, TypeError if it is asynchronous. A worker
-    that dies costs time, but no rows: Dask runs its batches again. A bar shows how many photos are done.
+    photos for calibration can be read, SchedulerLost if the client is closed, also meanwhile, or its scheduler is lost,
+    TypeError if it is asynchronous. A worker that dies costs time, but no rows: Dask runs its batches again. A bar
+    shows how many photos are done.
 
     >>> from tempfile import TemporaryDirectory
     >>> from workshop_utils.data import list_photos
@@ -118,7 +119,7 @@ def classify_stream(
         if on_gpu:
             raise ValueError("precision is 'int8', which is for CPUs, but a worker has a GPU: write 'auto'.")
         spread, photos = for_calibration(photos, isinstance(paths, Sized))
-        calibration = Calibration(uuid.uuid4().hex, list(map(absolute_address, spread)))
+        calibration = Calibration(uuid.uuid4().hex, list(map(address_for_workers, spread)))
     batches = iter(lambda: list(islice(photos, batch_size)), [])
     tasks = split_guided(batches, _n_threads(client), GPU_BATCHES_PER_TASK if on_gpu else CPU_BATCHES_PER_TASK)
     submit = partial(
@@ -130,8 +131,7 @@ def classify_stream(
         storage_options=storage_options,
         calibration=calibration,
     )
-    # Workers may have another working directory and another home.
-    return _frames(client, lambda task: submit([list(map(absolute_address, batch)) for batch in task]), tasks)
+    return _frames(client, lambda task: submit([list(map(address_for_workers, part)) for part in task]), tasks, weights)
 
 
 def classify_batches(
@@ -226,10 +226,10 @@ def _n_threads(client):
     return sum(client.nthreads().values()) or 1  # the only worker may be restarting
 
 
-def _frames(client, start, tasks):
+def _frames(client, start, tasks, weights):
     """Yield a DataFrame for each task, in order, while those after it run.
 
-    start: called with a task, it returns a Future of what `classify_batches` returns.
+    start: called with a task, it returns a Future of what `classify_batches` returns. weights: as given, for errors.
     """
     running: deque[tuple[list[str], Future]] = deque()
     checksums = set()
@@ -251,8 +251,18 @@ def _frames(client, start, tasks):
                 frame = _frame(paths, rows)
                 running.popleft()
                 yield frame
+    except Exception as error:  # each call of a closed client raises an error of another type
+        if client.status != "running":
+            raise SchedulerLost(
+                f"The scheduler is lost or the client was closed (it is {client.status}): start or join a cluster, and "
+                "classify the paths that have no row yet."
+            ) from error
+        if isinstance(error, WeightsError) and weights != "auto":
+            raise type(error)(str(error).replace(repr(resolve_weights(weights)), repr(str(weights)))) from error
+        raise
     finally:
-        client.cancel([future for _, future in running])  # frees the workers after an error or Ctrl-C
+        if client.status == "running":  # a closed one refuses, and its scheduler has cancelled them
+            client.cancel([future for _, future in running])  # frees the workers after an error or Ctrl-C
 
 
 @lru_cache(maxsize=2)
@@ -358,7 +368,14 @@ def _rows(paths, errors, results, categories, truths):
 
 def _frame(paths, rows):
     """Return a DataFrame of rows. paths: as they were given; its errors name these, not the ones that workers read."""
-    frame = pd.DataFrame(rows, columns=COLUMNS)
-    frame["error"] = [error and error.replace(row[0], path, 1) for path, (*row, error) in zip(paths, rows, strict=True)]
-    frame["path"] = paths  # the client's own strings take no memory again; those from a worker are copies
-    return frame.astype(TYPES)
+    # The client's own strings take no memory again; those from a worker are copies.
+    shown = [
+        (_storable(path), _storable(breed), *others, _storable(error and error.replace(there, path, 1)))
+        for path, (there, breed, *others, error) in zip(paths, rows, strict=True)
+    ]
+    return pd.DataFrame(shown, columns=COLUMNS).astype(TYPES)
+
+
+def _storable(text):
+    """Return a text as Parquet takes it: bytes in a file's name that are not UTF-8 are escaped."""
+    return text if not text or text.isprintable() else text.encode(errors="backslashreplace").decode()

@@ -27,6 +27,7 @@ ABOUT = ("arch", "stride_in_1x1", "size", "categories")  # of a checkpoint, besi
 STALLED_S = 20  # a download that brings nothing for so long is given up
 # What DistributedDataParallel and torch.compile put into a weight's name.
 WRAPPER = re.compile(r"(?<![^.])(?:module|_orig_mod)\.")
+IN_ALL_RESNETS = ("conv1.weight",)  # a weight's name
 CONVERT = (
     "Convert them before you save: `.item()` of a NumPy number, `torch.as_tensor` of an array, `str` of a path, `vars` "
     "of a Namespace. If you trust the file, `torch.load(path, weights_only=False)` reads it"
@@ -154,6 +155,8 @@ def _read(file, name):
 
 def _why(error, file):
     """Return why torch.load raised `error`. Its own sentence for what it refuses has advice and escape codes first."""
+    if "TorchScript" in str(error):
+        return "it is a TorchScript archive: save torch.jit.load(path).state_dict() instead, with arch and num_classes."
     if isinstance(error, (RuntimeError, ValueError)):
         return _in_short(error)
     if isinstance(error, pickle.UnpicklingError):
@@ -164,23 +167,30 @@ def _why(error, file):
         if types:
             return f"it holds objects of {', '.join(types[:5])}, which could run code. {CONVERT}."
     found = re.search(r"Unsupported [^\n]+", str(error))
-    return f"it is damaged, or a file of another kind ({found[0] if found else repr(error)[:200]})."
+    what = found[0] if found else repr(error)[:200]
+    return f"it is damaged, or a file of another kind ({what if file.seek(0, 2) else 'it is empty'}): save it again."
 
 
 def _in_short(error):
     return str(error).split("\n")[0][:200]
 
 
-def without_wrappers(state_dict: object, expected: Collection = ()) -> str:
+def without_wrappers(state_dict: object, expected: Collection) -> str:
     """Return the cure if names in `state_dict` hold a wrapper of the model, and those in `expected` do not; else ""."""
     both = (state_dict if isinstance(state_dict, dict) else {}, expected)
     found, known = ({word for name in names for word in WRAPPER.findall(str(name))} for names in both)
-    if not (extra := sorted(found - known)):
-        return ""
+    extra = sorted(found - known)
+    plain = [re.sub("|".join(map(re.escape, extra)), "", str(name)) for name in both[0]]
     cut = "".join(f".replace({word!r}, '')" for word in extra)
+    outer = os.path.commonprefix(plain).rpartition(".")[0] + "."  # the model is a part of another module
+    if any(name.removeprefix(outer) in expected for name in plain if name.startswith(outer)):
+        cut, extra = f"{cut}.removeprefix({outer!r})", [*extra, outer]
+    if not extra:
+        return ""
     return (
-        f"its weights' names hold {' and '.join(map(repr, extra))}, since DistributedDataParallel or torch.compile had "
-        f"wrapped the model. Save {{name{cut}: weight for name, weight in state_dict.items()}} instead."
+        f"its weights' names hold {' and '.join(map(repr, extra))}, since DistributedDataParallel, torch.compile or "
+        f"another module had wrapped the model. Save {{name{cut}: weight for name, weight in state_dict.items()}} "
+        "instead."
     )
 
 
@@ -262,7 +272,10 @@ def _cached():
 def _build(checkpoint, name):
     """Return (model, categories) of a checkpoint."""
     if missing := {"arch", "num_classes", "state_dict"} - checkpoint.keys():
-        raise WeightsError(f"{name!r} lacks {sorted(missing)}: a checkpoint needs arch, num_classes and state_dict.")
+        wrapped = f" If it is a state_dict: {cure}" if (cure := without_wrappers(checkpoint, IN_ALL_RESNETS)) else ""
+        raise WeightsError(
+            f"{name!r} lacks {sorted(missing)}: a checkpoint needs arch, num_classes and state_dict.{wrapped}"
+        )
     arch, n_classes = checkpoint["arch"], checkpoint["num_classes"]
     if not (isinstance(arch, str) and arch.startswith(("resnet", "wide_resnet", "resnext"))):
         raise WeightsError(f"{name!r} has arch {arch!r}: this workshop loads ResNets, such as 'resnet18'.")
@@ -270,7 +283,7 @@ def _build(checkpoint, name):
         model = get_model(arch, weights=None, num_classes=n_classes)
         model.load_state_dict(checkpoint["state_dict"])  # float32 afterwards, whatever they were saved in
     except (RuntimeError, ValueError, AttributeError, TypeError) as error:
-        why = without_wrappers(checkpoint["state_dict"]) or str(error)[:300]
+        why = without_wrappers(checkpoint["state_dict"], IN_ALL_RESNETS) or str(error)[:300]
         raise WeightsError(f"{name!r} does not fit {arch!r}: {why}") from error
     if checkpoint.get("stride_in_1x1"):
         # ResNet v1 halves the resolution in the first 1x1 convolution of a stage; torchvision's v1.5 in the 3x3 one.

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.parse import unquote
 
 import fsspec
 import platformdirs
@@ -95,7 +96,7 @@ def share(folder: Path) -> str:
     if not (root := _shared_root()):
         return on_all_workers(str(folder))
     try:
-        fs, target = open_fresh(f"{root}/{folder.name}")
+        fs, target = open_fresh(_below(root, folder.name))
         have = {path: about["size"] for path, about in fs.find(target, detail=True).items()}
         files = {f"{target}/{path.relative_to(folder).as_posix()}": path for path in folder.glob("*/*.jpg")}
         lacking = [name for name, path in files.items() if have.get(name) != path.stat().st_size]
@@ -107,7 +108,7 @@ def share(folder: Path) -> str:
             fs.put([str(files[name]) for name in lacking], lacking)
     except Exception as error:  # each protocol raises errors of its own, such as botocore's
         raise _cannot_write(root, error) from error
-    return f"{root}/{folder.name}"
+    return _below(root, folder.name)
 
 
 def on_all_workers(path: str) -> str:
@@ -170,6 +171,17 @@ def absolute_address(url: str | os.PathLike) -> str:
     return prefix + str(Path(os.path.expanduser(text.removeprefix(prefix))).absolute())
 
 
+def address_for_workers(path: str) -> str:
+    """Return what `absolute_address` does, as workers may have another working directory and another home.
+
+    What it refuses is returned as it is: `read_files` refuses it, too, where it is one of many.
+    """
+    try:
+        return absolute_address(path)
+    except ValueError:
+        return path
+
+
 def local_path(path: str | os.PathLike) -> Path:
     """Return the absolute path of a file or folder of this machine; raise ValueError for another storage's address."""
     address = absolute_address(path)
@@ -221,7 +233,10 @@ def open_address(url: str | os.PathLike, storage_options: dict | None = None) ->
     if issubclass(kind, AbstractArchiveFileSystem):
         raise ValueError(f"{url!r} is in an archive: unpack it, and give the address of what it held.")
     # Not fsspec's url_to_fs, which splits a name at "::".
-    options = {**kind._get_kwargs_from_urls(url), **options}
+    of_url = kind._get_kwargs_from_urls(url)
+    # fsspec leaves the %40 that stands for an @ in a password.
+    of_url |= {name: unquote(of_url[name]) for name in ("username", "user", "password") if of_url.get(name)}
+    options = {**of_url, **options}
     return fsspec.filesystem(protocol, **options), kind._strip_protocol(url)
 
 
@@ -277,11 +292,16 @@ def _cannot_write(root: str, error: Exception) -> NotShared:
 
 
 def _shared_root() -> str:
-    root = os.environ.get("WORKSHOP_SHARED", "").rstrip("/")
+    given = os.environ.get("WORKSHOP_SHARED", "")
+    root = given.rstrip("/") or given[:1]  # "/" is a folder, too
     try:
         return root and absolute_address(root)
     except ValueError as error:
         raise _cannot_write(root, error) from error
+
+
+def _below(root, name):
+    return f"{root.rstrip('/')}/{name}"
 
 
 def _user():
@@ -294,7 +314,7 @@ def _user():
 def _made(root, name):
     """Make the folder `name` below WORKSHOP_SHARED, and return its address."""
     try:
-        fs, path = open_address(address := f"{root}/{name}")
+        fs, path = open_address(address := _below(root, name))
         if not fs.async_impl:  # the others are object stores, which have no folders
             fs.makedirs(path, exist_ok=True)
     except Exception as error:  # each protocol raises errors of its own

@@ -65,7 +65,8 @@ def train(
 ) -> dict:
     """Train `model` in place with SGD and return a dict of numbers; call it on every rank alike, or in one process.
 
-    model: a ResNet, the same on all ranks; it ends in eval mode. train_set, val_set: of (image (3, h, w), label).
+    model: a ResNet, perhaps from torch.compile, the same on all ranks; it ends in eval mode. train_set, val_set: of
+    (image (3, h, w), label).
     checkpoint: a path or address that all ranks read and rank 0 writes: every `checkpoint_every` steps and after each
     epoch. If it exists, training resumes from it, with any world size: on CPUs to the bit as if it had never stopped
     with one or two ranks; gloo adds up more ranks in another order, so these agree to rounding (6e-8). `load_resnet`
@@ -91,12 +92,13 @@ def train(
     sizes = check_run(run, model, train_set, val_set, check_every)
     batches = TrainBatches(train_set, run.batch_size, run.seed, num_workers)
     val_loader = evaluation_batches(val_set, 64, num_workers, run.seed) if val_set is not None else None
-    model.to(own_device()).to(memory_format=torch.channels_last)
-    optimizer, trained = _sgd(model, run.body_lr)
+    # torch.compile puts _orig_mod. before the weights' names.
+    plain = getattr(model, "_orig_mod", model).to(own_device()).to(memory_format=torch.channels_last)
+    optimizer, trained = _sgd(plain, run.body_lr)
     n_steps = run.epochs * batches.per_epoch
 
     with sigterm_noticed(saves=checkpoint is not None) as received:
-        saved = RunCheckpoint(checkpoint, every, asdict(run) | sizes, model, optimizer, received)
+        saved = RunCheckpoint(checkpoint, every, asdict(run) | sizes, plain, optimizer, received)
         step, numbers = saved.resume()
         resumed_at, seconds = step, 0.0
         for epoch in range(step // batches.per_epoch, run.epochs):
@@ -121,12 +123,14 @@ def train(
 
 
 @ieee_float32()
+@callers_chance_kept()
 def evaluate(
     model: torch.nn.Module, dataset: Dataset, *, batch_size: int = 64, precision: str = "fp32", num_workers: int = 0
 ) -> dict[str, float]:
     """Return accuracy, mean cross-entropy loss and n_images, over each image of `dataset` once, the same on all ranks.
 
-    batch_size: images per forward pass on one rank. The model is left in the modes (train, eval) it was in.
+    batch_size: images per forward pass on one rank. The model is left in the modes (train, eval) it was in, and what
+    the caller draws at random stays the same.
     Raises ValueError for a dataset without images, and on all ranks if these have different numbers of images.
     """
     check_all_alike({"n_images": len(dataset)})  # type: ignore[arg-type]

@@ -96,6 +96,11 @@ def test_its_cells_are_short_enough_to_hold_in_mind(path):
         assert len(cell.source.splitlines()) <= 40
 
 
+def test_it_takes_no_folders_name_for_a_pattern(path):  # as of "photos[1]"
+    for cell in code_cells(read(path)):
+        assert "fs.glob(" not in cell.source and "fs.rm(" not in cell.source
+
+
 def test_its_pictures_have_alt_text(path):
     for cell in read(RENDERED / path.name).cells:
         assert not re.search(r"!\[\s*\]\(", cell.source)

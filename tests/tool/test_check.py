@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import dask
 import pytest
@@ -14,8 +15,10 @@ import torch
 import torchvision
 from distributed import LocalCluster
 from PIL import Image
+from samples import sign_in
 
 from workshop_utils.models import save_checkpoint
+from workshop_utils.tool import check
 from workshop_utils.tool.check import run_checks
 
 WORKSHOP = Path(sys.executable).parent / "workshop"
@@ -199,6 +202,16 @@ def test_nothing_to_draw_graphs_with(well, monkeypatch, tmp_path):
 @pytest.mark.skipif(not shutil.which("dot"), reason="graphviz is not installed")
 def test_the_systems_dot_is_used_where_it_is(well):
     assert line(well, "graphviz") == (True, "dot")
+
+
+@pytest.mark.parametrize("on_s3", [False, True])
+def test_shared_storage_with_brackets_in_its_name_is_left_empty(monkeypatch, tmp_path, s3, s3_admin, on_s3):
+    sign_in(monkeypatch, s3)
+    root = "s3://workshop/mine[1]" if on_s3 else f"{tmp_path}/mine[1]"
+    monkeypatch.setenv("WORKSHOP_SHARED", root)
+    assert root in check._shared_storage(SimpleNamespace(run=lambda function: {"here": function()}))
+    left = s3_admin.find(root) if on_s3 else os.listdir(root)
+    assert left in ([], ["workshop/mine[1]"])  # SeaweedFS keeps the folder
 
 
 def test_workers_that_may_not_have_children_are_named_and_go_on_running(well):

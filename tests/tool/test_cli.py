@@ -46,6 +46,8 @@ def test_lab_without_the_first_notebook_says_where_to_run_it(tmp_path):
         (["--no-borwser"], "--no-browser"),
         (["--debgu"], "--debug"),
         (["--ServerApp.prot=9"], "--ServerApp.port"),
+        (["--SeverApp.port=9"], "--ServerApp.port"),
+        (["--IdentityProvider.tokn=x"], "--IdentityProvider.token"),
         (["--nonsense"], "--nonsense"),
     ],
 )
@@ -57,6 +59,7 @@ def test_lab_refuses_an_option_that_jupyterlab_does_not_know(options, cure, monk
 
 def test_lab_gives_jupyterlab_what_it_knows(monkeypatch):
     known = ["--debug", "--ip=0.0.0.0", "--port-retries", "-1", "--ServerApp.port=9", "--IdentityProvider.token=x", "a"]
+    known += ["--S3ContentsManager.bucket=x", "--LanguageServerManager.autodetect=True"]  # of extensions
     given = []
 
     def initialize_server(argv):
@@ -68,8 +71,10 @@ def test_lab_gives_jupyterlab_what_it_knows(monkeypatch):
     assert given[-len(known) :] == known
 
 
-def test_the_version_is_that_of_the_package():
-    assert workshop("--version").stdout == f"workshop {importlib.metadata.version('workshop-dask-pytorch')}\n"
+@pytest.mark.parametrize("command", [[WORKSHOP], [sys.executable, "-m", "workshop_utils.tool.cli"]])
+def test_the_version_is_that_of_the_package(command):
+    said = subprocess.run([*command, "--version"], capture_output=True, text=True).stdout
+    assert said == f"workshop {importlib.metadata.version('workshop-dask-pytorch')}\n"
 
 
 def test_photos_out_of_reach_are_one_message(tmp_path):

@@ -21,6 +21,7 @@ from distributed import Worker, get_worker
 from distributed.comm import get_address_host
 from distributed.core import error_message
 
+from workshop_utils.by_value import send_by_value
 from workshop_utils.job.decide import SETTLE_S
 from workshop_utils.job.errors import JobError, Stopped, ranks_named
 from workshop_utils.job.family import known_to_children
@@ -231,6 +232,7 @@ def run_rank(bootstrap: Callable, mine: Assignment) -> bytes:
 
     def run() -> bytes:
         try:
+            send_by_value()
             fn, args, kwargs = cloudpickle.loads(call)
             result = packed(fn(*args, **kwargs))
         except BaseException as error:  # told while the process group is there: its end may block or kill this process

@@ -10,7 +10,7 @@ import subprocess
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
@@ -223,7 +223,10 @@ def _shared_storage(client):
     answers = client.run(answer)
     fs, path = storage.open_fresh(folder)
     silent = [worker for worker, name in answers.items() if fs.cat_file(f"{path}/{name}") != ours]
-    fs.rm(path, recursive=True)
+    for name in fs.find(path):  # fs.rm would take the [1] of a folder for a pattern
+        fs.rm_file(name)
+    with suppress(OSError, NotImplementedError):  # object stores have no folders
+        fs.rmdir(path)
     _need(not silent, f"{folder} of {silent[:1]} is not this machine's")
     return f"{folder.rpartition('/')[0]} is read and written by this machine and {len(answers)} workers"
 

@@ -148,3 +148,7 @@ def _project():
         if (folder / "notebooks").is_dir():
             return folder
     raise click.ClickException(f"{Path.cwd()} has no folder notebooks: run this in the folder of the workshop.")
+
+
+if __name__ == "__main__":
+    main()

@@ -68,10 +68,11 @@ def _refuse_unknown_options(words):
     """Raise NoSuchOption for an option that JupyterLab does not know: it would only warn, and start all the same."""
     from jupyter_server.serverapp import ServerApp
     from jupyterlab.labapp import LabApp
+    from traitlets.config import Configurable
 
     apps = [LabApp(), ServerApp()]
     known = {"port", "no-browser", "help-all", "version"}.union(*(map(str, [*app.flags, *app.aliases]) for app in apps))
-    classes = {each.__name__: each for app in apps for one in [type(app), *app.classes] for each in one.mro()}
+    classes = {each.__name__: each for each in _subclasses(Configurable)}
     for word in words:
         name = word.lstrip("-").partition("=")[0]
         if name == word.partition("=")[0] or not name[:1].isalpha():  # a value, or a negative number
@@ -79,14 +80,21 @@ def _refuse_unknown_options(words):
         owner, dot, setting = name.partition(".")
         if not dot:
             choices = known
-        elif hasattr(classes.get(owner), "class_traits"):
+        elif owner in classes:
             choices = {f"{owner}.{trait}" for trait in classes[owner].class_trait_names(config=True)}
             name = f"{owner}.{setting.partition('.')[0]}"
-        else:  # the class of an extension
+        elif owner.endswith(tuple(classes)):  # the class of an extension, such as S3ContentsManager
             continue
+        else:  # so may this be, unless it is nearly the name of a known class
+            choices = {f"{right}.{setting}" for right in get_close_matches(owner, classes, cutoff=0.85)} or {name}
         if name not in choices:
             close = [f"--{choice}" for choice in get_close_matches(name, choices)]
             raise click.NoSuchOption(f"--{name}", possibilities=close)
+
+
+def _subclasses(base):
+    for each in base.__subclasses__():
+        yield from (each, *_subclasses(each))
 
 
 @contextmanager
