@@ -1,5 +1,6 @@
 """How tests await a state: they ask until it is there, and a time limit only ends a hang."""
 
+import os
 import signal
 import sys
 import threading
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 import cloudpickle
 import torch.distributed as dist
 
+from workshop_utils import ddp
 from workshop_utils.results import log_metrics
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
@@ -43,6 +45,12 @@ def awake(job, n_ranks=2):
     """Return the job once so many of its ranks have logged a row."""
     until(lambda: len(job.metrics()) >= n_ranks)
     return job
+
+
+def settled(client):
+    """Return the client once no worker of an earlier job is being replaced: Dask lists one for a moment after its end."""
+    ddp.run(client, os.getpid, wait_for_workers=GIVE_UP_S)
+    return client
 
 
 @contextmanager
