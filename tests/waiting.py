@@ -48,7 +48,7 @@ def awake(job, n_ranks=2):
 
 
 def settled(client):
-    """Return the client once no worker of an earlier job is being replaced: Dask lists one for a moment after its end."""
+    """Return the client once no worker of an earlier job is being replaced: Dask lists it a moment longer."""
     ddp.run(client, os.getpid, wait_for_workers=GIVE_UP_S)
     return client
 

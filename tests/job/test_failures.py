@@ -89,7 +89,11 @@ corner = pytest.mark.weekly
             other_rank_waits(holds_the_gil),
             r"Rank 1 does not answer: .* waits, at .*in holds_the_gil. .* Rank 0 waits in all_reduce 3",
         ),
-        (other_rank_waits(stops_itself), r"Rank 1 is stopped: process \d+ .*Rank 0 waits in all_reduce 3"),
+        pytest.param(
+            other_rank_waits(stops_itself),
+            r"Rank 1 is stopped: process \d+ .*Rank 0 waits in all_reduce 3",
+            marks=corner,
+        ),
         pytest.param(begins_with_the_fault, NOT_CALLED, marks=corner),
         pytest.param(makes_the_group_anew, r"Rank 0 waits in all_reduce 1 of \[10\].*" + NOT_CALLED, marks=corner),
     ],

@@ -82,20 +82,17 @@ def test_a_death_in_one_job_does_not_reach_the_job_of_another_kernel(client, tmp
         assert second.result().result() == [0]
 
 
-@pytest.mark.parametrize("how", ["is refused", "waits for ever"])
+@pytest.mark.parametrize("how", ["is refused", pytest.param("waits for ever", marks=pytest.mark.weekly)])
 def test_a_rank_that_cannot_reach_the_store_ends_the_job_and_is_named(client, how):
-    def cut_off(how):
+    def cut_off(how):  # in a process that is replaced after the job
         from workshop_utils.job import rank
 
-        connect, limit_s, rank.REACH_S = dist.TCPStore, rank.REACH_S, 1
-
         def unreachable(*args, **kwargs):
-            dist.TCPStore, rank.REACH_S = connect, limit_s  # for this launch alone
             if how == "waits for ever":
                 time.sleep(1000)
             raise dist.DistNetworkError("The client socket has timed out")  # as behind a firewall, after REACH_S
 
-        dist.TCPStore = unreachable
+        dist.TCPStore, rank.REACH_S = unreachable, 1
 
     client = settled(client)
     client.run(cut_off, how, workers=by_name(client)[1:])
