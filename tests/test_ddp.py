@@ -425,17 +425,6 @@ def test_an_interrupt_while_waiting_frees_the_workers(client, gate):
         job.result()
 
 
-def test_an_interrupt_in_the_body_of_a_loop_over_rows_frees_the_workers(client, gate):
-    def body():
-        threading.Event().wait()
-
-    with pytest.raises(KeyboardInterrupt), interrupted(body), ddp.launch(client, waits, gate) as job:
-        for _ in job.rows():
-            body()
-    with pytest.raises(CancelledError):
-        job.result()
-
-
 @pytest.mark.smoke
 def test_leaving_the_block_early_frees_the_workers_and_leaving_it_late_keeps_the_result(client, gate):
     with ddp.launch(client, waits, gate, n_workers=1) as job:
@@ -501,21 +490,6 @@ def test_ctrl_c_in_a_script_frees_the_workers(client, tmp_path):
     finally:
         process.kill()
     assert process.returncode != 0 and "KeyboardInterrupt" in errors.splitlines()[-1]
-
-
-@pytest.mark.weekly
-def test_of_two_kernels_that_launch_at_once_one_runs_and_the_other_is_told_who_is_busy(client, tmp_path):
-    kernels = [kernel(client, tmp_path, name) for name in ("one", "two")]
-    try:
-        (tmp_path / "go").touch()
-        until(lambda: any(process.poll() is not None for process in kernels))
-        (tmp_path / "end").touch()
-        errors = sorted((process.communicate(timeout=100)[1] for process in kernels), key=len)
-    finally:
-        for process in kernels:
-            process.kill()
-    assert sorted(process.returncode for process in kernels) == [0, 1]
-    assert "WorkersBusy" in errors[1] and re.search(r"tcp://\S+ belongs to the job work-", errors[1])
 
 
 def test_a_job_of_a_kernel_that_was_killed_does_not_keep_its_workers(client, tmp_path):
