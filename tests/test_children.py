@@ -29,11 +29,11 @@ def python(*arguments, forks=True, **settings):
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, **settings)
 
 
-SPAWNED = pytest.param(False, marks=pytest.mark.long)
+SPAWNED = pytest.param(False, marks=pytest.mark.weekly)
 
 
 @pytest.mark.parametrize("forks", [True, SPAWNED])
-@pytest.mark.parametrize("through", ["script", pytest.param("helper", marks=pytest.mark.long)])
+@pytest.mark.parametrize("through", ["script", pytest.param("helper", marks=pytest.mark.weekly)])
 def test_the_last_line_of_a_script_that_each_worker_would_run_again_says_what_to_write(through, forks, tmp_path):
     (tmp_path / "script.py").write_text("import helper" if through == "helper" else FROM_A_SCRIPT)
     (tmp_path / "helper.py").write_text(FROM_A_SCRIPT)
@@ -50,6 +50,7 @@ def test_a_script_on_standard_input_has_workers(forks, tmp_path):
     assert done.stdout == "6 <stdin>\n", done.stderr
 
 
+@pytest.mark.weekly
 def test_where_the_name_of_tmpdir_is_long_workers_start_and_have_children(tmp_path):
     (tmp_path / "script.py").write_text(SUM_IN_A_WORKER)
     long = tmp_path / ("x" * 95)

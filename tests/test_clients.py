@@ -7,11 +7,10 @@ import pytest
 from distributed import Client
 
 from workshop_utils import ddp
-from workshop_utils.cluster import describe_workers, known_workers, unfit_for_pytorch
+from workshop_utils.cluster import describe_workers
 from workshop_utils.exercises.gym import case
 from workshop_utils.inference import classify, classify_stream
 from workshop_utils.job import SchedulerLost
-from workshop_utils.joining import refuse_other_versions
 from workshop_utils.results import ResultsHandler
 from workshop_utils.storage import on_all_workers
 
@@ -21,9 +20,6 @@ TAKE_A_CLIENT = {
     "classify": lambda client: classify(client, ["a.jpg"]),
     "classify_stream": lambda client: classify_stream(client, ["a.jpg"]),
     "describe_workers": describe_workers,
-    "known_workers": known_workers,
-    "unfit_for_pytorch": unfit_for_pytorch,
-    "refuse_other_versions": refuse_other_versions,
     "ResultsHandler": lambda client: ResultsHandler(client=client),
     "a case of the gym": lambda client: case.start(client, seed=0),
 }

@@ -1,5 +1,6 @@
 """A launched function runs as ranks, fails as itself, and leaves free workers behind, whatever ended it."""
 
+import dataclasses
 import errno
 import gc
 import importlib
@@ -15,11 +16,11 @@ import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
+import cloudpickle
 import distributed
 import numpy as np
 import psutil
@@ -27,73 +28,34 @@ import pytest
 import torch
 import torch.distributed as dist
 from distributed import CancelledError, Client, LocalCluster, wait
+from waiting import awake, interrupted, until, wait_for, waits
 
 from workshop_utils import ddp
 from workshop_utils.cluster import LOOPBACK, known_workers, n_gpus, start_cluster
-from workshop_utils.job import JobError, SchedulerLost, WorkerDied, WorkersBusy, on_scheduler
+from workshop_utils.job import Job, JobError, SchedulerLost, WorkerDied, WorkersBusy, on_scheduler
 from workshop_utils.job import rank as rank_module
-from workshop_utils.job.rank import at_work
+from workshop_utils.job.owners import Request
 from workshop_utils.job.travel import packed
 from workshop_utils.results import log_metrics
 
 pytestmark = pytest.mark.filterwarnings("ignore:Port 8787 is busy", "ignore:Sending large graph")
 
-
-def ranks_and_pids(client):
-    def who():
-        return dist.get_rank(), os.getpid()
-
-    return ddp.run(client, who, timeout=60)
-
-
-@pytest.fixture(autouse=True)
-def launches_work_before_and_after(request):
-    nothing_starts = request.node.get_closest_marker("refused")
-    client = request.getfixturevalue("client") if "client" in request.fixturenames and not nothing_starts else None
-    for turn in range(2):
-        if client:
-            ranks, pids = zip(*ranks_and_pids(client), strict=True)  # the first of a worker imports PyTorch: seconds
-            assert ranks == (0, 1) and len(set(pids)) == 2
-        if turn == 0:
-            yield
-
-
-SOON_S = 25  # less than any time limit of the launcher's, PyTorch's or Dask's that a job could wait for in vain
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
 
 
 @pytest.fixture
-def elapsed():
-    """Seconds since the test asked for the first time."""
-    started = []
-
-    def seconds():
-        started.append(time.monotonic())
-        return started[-1] - started[0]
-
-    return seconds
+def gate(tmp_path):
+    """The file for which a test's ranks and tasks wait."""
+    return tmp_path / "open"
 
 
-def until(condition, timeout_s=60):
-    give_up = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < give_up, "it took too long"
-        time.sleep(0.05)
-
-
-def started(job, n_ranks=2):
-    """Return once so many ranks have logged a row."""
-    until(lambda: len(job.metrics()) >= n_ranks)
-    return job
-
-
-@pytest.fixture(scope="module")
-def sleeper():
-    def sleep(seconds=1000):
-        log_metrics(awake=False)
-        time.sleep(seconds)
-        return dist.get_rank()
-
-    return sleep
+@pytest.fixture
+def launches_work_before_and_after(client):
+    for turn in range(2):
+        ranks, pids = zip(*ddp.run(client, lambda: (dist.get_rank(), os.getpid()), wait_for_workers=60), strict=True)
+        assert ranks == (0, 1) and len(set(pids)) == 2
+        if turn == 0:
+            yield
 
 
 def frames(error):
@@ -103,6 +65,7 @@ def frames(error):
 # What a launch does
 
 
+@pytest.mark.smoke
 def test_arguments_arrive_and_results_are_in_rank_order(client):
     def told(*args, **kwargs):
         return dist.get_rank(), dist.get_world_size(), dist.get_backend(), args, kwargs
@@ -113,17 +76,18 @@ def test_arguments_arrive_and_results_are_in_rank_order(client):
     assert ddp.run(client, len, bytes(50_000_000)) == [50_000_000] * 2
 
 
-def test_a_second_run_with_equal_arguments_runs_again(client, tmp_path):
+@pytest.mark.smoke
+def test_a_second_run_with_equal_arguments_runs_again_in_the_same_processes(client, tmp_path):
     def append(path):
         with open(path, "a") as file:
             file.write("x")
-        return time.time_ns()
+        return os.getpid()
 
     first, second = (ddp.run(client, append, str(tmp_path / "runs")) for _ in range(2))
-    assert not set(first) & set(second)
-    assert (tmp_path / "runs").read_text() == "xxxx"
+    assert first == second and (tmp_path / "runs").read_text() == "xxxx"
 
 
+@pytest.mark.smoke
 def test_ranks_go_by_host_and_then_by_the_names_of_workers(client):
     names = {address: info["name"] for address, info in known_workers(client).items()}
 
@@ -135,23 +99,19 @@ def test_ranks_go_by_host_and_then_by_the_names_of_workers(client):
     assert [names[address] for address in ddp.run(client, address)] == sorted(names.values())
 
 
-def test_some_workers_can_do_a_job_while_others_do_another(client, sleeper):
-    first, second = (ddp.launch(client, sleeper, 2, n_workers=1) for _ in range(2))
-    assert first.workers != second.workers
-    with pytest.raises(WorkersBusy, match=f"{first.workers[0]}.*sleep.*job.cancel"):
-        ddp.launch(client, sleeper, n_workers=1)
-    with ThreadPoolExecutor(2) as pool:  # two threads may wait for one job
+@pytest.mark.smoke
+def test_some_workers_can_do_a_job_while_others_do_another(client, gate):
+    with ThreadPoolExecutor(2) as pool:  # launches from two threads do not take the same worker
+        first, second = pool.map(lambda _: ddp.launch(client, waits, gate, n_workers=1), range(2))
+        assert first.workers != second.workers
+        with pytest.raises(WorkersBusy, match=f"{first.workers[0]}.*waits.*job.cancel"):
+            ddp.launch(client, waits, gate, n_workers=1)
+        gate.touch()  # two threads may wait for one job
         assert list(pool.map(lambda job: job.result(), [first, second, second])) == [[0], [0], [0]]
     assert first.done() and "1 rank, finished" in repr(first)
 
 
-def test_launches_from_two_threads_do_not_take_the_same_worker(client, sleeper):
-    with ThreadPoolExecutor(2) as pool:
-        jobs = list(pool.map(lambda _: ddp.launch(client, sleeper, 1, n_workers=1), range(2)))
-    assert [job.result() for job in jobs] == [[0], [0]] and jobs[0].workers != jobs[1].workers
-
-
-@pytest.mark.long
+@pytest.mark.weekly
 def test_two_clusters_work_at_once_whichever_client_is_the_latest(client, tmp_path):
     def meet(folder):
         Path(folder, f"{os.getpid()}").touch()
@@ -163,11 +123,12 @@ def test_two_clusters_work_at_once_whichever_client_is_the_latest(client, tmp_pa
 
     with LocalCluster(n_workers=2, threads_per_worker=1, host=LOOPBACK, dashboard_address=f"{LOOPBACK}:0") as cluster:
         with Client(cluster) as other:
-            jobs = [ddp.launch(which, meet, str(tmp_path), timeout=60) for which in (client, other)]
+            jobs = [ddp.launch(which, meet, str(tmp_path)) for which in (client, other)]
             assert [job.result() for job in jobs] == [[2.0, 2.0]] * 2
         assert ddp.run(client, os.getppid)  # `other` is closed now
 
 
+@pytest.mark.smoke
 def test_everything_listens_on_the_workers_own_address_and_the_environment_stays(client):
     def environment():
         return dict(os.environ)
@@ -183,6 +144,7 @@ def test_everything_listens_on_the_workers_own_address_and_the_environment_stays
     assert client.run(environment) == before
 
 
+@pytest.mark.weekly
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux answers on all of 127.0.0.0/8")
 def test_workers_on_two_addresses_meet_and_stay_on_them(tmp_path):
     def listening(barrier=lambda: None):
@@ -210,38 +172,32 @@ def test_workers_on_two_addresses_meet_and_stay_on_them(tmp_path):
     assert first == {LOOPBACK} and second <= {LOOPBACK, "127.0.0.2"}
 
 
-def test_metrics_may_have_any_name(client):
-    def log():
-        log_metrics(failed=True, exception="none", attempts=1)
-
-    job = ddp.launch(client, log, n_workers=1)
-    assert job.result() == [None] and job.metrics().failed.tolist() == [True]
-
-
-def test_rows_are_seen_while_the_job_runs_and_after_its_end(client, tmp_path):
-    def step(path):
+@pytest.mark.smoke
+def test_rows_are_seen_while_the_job_runs_and_after_its_end(client, gate):
+    def step(gate):
         log_metrics(step=1)
-        while not os.path.exists(path):
-            time.sleep(0.02)
-        log_metrics(step=2)
+        wait_for(gate)
+        log_metrics(step=2, failed=True, exception="none", attempts=1)  # any name will do
 
-    job = ddp.launch(client, step, str(tmp_path / "go"), n_workers=1)
+    job = ddp.launch(client, step, gate, n_workers=1)
     rows = job.rows()
     assert next(rows)["step"] == 1 and not job.done()
-    (tmp_path / "go").touch()
+    gate.touch()
     assert [row["step"] for row in rows] == [2]
     assert [row["step"] for row in job.rows()] == [1, 2]
     assert job.result() == job.result() == [None]
-    assert list(job.metrics()) == ["rank", "attempt", "time", "step", "worker"]
-    assert set(job.metrics().worker) == set(job.workers)
+    assert list(job.metrics())[:5] == ["rank", "attempt", "time", "step", "worker"]
+    assert set(job.metrics().worker) == set(job.workers) and job.metrics().failed.tolist()[1] is True
 
 
 # What a failing function gives
 
 
-@pytest.mark.parametrize("other", ["waits in all_reduce", "sleeps", "returns"])
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_raises_ends_the_job_with_its_own_error(client, elapsed, rank, other):
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("rank", "other"), [(0, "waits in all_reduce"), (1, "waits in all_reduce"), (1, "sleeps"), (1, "returns")]
+)
+def test_a_rank_that_raises_ends_the_job_with_its_own_error(client, rank, other):
     def fail():
         raise KeyError("no such breed")
 
@@ -253,72 +209,91 @@ def test_a_rank_that_raises_ends_the_job_with_its_own_error(client, elapsed, ran
         if other == "sleeps":
             time.sleep(1000)
 
-    elapsed()
     with pytest.raises(KeyError, match="no such breed") as caught:
         ddp.run(client, fail_on, rank, other)
-    assert elapsed() < SOON_S
     assert frames(caught.value)[-2:] == ["fail_on", "fail"]
     assert f"Raised by rank {rank} of 2, on worker tcp://" in caught.value.__notes__[0]
 
 
-def test_odd_exceptions_arrive_too(client):
-    class Demanding(Exception):
-        def __init__(self, name, number):
-            super().__init__(f"{name} {number}")
-            self.number = number
-
-    class Unpicklable(Exception):
-        def __init__(self):
-            super().__init__("it has a lock")
-            self.lock = threading.Lock()
-
-    class Slow(Exception):
-        def __reduce__(self):  # pickled twice: the other rank's error overtakes this one
-            time.sleep(1.5)
-            return Slow, ()
-
-    def fail(error_of):
-        if dist.get_rank() == 0:
-            raise error_of()
-        dist.all_reduce(torch.ones(1))
-
-    with pytest.raises(Demanding, match="rank 7") as caught:
-        ddp.run(client, fail, lambda: Demanding("rank", 7))
-    assert caught.value.number == 7
-    with pytest.raises(Exception, match="Unpicklable.*it has a lock") as caught:
-        ddp.run(client, fail, Unpicklable)
-    assert "fail" in frames(caught.value)
-    with pytest.raises(Slow):
-        ddp.run(client, fail, Slow)
+class Demanding(Exception):
+    def __init__(self, name, number):
+        super().__init__(f"{name} {number}")
+        self.number = number
 
 
-def test_a_recursion_without_end_arrives_as_that(client, elapsed):
+class Unpicklable(Exception):
+    def __init__(self):
+        super().__init__("it has a lock")
+        self.lock = threading.Lock()
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    """An exception that takes no note, and cannot be sent as it is."""
+
+    code: int = 0
+
+
+class Falsy(ValueError):
+    def __len__(self):
+        return 0
+
+
+class WithoutText(RuntimeError):
+    def __str__(self):
+        return str(1 / 0)
+
+
+class WithoutNotes(ValueError):
+    __notes__ = ()
+
+
+@pytest.mark.parametrize(
+    ("error_of", "expected", "message"),
+    [
+        (lambda: Demanding("rank", 7), Demanding, "rank 7"),
+        (Unpicklable, Exception, "Unpicklable.*it has a lock"),
+        (lambda: Frozen(7), Exception, r"Frozen\(code=7\)"),
+        (lambda: Falsy("mine"), Falsy, "mine"),
+        (WithoutText, JobError, "Rank 0 raised a WithoutText, of which no text can be made"),
+        (lambda: WithoutNotes("mine"), WithoutNotes, "mine"),
+    ],
+    ids=["Demanding", "Unpicklable", "Frozen", "Falsy", "WithoutText", "WithoutNotes"],
+)
+def test_an_odd_exception_arrives_too(client, error_of, expected, message):
+    def fail():
+        raise error_of()
+
+    with pytest.raises(expected, match=message) as caught:
+        ddp.run(client, fail, n_workers=1, wait_for_workers=60)
+    assert "fail" in frames(caught.value) or expected is JobError
+    assert expected is WithoutNotes or "Raised by rank 0 of 1" in caught.value.__notes__[0]
+    assert expected is not Demanding or caught.value.number == 7
+
+
+def test_a_recursion_without_end_arrives_as_that(client):
     def dig():
         return dig()
 
-    elapsed()
     with pytest.raises(RecursionError) as caught:
-        ddp.run(client, dig)
-    assert elapsed() < SOON_S
+        ddp.run(client, dig, n_workers=1)
     assert frames(caught.value)[-9:] == ["dig"] * 9 and "Raised by rank" in caught.value.__notes__[0]
 
 
-def test_the_end_of_a_process_is_refused_and_the_end_of_its_group_is_not(client):
-    def leave(how):
-        how()
-        return "left"
+@pytest.mark.smoke
+def test_the_end_of_a_process_is_refused(client):
+    def leave():
+        sys.exit(3)
 
-    assert ddp.run(client, leave, dist.destroy_process_group) == ["left", "left"]  # as scripts for torchrun do
-    with pytest.raises(JobError, match=r"Rank \d called sys.exit\(3\): let the function return, or raise"):
-        ddp.run(client, leave, lambda: sys.exit(3))
-
-    def interrupted():
+    def interrupt():
         raise KeyboardInterrupt
 
-    with pytest.raises(JobError, match=r"Rank \d was interrupted"):
-        ddp.run(client, leave, interrupted)
+    for how, said in (leave, r"Rank 0 called sys.exit\(3\): let the function return"), (interrupt, "was interrupted"):
+        with pytest.raises(JobError, match=said):
+            ddp.run(client, how, n_workers=1)
 
 
+@pytest.mark.smoke
 def test_a_rank_left_alone_in_a_collective_is_told_who_returned(client):
     def uneven():
         if dist.get_rank() == 1:
@@ -335,9 +310,10 @@ def test_a_group_that_cannot_be_made_is_reported_as_that(client):
         raise AssertionError("it ran")
 
     with pytest.raises(JobError, match="backend='nccl' needs a GPU of its own for each rank.*'auto' or 'gloo'"):
-        ddp.run(client, unreached, backend="nccl")
+        ddp.run(client, unreached, backend="nccl", n_workers=1)
 
 
+@pytest.mark.smoke
 def test_what_cannot_be_sent_is_refused(client):
     lock = threading.Lock()
     with pytest.raises(TypeError, match="'<lambda>' or one of its arguments cannot be sent to workers.*inside the"):
@@ -345,7 +321,7 @@ def test_what_cannot_be_sent_is_refused(client):
     with pytest.raises(TypeError, match="cannot be sent to workers"):
         ddp.launch(client, print, lock)
     with pytest.raises(TypeError, match="returned cannot be sent back: return numbers"):
-        ddp.run(client, lambda: (n for n in range(3)))
+        ddp.run(client, lambda: (n for n in range(3)), n_workers=1)
 
     def lost_on_the_way():
         raise RuntimeError("cannot be read on the worker")
@@ -355,28 +331,25 @@ def test_what_cannot_be_sent_is_refused(client):
             return lost_on_the_way, ()
 
     with pytest.raises(RuntimeError, match="cannot be read on the worker"):
-        ddp.run(client, id, Trap())
+        ddp.run(client, id, Trap(), n_workers=1)
 
 
-@pytest.mark.refused
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
         ({"n_workers": 3}, JobError, "needs 3 workers, one for each rank, but the cluster has 2: ask for fewer"),
         ({"n_workers": 0}, ValueError, "n_workers is 0: give a whole number"),
         ({"n_workers": 1.5}, ValueError, "n_workers is 1.5"),
-        ({"n_workers": "2"}, ValueError, "n_workers is '2'"),
         ({"n_workers": (3, 2)}, ValueError, r"n_workers is \(3, 2\): give .* a pair \(fewest, most\)"),
-        ({"n_workers": (0, 2)}, ValueError, r"n_workers is \(0, 2\)"),
         ({"n_workers": (1, 2, 3)}, ValueError, r"n_workers is \(1, 2, 3\)"),
         ({"n_workers": (3, 4)}, JobError, r"needs 3 workers.*adaptive.*cluster.adapt\(minimum=3\).*wait_for_workers"),
+        ({"n_workers": 3, "wait_for_workers": 0.3}, JobError, "needs 3 workers"),
         ({"timeout": 0}, ValueError, "timeout is 0: give seconds"),
-        ({"timeout": "1 min"}, ValueError, "timeout is '1 min'"),
         ({"timeout": float("nan")}, ValueError, "timeout is nan"),
         ({"max_restarts": -1}, ValueError, "max_restarts is -1: give a whole number"),
-        ({"max_restarts": None}, ValueError, "max_restarts is None"),
         ({"wait_for_workers": -1}, ValueError, "wait_for_workers is -1: give seconds"),
         ({"wait_for_successors": "1 min"}, ValueError, "wait_for_successors is '1 min': give seconds"),
+        ({"stall_after": True}, ValueError, "stall_after is True: give seconds"),
         ({"backend": "mpi"}, ValueError, "backend is 'mpi': write one of auto, gloo"),
     ],
 )
@@ -388,9 +361,10 @@ def test_wrong_settings_are_refused(client, settings, error, message):
 # What ends a job from outside
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("other", ["waits in all_reduce", pytest.param("sleeps", marks=pytest.mark.long)])
-def test_a_killed_rank_is_named(client, elapsed, rank, other):
+@pytest.mark.smoke
+@pytest.mark.usefixtures("launches_work_before_and_after")
+@pytest.mark.parametrize(("rank", "other"), [(0, "waits in all_reduce"), (1, "sleeps")])
+def test_a_killed_rank_is_named(client, rank, other):
     def die(rank, other):
         if dist.get_rank() == rank:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -399,110 +373,78 @@ def test_a_killed_rank_is_named(client, elapsed, rank, other):
         time.sleep(1000)
 
     job = ddp.launch(client, die, rank, other)
-    elapsed()
     with pytest.raises(WorkerDied, match=f"Rank {rank} died: worker {job.workers[rank]} was killed.*max_restarts"):
         job.result()
-    assert elapsed() < SOON_S
 
 
-def test_a_rank_that_hangs_meets_the_timeout(client, elapsed):
-    def hang():
-        if dist.get_rank() == 1:
-            time.sleep(1000)
-
-    elapsed()
-    with pytest.raises(TimeoutError, match=r"Rank 1 had not returned after 2 s. .*test_ddp.py:\d+ in hang"):
-        ddp.run(client, hang, timeout=2)
-    assert 2 < elapsed() < SOON_S
+@pytest.mark.smoke
+def test_ranks_that_hang_meet_the_timeout(client):
+    with pytest.raises(TimeoutError, match="Ranks 0 and 1 had not returned after 2 s. "):
+        ddp.run(client, time.sleep, 1000, timeout=2)
 
 
-@pytest.mark.long
-def test_a_job_can_be_cancelled_at_any_time(client, sleeper):
-    before_the_ranks = ddp.launch(client, sleeper)
+@pytest.mark.smoke
+def test_a_job_can_be_cancelled_at_any_time(client, gate):
+    before_the_ranks = ddp.launch(client, waits, gate)
     before_the_ranks.cancel()
-    running = ddp.launch(client, sleeper)
-    started(running).cancel()
+    running = awake(ddp.launch(client, waits, gate, wait_for_workers=60))
+    running.cancel()
     for job in (before_the_ranks, running):
-        with pytest.raises(CancelledError, match="sleep-.* was cancelled"):
+        with pytest.raises(CancelledError, match="waits-.* was cancelled"):
             job.result()
-    finished = ddp.launch(client, sleeper, 0)
+    gate.touch()
+    finished = ddp.launch(client, waits, gate, wait_for_workers=60)
     assert finished.result() == [0, 1]
     finished.cancel()
     assert finished.result() == [0, 1]
 
 
-def test_cancelled_futures_end_the_job_and_free_its_workers(client, sleeper):
-    job = started(ddp.launch(client, sleeper, max_restarts=3))
+def test_cancelled_futures_end_the_job_and_free_its_workers(client, gate):
+    job = awake(ddp.launch(client, waits, gate, max_restarts=3))
     client.cancel(job.futures)
     with pytest.raises(CancelledError, match="lost its tasks to client.cancel()"):
         job.result()
 
 
-def test_a_restart_of_the_cluster_ends_the_job_and_does_not_restart_it(client, sleeper):
-    job = started(ddp.launch(client, sleeper, max_restarts=3))
+def test_a_restart_of_the_cluster_ends_the_job_and_frees_what_another_has_left_behind(client, gate):
+    job = awake(ddp.launch(client, waits, gate, n_workers=1, max_restarts=3), n_ranks=1)
+    client.run_on_scheduler(on_scheduler.claim, Request("left", client.id, 1, 1))
+    assert len(client.run_on_scheduler(on_scheduler.owned)) == 2
     client.restart()
     with pytest.raises(CancelledError, match="client.restart()"):
         job.result()
-    assert job.failures == []
+    assert job.failures == [] and client.run_on_scheduler(on_scheduler.owned) == {}
 
 
-def test_a_closed_client_ends_the_job(client, sleeper):
-    other = Client(client.scheduler.address)
-    job = started(ddp.launch(other, sleeper, 5))
-    other.close()
-    with pytest.raises(CancelledError, match="client.close()"):
-        job.result()
-    until(lambda: not any(tasks for _, tasks in client.run(at_work, on_error="ignore").values()))
-
-
-@contextmanager
-def interrupt_after(condition):
-    """Send this process Ctrl-C, or the notebook's stop button, once the condition holds."""
-
-    def interrupt():
-        until(condition)
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-
-    threading.Thread(target=interrupt).start()
-    yield
-
-
-def test_an_interrupt_while_waiting_frees_the_workers(client, sleeper):
-    job = started(ddp.launch(client, sleeper))
-    with pytest.raises(KeyboardInterrupt), interrupt_after(lambda: time.sleep(0.5) or True):
+@pytest.mark.smoke
+def test_an_interrupt_while_waiting_frees_the_workers(client, gate):
+    job = awake(ddp.launch(client, waits, gate))
+    with pytest.raises(KeyboardInterrupt), interrupted(Job.result):
         job.result()
     with pytest.raises(CancelledError):
         job.result()
 
 
-def test_an_interrupt_in_the_body_of_a_loop_over_rows_frees_the_workers(client, sleeper):
-    looping = threading.Event()
-    with pytest.raises(KeyboardInterrupt), interrupt_after(looping.is_set), ddp.launch(client, sleeper) as job:
-        for _ in job.rows():
-            looping.set()
-            time.sleep(1000)
+@pytest.mark.smoke
+def test_leaving_the_block_early_frees_the_workers_and_leaving_it_late_keeps_the_result(client, gate):
+    with ddp.launch(client, waits, gate, n_workers=1) as job:
+        awake(job, n_ranks=1)
     with pytest.raises(CancelledError):
         job.result()
+    gate.touch()
+    with ddp.launch(client, waits, gate, n_workers=1) as job:
+        assert job.result() == [0]
+    assert job.result() == [0]
 
 
-def test_leaving_the_block_early_frees_the_workers_and_leaving_it_late_keeps_the_result(client, sleeper):
-    with ddp.launch(client, sleeper) as job:
-        started(job)
-    with pytest.raises(CancelledError):
-        job.result()
-    with ddp.launch(client, sleeper, 0) as job:
-        assert job.result() == [0, 1]
-    assert job.result() == [0, 1]
-
-
-def test_an_interrupt_during_the_launch_frees_the_workers(client, sleeper):
-    task = client.submit(time.sleep, 1000, pure=False)  # so that the launch waits
+def test_an_interrupt_during_the_launch_frees_the_workers(client, gate):
+    task = client.submit(wait_for, gate, pure=False)  # so that the launch waits
     until(lambda: any(client.processing().values()))
-    with pytest.raises(KeyboardInterrupt), interrupt_after(lambda: time.sleep(0.5) or True):
-        ddp.launch(client, sleeper, wait_for_workers=1000)
+    with pytest.raises(KeyboardInterrupt), interrupted(ddp.launch):
+        ddp.launch(client, waits, gate, wait_for_workers=1000)
     assert client.run_on_scheduler(on_scheduler.owned) == {}
-    task.cancel()
-    client.restart()
+    gate.touch()
+    wait(task)
 
 
 SCRIPT = """
@@ -511,103 +453,86 @@ SCRIPT = """
     from distributed import Client
     from workshop_utils import ddp
 
-    def work(folder, seconds):
+    def work(folder):
         Path(folder, "running").touch()
-        time.sleep(seconds)
+        while not Path(folder, "end").exists():
+            time.sleep(0.01)
 
     with Client(sys.argv[1]) as client:
-        Path(sys.argv[2], sys.argv[4]).touch()
+        Path(sys.argv[2], sys.argv[3]).touch()
         while not Path(sys.argv[2], "go").exists():
             time.sleep(0.01)
-        ddp.run(client, work, sys.argv[2], float(sys.argv[3]))
+        ddp.run(client, work, sys.argv[2])
 """
 
 
-def kernel(client, folder, seconds, name):
-    """Start another process with a client of its own, which launches a job once there is a file `go`."""
+def kernel(client, folder, name):
+    """Start another process with a client of its own, which launches a job once there is a file `go`.
+
+    Its ranks return once there is a file `end`.
+    """
     script = folder / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    command = [sys.executable, script, client.scheduler.address, folder, str(seconds), name]
+    command = [sys.executable, script, client.scheduler.address, folder, name]
     process = subprocess.Popen(command, cwd=Path(__file__).parents[1], stderr=subprocess.PIPE, text=True)
     until((folder / name).exists)
     return process
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("launches_work_before_and_after")
 def test_ctrl_c_in_a_script_frees_the_workers(client, tmp_path):
     (tmp_path / "go").touch()
-    process = kernel(client, tmp_path, 1000, "one")
+    process = kernel(client, tmp_path, "one")
     try:
         until((tmp_path / "running").exists)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode != 0 and "KeyboardInterrupt" in errors.splitlines()[-1]
 
 
-@pytest.mark.long
-def test_of_two_kernels_that_launch_at_once_one_runs_and_the_other_is_told_who_is_busy(client, tmp_path):
-    kernels = [kernel(client, tmp_path, 3, name) for name in ("one", "two")]
-    try:
-        (tmp_path / "go").touch()
-        errors = sorted((process.communicate(timeout=100)[1] for process in kernels), key=len)
-    finally:
-        for process in kernels:
-            process.kill()
-    assert sorted(process.returncode for process in kernels) == [0, 1]
-    assert "WorkersBusy" in errors[1] and re.search(r"tcp://\S+ belongs to the job work-", errors[1])
-
-
 def test_a_job_of_a_kernel_that_was_killed_does_not_keep_its_workers(client, tmp_path):
     (tmp_path / "go").touch()
-    process = kernel(client, tmp_path, 2, "one")
+    process = kernel(client, tmp_path, "one")
     until((tmp_path / "running").exists)
     process.kill()
     process.communicate()
-    assert len(ddp.run(client, os.getpid, wait_for_workers=30)) == 2
+    assert len(ddp.run(client, os.getpid, wait_for_workers=120)) == 2
 
 
-def test_a_launch_can_wait_for_busy_workers(client, sleeper):
-    first = ddp.launch(client, sleeper, 2)
-    assert ddp.launch(client, sleeper, 0, wait_for_workers=60).result() == [0, 1]
-    assert first.done()
-    with pytest.raises(JobError, match="needs 3 workers"):
-        ddp.launch(client, sleeper, n_workers=3, wait_for_workers=0.3)
-
-
-def test_busy_workers_are_left_alone(client, sleeper):
-    task = client.submit(time.sleep, 4, pure=False)
+@pytest.mark.smoke
+def test_busy_workers_are_left_alone_and_can_be_waited_for(client, gate):
+    task = client.submit(wait_for, gate, pure=False)
     until(lambda: any(client.processing().values()))
-    with pytest.raises(WorkersBusy, match="needs 2 idle workers.*busy with .*sleep"):
-        ddp.launch(client, sleeper)
-    assert ddp.run(client, sleeper, 0, n_workers=1) == [0]
-    wait(task)
-    task.release()  # or Dask would run it again after the death of the worker that holds its result
-    job = ddp.launch(client, sleeper, 3)
+    with pytest.raises(WorkersBusy, match="needs 2 idle workers.*busy with .*wait_for"):
+        ddp.launch(client, waits, gate)
+    job = ddp.launch(client, waits, gate, n_workers=1)
     with pytest.raises(WorkersBusy, match=job.name):
-        ddp.launch(client, sleeper)
-    assert job.result() == [0, 1]
+        ddp.launch(client, waits, gate)
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(ddp.run, client, waits, gate, wait_for_workers=120)
+        gate.touch()
+        assert second.result() == [0, 1] and job.done() and job.result() == [0] and task.done()
 
 
-def test_workers_that_cannot_be_restarted_are_told_of():
-    def sleep():
-        time.sleep(6)
-
+def test_workers_that_cannot_be_restarted_are_told_of(gate):
     settings = {"protocol": "tcp", "host": LOOPBACK, "dashboard_address": f"{LOOPBACK}:0", "threads_per_worker": 1}
     with LocalCluster(n_workers=2, processes=False, **settings) as cluster, Client(cluster) as client:
         with pytest.raises(JobError, match="share a process.*processes=True"):
-            ddp.launch(client, sleep)
-        job = ddp.launch(client, sleep, n_workers=1, timeout=1)
+            ddp.launch(client, wait_for, gate)
+        job = ddp.launch(client, wait_for, gate, n_workers=1, timeout=1)
         with pytest.warns(UserWarning, match="has no nanny to restart it, and stays busy"):
             with pytest.raises(TimeoutError):
                 job.result()
             job.cancel()
-        with pytest.raises(WorkersBusy, match="sleep"):
-            ddp.launch(client, sleep, n_workers=2)
+        with pytest.raises(WorkersBusy, match="wait_for"):
+            ddp.launch(client, wait_for, gate, n_workers=2)
+        gate.touch()
 
 
-def test_a_worker_that_dies_while_it_sends_its_result_is_named(client, elapsed):
+@pytest.mark.weekly
+def test_a_worker_that_dies_while_it_sends_its_result_is_named(client):
     class Deadly:
         def __reduce__(self):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -615,113 +540,88 @@ def test_a_worker_that_dies_while_it_sends_its_result_is_named(client, elapsed):
     def deadly():
         return Deadly() if dist.get_rank() == 1 else None
 
-    job = ddp.launch(client, deadly)
-    elapsed()
     with pytest.raises(WorkerDied, match="Rank 1 died"):
-        job.result()
-    assert elapsed() < SOON_S
+        ddp.run(client, deadly)
 
 
-def test_a_worker_that_dies_after_its_rank_has_returned_is_named(client):
-    def leave_behind(path):
+@pytest.mark.weekly
+def test_a_worker_that_dies_after_its_rank_has_returned_is_named(client, gate):
+    def work(gate):
+        if dist.get_rank() == 0:
+            time.sleep(1000)
+
         def die():
-            while not os.path.exists(path):
-                time.sleep(0.01)
+            wait_for(gate)
             os.kill(os.getpid(), signal.SIGKILL)
 
         threading.Thread(target=die).start()
-        return bytes(10)
 
-    class Folder:  # a rank 0 that takes long, while rank 1 has returned and dies
-        def __init__(self, path):
-            self.path = path
-
-        def __call__(self):
-            if dist.get_rank() == 1:
-                return leave_behind(self.path)
-            time.sleep(1)
-            Path(self.path).touch()
-            time.sleep(1000)
-
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder, pytest.raises(WorkerDied, match="Rank 1 died"):
-        ddp.run(client, Folder(f"{folder}/go"))
+    with ddp.launch(client, work, gate) as job:
+        until(lambda: [future.done() for future in job.futures] == [False, True])
+        gate.touch()
+        with pytest.raises(WorkerDied, match="Rank 1 died"):
+            job.result()
 
 
-def test_the_first_failure_is_reported_though_its_process_group_cannot_be_left(client, elapsed, monkeypatch):
+def test_a_failure_is_reported_though_its_process_group_cannot_be_left(client):
     def fail():
-        if dist.get_rank() == 1:
-            dist.destroy_process_group = lambda: time.sleep(1000)  # as NCCL's may, where its peers wait
-            raise KeyError("the cause")
-        time.sleep(1.5)
-        os.kill(os.getpid(), signal.SIGKILL)  # as NCCL's watchdog would, later
+        dist.destroy_process_group = lambda: time.sleep(1000)  # as NCCL's may, where its peers wait
+        raise KeyError("the cause")
 
-    elapsed()
     with pytest.raises(KeyError, match="the cause"):
-        ddp.run(client, fail, max_restarts=3)
-    assert elapsed() < SOON_S
+        ddp.run(client, fail, n_workers=1, max_restarts=3)
 
 
-def test_a_lost_scheduler_is_named_at_once(tmp_path, elapsed):
-    def die(started):
-        Path(started).touch()
+def test_a_lost_scheduler_is_named(tmp_path, gate):
+    def work(started):
+        started.touch()
         time.sleep(1000)
 
     flags = ["--host", LOOPBACK, "--port", "0", "--no-dashboard", "--scheduler-file", tmp_path / "scheduler.json"]
     scheduler = subprocess.Popen([sys.executable, "-m", "distributed.cli.dask_scheduler", *flags], cwd=tmp_path)
-    workers = [sys.executable, "-m", "distributed.cli.dask_worker", "--scheduler-file", tmp_path / "scheduler.json"]
-    workers = subprocess.Popen([*workers, "--nthreads", "1", "--no-dashboard", "--death-timeout", "5"], cwd=tmp_path)
+    worker = [sys.executable, "-m", "distributed.cli.dask_worker", "--scheduler-file", tmp_path / "scheduler.json"]
+    worker = subprocess.Popen([*worker, "--nthreads", "1", "--no-dashboard", "--no-nanny"], cwd=tmp_path)
     try:
-        with Client(scheduler_file=str(tmp_path / "scheduler.json"), timeout="60s") as client:
-            client.wait_for_workers(1, timeout=60)
-            job = ddp.launch(client, die, str(tmp_path / "started"), max_restarts=3)
-            until((tmp_path / "started").exists)
+        with Client(scheduler_file=str(tmp_path / "scheduler.json"), timeout="120s") as client:
+            client.wait_for_workers(1, timeout=120)
+            job = ddp.launch(client, work, gate, max_restarts=3)
+            until(gate.exists)
             scheduler.kill()
-            elapsed()
             with pytest.raises(SchedulerLost, match="connection to the scheduler is lost.*Start or join a cluster"):
                 job.result()
             job.cancel()
-            assert elapsed() < SOON_S
             with pytest.raises(SchedulerLost, match="Start or join a cluster"):
                 ddp.launch(client, os.getpid)
-            assert elapsed() < SOON_S
     finally:
-        for process in (workers, scheduler):
+        for process in (worker, scheduler):
             process.kill()
             process.wait(30)
 
 
+@pytest.mark.smoke
 def test_a_hang_says_where_each_rank_stands(client):
-    def wait_alone():
-        log_metrics(here=True)
-        if dist.get_rank() == 0:
-            dist.barrier()
-        else:
-            dist.all_reduce(torch.ones(1))
-
     def save():
         time.sleep(1000)
 
     def mismatched():
+        for _ in range(2):
+            dist.all_reduce(torch.ones(10))
         if dist.get_rank() == 0:
             save()
-        wait_alone()
+        dist.all_reduce(torch.ones(10))
 
-    job = ddp.launch(client, mismatched, timeout=4)
-    until(lambda: len(job.metrics()) == 1)
-    until(lambda: "all_reduce" in job.stacks())
-    first, second = job.stacks().split("Rank 1")
-    assert first.startswith("Rank 0") and "in mismatched" in first and "in save" in first and "dask" not in first
-    assert "in wait_alone" in second and "dist.all_reduce(torch.ones(1))" in second
-    waits = r"Rank 1 waits in all_reduce \d+ of \[1\], at test_ddp.py:\d+ in wait_alone, in all_reduce"
+    ddp.run(client, dist.barrier)  # the next job does not count its collectives
+    waits = r"Rank 1 waits in all_reduce 3 of \[10\], at test_ddp.py:\d+ in mismatched, in all_reduce"
     others = r"Rank 0 has not called it: it is at test_ddp.py:\d+ in save"
-    with pytest.raises(TimeoutError, match=rf"Ranks 0 and 1 had not returned after 4 s. {waits}. {others}") as caught:
-        job.result()
-    assert "dist.all_reduce(torch.ones(1))" in caught.value.__notes__[0]
-    until(lambda: job.stacks() == "")
+    with ddp.launch(client, mismatched) as job:
+        until(lambda: re.search(rf"{waits}. {others}", job.explain()))
+        first, second = job.stacks().split("Rank 1")
+        assert first.startswith("Rank 0") and "in mismatched" in first and "in save" in first and "dask" not in first
+        assert "dist.all_reduce(torch.ones(10))" in second and "dist.all_reduce(torch.ones(10))" in job.explain()
+    assert job.stacks() == ""
 
 
+@pytest.mark.smoke
 def test_models_that_differ_are_named_with_the_first_tensor_and_its_rank(client):
     def compare(what):
         model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
@@ -747,6 +647,7 @@ def test_models_that_differ_are_named_with_the_first_tensor_and_its_rank(client)
     assert "1.running_mean: rank 1 has other values" in said["buffer"][0] and "1 of 7 tensors" in said["buffer"][0]
     assert "Only buffers differ" in said["buffer"][0] and ".module" not in said["buffer"][0]
     assert "2.weight: rank 0 has no such tensor. 2 of 9 tensors" in said["another model"][0]
+    ddp.assert_equal_on_all_ranks(torch.nn.Linear(2, 2))  # one process without a group is equal to itself
 
 
 def test_a_ddp_model_whose_batchnorm_sees_other_images_on_each_rank_is_equal_after_any_step(client):
@@ -767,7 +668,7 @@ def test_a_ddp_model_whose_batchnorm_sees_other_images_on_each_rank_is_equal_aft
     ddp.run(client, train)
 
 
-def test_models_of_equal_numbers_in_other_shapes_or_types_differ(client):
+def test_models_of_equal_numbers_in_other_shapes_or_types_differ_and_some_cannot_be_compared(client):
     def compare(first, second):
         model = torch.nn.Module()
         model.register_buffer("kept", second if dist.get_rank() else first)
@@ -791,21 +692,16 @@ def test_models_of_equal_numbers_in_other_shapes_or_types_differ(client):
         for pair in pairs:
             assert ddp.run(client, compare, *pair) == [expected, expected], pair
 
-
-def test_a_model_in_shards_has_nothing_to_compare(client):
     def sharded():
         from torch.distributed.fsdp import fully_shard
 
-        ddp.assert_equal_on_all_ranks(fully_shard(torch.nn.Linear(4, 4)))
+        with pytest.raises(TypeError, match="weight of ranks 0 and 1 cannot be compared, as it is in shards"):
+            ddp.assert_equal_on_all_ranks(fully_shard(torch.nn.Linear(4, 4)))
 
-    with pytest.raises(TypeError, match="weight of ranks 0 and 1 cannot be compared, as it is in shards"):
-        ddp.run(client, sharded)
-
-
-def test_one_process_without_a_group_is_equal_to_itself():
-    ddp.assert_equal_on_all_ranks(torch.nn.Linear(2, 2))
+    ddp.run(client, sharded)
 
 
+@pytest.mark.smoke
 def test_what_ranks_return_keeps_its_type(client):
     def tensors():
         half = torch.full((2,), 1.5, dtype=torch.bfloat16)
@@ -833,34 +729,33 @@ def test_tensors_leave_their_device_before_they_travel():
 # What code written for torchrun finds
 
 
+@pytest.mark.smoke
 def test_ranks_find_the_environment_of_torchrun(client):
     def environment():
         names = ("TORCHELASTIC_", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "RANK", "WORLD_SIZE")
         return {name: value for name, value in os.environ.items() if name.startswith(names)}
 
     first, second = ddp.run(client, environment, max_restarts=2)
-    assert (
-        first.items()
-        >= {
-            "RANK": "0",
-            "WORLD_SIZE": "2",
-            "LOCAL_RANK": "0",
-            "LOCAL_WORLD_SIZE": "1",
-            "GROUP_RANK": "0",
-            "GROUP_WORLD_SIZE": "2",
-            "ROLE_RANK": "0",
-            "ROLE_WORLD_SIZE": "2",
-            "ROLE_NAME": "default",
-            "TORCHELASTIC_RESTART_COUNT": "0",
-            "TORCHELASTIC_MAX_RESTARTS": "2",
-            "MASTER_ADDR": LOOPBACK,
-        }.items()
-    )
-    differ = {name for name in first if first[name] != second[name]}
-    assert differ == {"RANK", "GROUP_RANK", "ROLE_RANK"}
+    expected = {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "2",
+        "ROLE_RANK": "0",
+        "ROLE_WORLD_SIZE": "2",
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "2",
+        "MASTER_ADDR": LOOPBACK,
+    }
+    assert first.items() >= expected.items()
+    assert {name for name in first if first[name] != second[name]} == {"RANK", "GROUP_RANK", "ROLE_RANK"}
     assert first["TORCHELASTIC_RUN_ID"].startswith("environment-")
 
 
+@pytest.mark.smoke
 def test_a_script_for_torchrun_runs_as_it_is(client):
     def main():
         dist.init_process_group("gloo")
@@ -871,7 +766,7 @@ def test_a_script_for_torchrun_runs_as_it_is(client):
 
     assert ddp.run(client, main) == [3.0, 3.0]
 
-    def twice():
+    def again_and_again():
         from torch.distributed import init_process_group
 
         for _ in range(10):  # each of these must not meet at the addresses of the one before
@@ -881,7 +776,7 @@ def test_a_script_for_torchrun_runs_as_it_is(client):
             dist.destroy_process_group()
         return total.item()
 
-    assert ddp.run(client, twice) == [2.0, 2.0]
+    assert ddp.run(client, again_and_again) == [2.0, 2.0]
 
 
 BY_NAME = """
@@ -916,45 +811,46 @@ def test_a_module_that_has_imported_init_process_group_by_name_runs_in_each_job(
         assert ddp.run(client, main, timeout=120) == [(4.0, 0), (4.0, 1)]
 
 
-def test_settings_of_pytorch_that_a_function_changed_are_restored(client):
+@pytest.mark.smoke
+def test_settings_of_pytorch_that_a_function_changed_are_restored_and_draws_are_new(client):
     def change():
         cudnn = importlib.import_module("torch.backends.cudnn")  # cloudpickle cannot send it
         cudnn.benchmark, cudnn.deterministic = not cudnn.benchmark, not cudnn.deterministic
         torch.set_default_device("meta")
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
+        torch.set_num_threads(3)
+        torch.set_float32_matmul_precision("medium")
+        torch.use_deterministic_algorithms(True)
         torch.set_warn_always(True)
         torch.set_autocast_enabled("cpu", True)
         os.chdir("/")
+        for seed in (torch.manual_seed, random.seed, np.random.seed):
+            seed(0)
 
     def settings():
         cudnn = importlib.import_module("torch.backends.cudnn")
-        switches = cudnn.benchmark, cudnn.deterministic, torch.is_warn_always_enabled()
-        return str(torch.empty(1).device), os.getcwd(), torch.is_autocast_enabled("cpu"), *switches
+        switches = cudnn.benchmark, cudnn.deterministic, torch.is_warn_always_enabled(), torch.is_grad_enabled()
+        switches += torch.are_deterministic_algorithms_enabled(), torch.is_autocast_enabled("cpu")
+        numbers = torch.get_default_dtype(), torch.get_num_threads(), torch.get_float32_matmul_precision()
+        return os.getpid(), os.getcwd(), str(torch.empty(1).device), switches, numbers
 
     before = ddp.run(client, settings)
     ddp.run(client, change)
     assert ddp.run(client, settings) == before
-
-
-def test_a_seed_that_all_ranks_set_does_not_let_the_next_job_draw_the_same_on_all(client):
-    def seed():
-        torch.manual_seed(0)
-        random.seed(0)
-        np.random.seed(0)
-
-    ddp.run(client, seed)
     drawn = ddp.run(client, lambda: [torch.rand(1).item(), random.random(), float(np.random.random())])
-    assert len({number for rank in drawn for number in rank}) == 6
+    assert len({number for rank in drawn for number in rank}) == 6  # though all ranks had set one seed
 
 
 def test_a_group_that_could_not_be_made_does_not_break_the_next_job(client):
     def alone():  # rank 1 never comes, and the failed group is counted on rank 0 only
         dist.destroy_process_group()
         if os.environ["RANK"] == "0":
-            dist.init_process_group("gloo", timeout=timedelta(seconds=2))
+            with pytest.raises(RuntimeError, match="wait timeout"):
+                dist.init_process_group("gloo", timeout=timedelta(seconds=1))
 
-    with pytest.raises(RuntimeError, match="wait timeout"):
-        ddp.run(client, alone, timeout=60)
-    assert ddp.run(client, dist.get_rank, timeout=20) == [0, 1]
+    ddp.run(client, alone)
+    assert ddp.run(client, dist.get_rank) == [0, 1]
 
 
 def test_interfaces_that_an_administrator_has_set_are_kept(client):
@@ -972,7 +868,6 @@ def test_interfaces_that_an_administrator_has_set_are_kept(client):
         client.run(set_interface, None)
 
 
-@pytest.mark.refused
 @pytest.mark.parametrize(
     ("gpus", "backend", "expected"),
     [
@@ -993,7 +888,6 @@ def test_the_backend_suits_the_gpus_of_all_ranks(gpus, backend, expected):
         assert ddp.backend_for(backend, gpus) == expected
 
 
-@pytest.mark.refused
 def test_a_store_listens_wider_only_where_its_address_is_not_this_hosts(monkeypatch):
     asked = []
 
@@ -1009,7 +903,6 @@ def test_a_store_listens_wider_only_where_its_address_is_not_this_hosts(monkeypa
         assert asked == expected
 
 
-@pytest.mark.refused
 def test_the_interface_is_found_by_name_and_behind_translation(monkeypatch):
     class Worker:
         address = ""
@@ -1049,7 +942,7 @@ def test_accelerate_trains_on_all_ranks_to_the_loss_of_the_plain_loop(client):
     def train(x, y):
         from accelerate import Accelerator
 
-        accelerator = Accelerator(cpu=True)
+        accelerator = Accelerator()
         torch.manual_seed(0)
         model = torch.nn.Linear(3, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -1065,11 +958,11 @@ def test_accelerate_trains_on_all_ranks_to_the_loss_of_the_plain_loop(client):
         return accelerator.num_processes, accelerator.process_index, ((model(x) - y) ** 2).mean().item()
 
     expected = loss_of_the_plain_loop()
-    for rank, (n_processes, index, loss) in enumerate(ddp.run(client, train, *data, timeout=120)):
-        assert (n_processes, index) == (2, rank)
-        assert loss == pytest.approx(expected, rel=1e-5)
+    for rank, answer in enumerate(ddp.run(client, train, *data)):
+        assert answer == (2, rank, pytest.approx(expected, rel=1e-5))
 
 
+@pytest.mark.weekly
 def test_lightning_trains_on_all_ranks_to_the_loss_of_the_plain_loop(client, tmp_path):
     pytest.importorskip("lightning")
     data = made_data()
@@ -1118,6 +1011,7 @@ def test_lightning_trains_on_all_ranks_to_the_loss_of_the_plain_loop(client, tmp
         assert answer[3] == pytest.approx(data[1].mean().item(), abs=1e-6)  # torchmetrics' over all ranks
 
 
+@pytest.mark.weekly
 def test_transformers_trains_on_all_ranks_to_the_loss_of_the_plain_loop(client, tmp_path):
     pytest.importorskip("transformers")
     data = made_data()
@@ -1161,6 +1055,8 @@ def test_transformers_trains_on_all_ranks_to_the_loss_of_the_plain_loop(client, 
 # Restarts
 
 
+@pytest.mark.smoke
+@pytest.mark.usefixtures("launches_work_before_and_after")
 def test_a_job_goes_on_from_its_checkpoint_after_a_death(client, tmp_path):
     def count(checkpoint, die_at):
         at = int(checkpoint.read_text()) if checkpoint.exists() else 0
@@ -1182,6 +1078,7 @@ def test_a_job_goes_on_from_its_checkpoint_after_a_death(client, tmp_path):
     assert sorted(rows[rows.attempt == 1].step) == [3, 3, 4, 4, 5, 5]
 
 
+@pytest.mark.usefixtures("launches_work_before_and_after")
 def test_restarts_are_for_deaths_alone_and_run_out(client, tmp_path):
     def fail(counter):
         with open(counter, "a") as file:
@@ -1201,26 +1098,10 @@ def test_restarts_are_for_deaths_alone_and_run_out(client, tmp_path):
     assert len(job.failures) == 1
 
 
-def test_what_a_job_left_set_in_pytorch_is_not_set_for_the_next_in_the_same_process(client):
-    def settings():
-        found = torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads()
-        found += torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
-        torch.set_default_dtype(torch.float64)
-        torch.set_grad_enabled(False)
-        torch.set_num_threads(3)
-        torch.set_float32_matmul_precision("medium")
-        torch.use_deterministic_algorithms(True)
-        return os.getpid(), found
-
-    first, second = (ddp.run(client, settings, n_workers=1) for _ in range(2))
-    assert first == second
-    assert first[0][1] == (torch.float32, True, 1, "highest", False)
-
-
 # Many launches
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 def test_a_hundred_launches_leave_nothing_behind(client):
     def total():
         log_metrics(step=1)
@@ -1252,9 +1133,9 @@ def test_a_hundred_launches_leave_nothing_behind(client):
             if count > before[where][what] + 2  # of a hundred; pools breathe
         ]
 
-    until(lambda: not leaked(), 20)
+    until(lambda: not leaked())
     assert client.run_on_scheduler(on_scheduler.owned) == {}
-    until(lambda: not client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks)), 10)
+    until(lambda: not client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks)))
 
 
 @pytest.mark.gpu
@@ -1279,7 +1160,7 @@ def test_ranks_with_a_gpu_each_talk_over_nccl():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("n_ranks", [1, 2])
-def test_a_failure_under_nccl_reaches_the_client_and_frees_the_gpus(n_ranks, elapsed):
+def test_a_failure_under_nccl_reaches_the_client_and_frees_the_gpus(n_ranks):
     if n_gpus() < n_ranks:
         pytest.skip(f"needs {n_ranks} GPUs, and this machine has {n_gpus()}")
 
@@ -1294,10 +1175,8 @@ def test_a_failure_under_nccl_reaches_the_client_and_frees_the_gpus(n_ranks, ela
     client = start_cluster(n_ranks)
     try:
         assert ddp.run(client, dist.get_backend, backend="nccl", timeout=120) == ["nccl"] * n_ranks  # warms up
-        elapsed()
         with pytest.raises(ZeroDivisionError, match="the last rank's own mistake"):
             ddp.run(client, fail_on_the_last, backend="nccl", timeout=120)
-        assert elapsed() < SOON_S
         assert ddp.run(client, dist.get_world_size, backend="nccl", timeout=120) == [n_ranks] * n_ranks
     finally:
         client.shutdown()

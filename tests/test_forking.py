@@ -20,10 +20,13 @@ import pytest
 import torch
 from distributed import Client, LocalCluster
 from processes import command_of
+from waiting import until
 
 from workshop_utils import ddp
 from workshop_utils.cluster import start_cluster
-from workshop_utils.forking import METHOD, start_method
+from workshop_utils.forking import METHOD
+
+corner = pytest.mark.weekly
 
 OTHERS: set = set()  # servers of the tests before
 
@@ -57,13 +60,6 @@ def servers():
     return {child for child in children if "multiprocessing.forkserver" in command_of(child)} - OTHERS
 
 
-def until(is_so, what, limit_s=60, pause_s=0.1):
-    give_up = time.monotonic() + limit_s
-    while not is_so():
-        assert time.monotonic() < give_up, what
-        time.sleep(pause_s)
-
-
 def until_replaced(client, victim):
     def is_replaced():
         now = client.run(os.getpid, on_error="ignore").values()
@@ -83,8 +79,10 @@ def test_a_worker_has_imported_pytorch_also_the_one_after_a_death():
             os.kill(victim := min(client.run(os.getpid).values()), deadly)
             until_replaced(client, victim)
         assert all(client.run(has_torch).values()) and server_of(client) == server
+    until(lambda: not server.is_running(), "the server is left though its cluster is closed")
 
 
+@corner
 def test_a_new_worker_finds_the_environment_of_its_start_and_an_old_server_ends(monkeypatch):
     monkeypatch.setenv("ONLY_BEFORE", "1")
     with start_cluster(2) as client, client.cluster:
@@ -106,10 +104,9 @@ def signalled(number, after_s):
     told = []
 
     def send():
-        until(servers, "no server", pause_s=0.001)
+        until(servers, "no server")
         time.sleep(after_s)
         told.extend(servers())
-        assert (dask.config.get(METHOD), start_method()) == ("forkserver", "spawn")
         told[0].send_signal(number)
 
     with ThreadPoolExecutor(1) as pool:
@@ -118,6 +115,7 @@ def signalled(number, after_s):
         sent.result()
 
 
+@corner
 @pytest.mark.parametrize("after_s", [0, 0.04, 0.5])
 def test_the_stop_button_does_not_end_a_server_that_still_imports(after_s):
     with signalled(signal.SIGINT, after_s) as told, start_cluster(1) as client, client.cluster:
@@ -126,6 +124,7 @@ def test_the_stop_button_does_not_end_a_server_that_still_imports(after_s):
         assert not blocked & {signal.SIGINT, signal.SIGTERM}
 
 
+@corner
 def test_a_server_that_is_killed_while_it_imports_ends_the_start_but_not_the_next():
     with signalled(signal.SIGKILL, 0.5), pytest.raises(RuntimeError, match="failed to start"):
         start_cluster(1)
@@ -133,6 +132,7 @@ def test_a_server_that_is_killed_while_it_imports_ends_the_start_but_not_the_nex
         assert client.submit(has_torch).result()
 
 
+@corner
 def test_a_worker_that_ends_cleans_up_and_what_it_started_keeps_no_server(tmp_path):
     def begin():
         atexit.register(Path(tmp_path, str(os.getpid())).touch)
@@ -141,10 +141,11 @@ def test_a_worker_that_ends_cleans_up_and_what_it_started_keeps_no_server(tmp_pa
 
     with start_cluster(1) as client, client.cluster:
         pid = client.submit(begin).result()
-    until(lambda: not servers(), "the server is left", limit_s=30)
+    until(lambda: not servers(), "the server is left")
     assert [path.name for path in tmp_path.iterdir()] == [str(pid)]
 
 
+@corner
 def test_a_file_in_the_working_directory_is_not_taken_for_a_library(tmp_path):
     (tmp_path / "here").mkdir()
     (tmp_path / "here/tqdm.py").write_text("raise RuntimeError")
@@ -160,6 +161,14 @@ def test_a_file_in_the_working_directory_is_not_taken_for_a_library(tmp_path):
     assert said.stdout == "True\n", said.stderr
 
 
+@corner
+def test_pytorch_computes_on_all_cores_of_a_workers_share():
+    with start_cluster(1) as client, client.cluster:
+        threads = client.submit(lambda: __import__("torch").get_num_threads()).result()
+        assert threads == int(client.submit(os.getenv, "OMP_NUM_THREADS").result()) == os.cpu_count()
+
+
+@corner
 def test_other_children_of_the_program_keep_their_own_server():
     context = multiprocessing.get_context("forkserver")
     children = []
@@ -181,12 +190,7 @@ def test_other_children_of_the_program_keep_their_own_server():
         assert child.exitcode == -signal.SIGTERM
 
 
-def test_pytorch_computes_on_all_cores_of_a_workers_share():
-    with start_cluster(1) as client, client.cluster:
-        threads = client.submit(lambda: __import__("torch").get_num_threads()).result()
-        assert threads == int(client.submit(os.getenv, "OMP_NUM_THREADS").result()) == os.cpu_count()
-
-
+@corner
 def test_a_cluster_of_the_users_own_is_as_dasks_settings_say(two):
     settings = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0", "silence_logs": 50}
     with LocalCluster(**settings) as cluster, Client(cluster) as client:
@@ -194,6 +198,7 @@ def test_a_cluster_of_the_users_own_is_as_dasks_settings_say(two):
         assert not any(client.run(has_torch).values())
 
 
+@corner
 def test_workers_draw_other_numbers(two):
     for draw in (
         lambda: np.random.random(),
@@ -204,6 +209,7 @@ def test_workers_draw_other_numbers(two):
         assert len(set(two.run(draw).values())) == 2
 
 
+@corner
 def test_a_worker_forks_as_any_process_does(two):
     def drawn_in_a_child():
         np.random.seed(3)
@@ -222,6 +228,7 @@ def test_a_worker_forks_as_any_process_does(two):
     assert list(two.run(drawn_in_a_child).values()) == [(drawn, True)] * 2  # in the main thread, as signals need
 
 
+@corner
 def test_of_two_clusters_each_keeps_its_number_of_threads():
     with start_cluster(2) as two, two.cluster, start_cluster(1) as other, other.cluster:
         server = server_of(two)
@@ -234,6 +241,7 @@ def test_of_two_clusters_each_keeps_its_number_of_threads():
         assert len(ddp.run(two, os.getpid)) == 2
 
 
+@corner
 def test_where_the_server_is_killed_its_workers_are_replaced_from_a_new_one(two):
     before = set(two.run(os.getpid).values())
     for server in servers():
@@ -248,19 +256,9 @@ def test_where_the_server_is_killed_its_workers_are_replaced_from_a_new_one(two)
     assert len(ddp.run(two, os.getpid)) == 2
 
 
+@corner
 def test_a_worker_starts_children_as_dasks_settings_say():
     with start_cluster(1) as client, client.cluster:
         setting = "distributed.worker.multiprocessing-method"
         found = client.submit(lambda: (multiprocessing.get_start_method(), dask.config.get(setting))).result()
         assert found == ("spawn", "spawn")
-
-
-def test_only_the_server_ignores_signals():
-    assert "workshop_utils.preloaded" not in sys.modules
-    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-
-
-def test_a_setting_has_them_spawned():
-    with dask.config.set({"workshop.fork-workers": False}), start_cluster(1) as client, client.cluster:
-        assert set(client.run(os.getppid).values()) == {os.getpid()}

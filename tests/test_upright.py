@@ -1,11 +1,8 @@
 """A photo that a phone stored sideways is seen upright, whichever way it takes; damaged EXIF costs no photo."""
 
-import ast
 import io
-import json
 import random
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +17,6 @@ from workshop_utils.dogs.sketches import draw_dog
 from workshop_utils.inference import classify
 from workshop_utils.models import load_resnet
 
-ROOT = Path(__file__).parents[1]
 UPRIGHT = np.asarray(draw_dog("beagle", 1).resize((200, 120)))  # (height, width, 3); no turn gives the same again
 # By EXIF's own definition: where the first row and the first column of what is stored belong.
 STORED = {
@@ -102,31 +98,6 @@ def test_photos_are_classified_as_their_upright_copies(client, tmp_path):
     assert frame.prediction.nunique() == 1 and np.ptp(frame.probability) < 1e-4
 
 
-@all_orientations
-def test_the_benchmarks_peers_see_photos_upright_as_ours_do(orientation, benchmark, tmp_path):
-    gpu_inference, path = benchmark("gpu_inference"), tmp_path / "phone.jpg"
-    path.write_bytes(as_phones_store(orientation))
-    image, _ = gpu_inference.Decoded([str(path)])[0]
-    assert is_upright(image.permute(1, 2, 0))
-    transform = load_resnet("sketches")[1]
-    cut = [gpu_inference.cut({"bytes": [as_phones_store(number)]}, transform)["image"] for number in (1, orientation)]
-    assert np.abs(np.subtract(*cut, dtype=float)).mean() < 4
-
-
-def opened_as_stored(code):
-    """Return the calls of `Image.open` that no call of `exif_transpose` turns."""
-    calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
-    turned = [call.args[0] for call in calls if call.args and ast.unparse(call.func) == "ImageOps.exif_transpose"]
-    return [ast.unparse(call) for call in calls if ast.unparse(call.func) == "Image.open" and call not in turned]
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
-def test_what_an_attendee_copies_from_a_notebook_turns_photos(path):
-    cells = [cell["source"] for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
-    lines = [line for cell in cells for line in [*"".join(cell).splitlines(), ""] if not line.startswith("%")]
-    assert opened_as_stored("\n".join(lines)) == []
-
-
 # --- damaged EXIF
 
 
@@ -135,6 +106,7 @@ def test_an_orientation_that_does_not_exist_turns_nothing(orientation):
     assert is_upright(decode_photo(as_phones_store(1, exif=exif_of(orientation)), "odd.jpg"))
 
 
+@pytest.mark.weekly
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL")
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 def test_damaged_exif_costs_no_photo(kind):

@@ -7,21 +7,20 @@ from traceback import FrameSummary
 import pytest
 import torch
 
+from workshop_utils.job import rank
 from workshop_utils.job.explain import explain, how_it_ended, silent, stacks, timed_out, verdict
 from workshop_utils.job.look import (
-    MOST_OWN,
     Call,
     Look,
     below_the_launcher,
     frames_written,
     is_in_waiting_code,
     place_of,
-    stack_of_code,
 )
 from workshop_utils.job.nanny import End, Process
 
 TORCH = Path(torch.__file__).parent
-RANK_PY = frames_written.__globals__["_calling"]()  # the launcher's file, which calls the user's function
+RANK_PY = rank.__file__  # the launcher's file, which calls the user's function
 WRITTEN = f"""Thread 0x01 (most recent call first):
   File "/lib/threading.py", line 9 in wait
 
@@ -156,13 +155,6 @@ def test_ranks_that_have_ended_are_named_and_not_counted_among_all():
     assert "Rank 0 has returned, or raised an error" in said and "All ranks" not in said
     assert "Ranks 0 and 2 have returned" in verdict([at(1)], ended=[0, 2])
     assert verdict([], ended=[0, 1]) == "No rank is at work."
-
-
-def test_a_long_stack_is_cut():
-    own = [FrameSummary("/home/me/train.py", line, "f", lookup_line=False) for line in range(900)]
-    text = stack_of_code(own)
-    assert text.count("train.py") == MOST_OWN and "line 899" in text and f"... {900 - MOST_OWN} frames\n" in text
-    assert "... 1 frame\n" in stack_of_code(own[: MOST_OWN + 1]) and "..." not in stack_of_code(own[:MOST_OWN])
 
 
 def test_a_rank_that_has_not_begun_its_function_has_no_line():
