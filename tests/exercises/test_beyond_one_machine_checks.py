@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from workshop_utils.exercises import NotYet, ours, unanswered
+from workshop_utils.exercises import NotYet, unanswered
 from workshop_utils.exercises import beyond_one_machine as exercises
 from workshop_utils.models import checkpoint_exists, load_checkpoint, save_checkpoint
 
@@ -50,7 +50,6 @@ def without_a_way_out(n_images, deadline_h, rate, boot_h, price):
     ("answer", "hint"),
     [
         (lambda *_: None, "None"),
-        (lambda *_: 3, "cannot read"),
         (lambda *_: (1, 2, 3), "two numbers"),
         (changed(machines=lambda right, *_: right - 0.5), "round up"),
         (changed(machines=lambda _, *a: ceil(work_of(*a) / a[1])), "all of the 1 hours"),
@@ -61,7 +60,6 @@ def without_a_way_out(n_images, deadline_h, rate, boot_h, price):
         (changed(money=lambda _, n, *a: (a[3] + work_of(*a)) * a[4]), "boot of one machine"),
         (changed(money=lambda right, *_: right * 60), "at 0.5 an hour"),
         (without_a_way_out, "0.1 hours.*None"),
-        (lambda *a: plan(*a) or (10**9, 0), "0.1 hours.*None"),
         (lambda *a: plan(*a) if a[1] != a[3] else 1 / 0, "divides by zero.*None"),
     ],
 )
@@ -70,7 +68,8 @@ def test_no_wrong_plan_passes(answer, hint):
         exercises.check_plan(answer)
 
 
-@pytest.mark.parametrize("kind", [tuple, list, lambda pair: (pair[0], round(pair[1], 2))])
+@pytest.mark.smoke
+@pytest.mark.parametrize("kind", [tuple, lambda pair: [pair[0], round(pair[1], 2)]])
 def test_a_right_plan_passes(kind, capsys):
     exercises.check_plan(lambda *arguments: (right := plan(*arguments)) and kind(right))
     assert capsys.readouterr().out.startswith("Correct. A shorter deadline")
@@ -92,7 +91,7 @@ class TwoHosts:
 
 def move(shared, n_steps, at="{shared}/small.pt", done=1, exists=checkpoint_exists, skip=(), each=True, out=dict):
     model, optimizer = exercises.small_model()
-    at, first, losses = at.format(shared=shared, path=shared.split("://")[1], home=Path.home()), 0, {}
+    at, first, losses = at.format(shared=shared), 0, {}
 
     def save(step):
         save_checkpoint(at, step=step + done, model=model.state_dict(), optimizer=optimizer.state_dict())
@@ -118,20 +117,14 @@ def move(shared, n_steps, at="{shared}/small.pt", done=1, exists=checkpoint_exis
     ("answer", "hint"),
     [
         (lambda *_: None, "takes no step"),
-        (exercises.given_move, "nothing was left below"),
         (partial(move, out=list), "not list"),
         (partial(move, out=lambda _: None), "still None"),
-        (partial(move, at="{home}/small.pt"), "nothing was left below"),
-        (partial(move, at="small.pt"), "nothing was left below"),
-        (partial(move, at="{path}/small.pt"), "whole address"),  # what removeprefix("file://") made passed before
         (partial(move, each=False), "after each step"),  # a save at the end passed before
         (partial(move, exists=os.path.exists), "began anew"),
         (partial(move, exists=lambda _: True), "ask checkpoint_exists"),
         (partial(move, done=0), "step 4"),
         (partial(move, done=2), "not 5 to 9"),
         (partial(move, skip=("optimizer",)), "step 6.*both states"),
-        (partial(move, skip=("model",)), "step 5.*both states"),
-        (lambda shared, n: Path(shared, "small.pt").read_bytes(), "FileNotFoundError"),
     ],
 )
 def test_no_wrong_move_passes(answer, hint):
@@ -189,7 +182,6 @@ def two_ranks(monkeypatch):
         "get_world_size": lambda: 2,
         "barrier": lambda: exchanged(None),
         "all_reduce": all_reduce,
-        "broadcast": lambda tensor, source: tensor.copy_(exchanged(tensor.clone())[source]),
         "all_gather_object": lambda found, value: found.__setitem__(slice(None), exchanged(value)),
     }
     for name, stand_in in stand_ins.items():
@@ -207,12 +199,6 @@ def by_flag(operation, then=bool, only=lambda mine: True):
     return time_is_up
 
 
-def rank_0_decides(mine):
-    flag = torch.tensor(float(mine))
-    dist.broadcast(flag, 0)
-    return bool(flag)
-
-
 ANY = dist.ReduceOp.MAX
 
 
@@ -223,9 +209,7 @@ ANY = dist.ReduceOp.MAX
         (exercises.given_time_is_up, "have to agree"),
         (by_flag(ANY, then=lambda flag: None), "returns None"),
         (by_flag(dist.ReduceOp.MIN), "as soon as one"),
-        (rank_0_decides, "as soon as one"),
         (lambda mine: True, "nobody has to stop yet"),
-        (by_flag(ANY, only=lambda mine: mine), "have to agree"),
         (by_flag(ANY, only=lambda mine: dist.get_rank() == 0), "wait for each other.*all_reduce"),
     ],
 )
@@ -240,7 +224,7 @@ def gathered(mine):
     return any(everybody)
 
 
-@pytest.mark.parametrize("answer", [by_flag(ANY), by_flag(dist.ReduceOp.SUM, then=lambda flag: flag > 0), gathered])
+@pytest.mark.parametrize("answer", [by_flag(ANY), gathered])
 def test_a_right_way_to_stop_passes(answer, two_ranks, capsys):
     exercises.check_time_is_up(answer, None)
     assert capsys.readouterr().out.startswith("Correct. All ranks now leave the loop after the same step")
@@ -261,9 +245,6 @@ def log_of(n_steps=4, ahead_s=10.0):
     [
         (None, "still None"),
         (0, "a pair"),
-        ((0, "10 s"), "a pair"),
-        ("01", "a pair"),
-        ((0, 1, 2), "a pair"),
         ((2, 10), "ranks are 0 and 1"),
         ((1, 10), "Whom does it wait for"),
         ((0, -10), "wrong way round"),
@@ -276,12 +257,7 @@ def test_no_wrong_reading_of_two_clocks_passes(answer, hint):
         exercises.check_late(answer, log_of())
 
 
-@pytest.mark.parametrize("answer", [(0, 10), [0, 10.02], torch.tensor([0, 9.99])])
+@pytest.mark.parametrize("answer", [[0, 10.02], torch.tensor([0, 9.99])])
 def test_a_right_reading_of_two_clocks_passes(answer, capsys):
     exercises.check_late(answer, log_of())
     assert capsys.readouterr().out.startswith("Correct. Rank 0 is the slow one. The clocks are 10 s apart")
-
-
-def test_the_solution_is_named_as_ours(capsys):
-    exercises.check_late(ours([0, 10.0]), log_of())
-    assert capsys.readouterr().out.startswith("That was our solution.")

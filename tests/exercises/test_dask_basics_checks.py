@@ -6,7 +6,7 @@ import dask
 import numpy as np
 import pytest
 import stand_ins
-from distributed import as_completed, wait
+from distributed import as_completed
 
 from workshop_utils.exercises import NotYet, dask_basics
 
@@ -53,8 +53,6 @@ def chain(values):
         (tree(range(4)), "3, .*takes 7"),
         (chain(range(8)), "7 calls.*3 are enough"),
         (tree([0] * 8), "another number"),
-        (tree(["a"] * 8), "another number"),
-        (tree([0, "a"] * 4), "cannot read.*TypeError"),
     ],
 )
 def test_no_wrong_graph_passes(answer, hint):
@@ -62,6 +60,7 @@ def test_no_wrong_graph_passes(answer, hint):
         dask_basics.check_tree(answer, list(range(8)))
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("values", [range(8), range(7, -1, -1), [dask.delayed(x) for x in range(8)]])
 def test_a_tree_passes_in_any_order(values, capsys):
     dask_basics.check_tree(tree(list(values)), list(range(8)))
@@ -76,19 +75,13 @@ def test_a_tree_passes_whose_tasks_have_other_names():
     dask_basics.check_tree(values[0], list(range(8)))
 
 
-@pytest.mark.parametrize("last", [lambda total: dask.delayed(int)(total), lambda total: total + 0])
-def test_a_chain_that_ends_in_another_task_is_still_a_chain(last):
-    with pytest.raises(NotYet, match="7 calls.*3 are enough"):
-        dask_basics.check_tree(last(chain(range(8))), list(range(8)))
-    dask_basics.check_tree(last(tree(range(8))), list(range(8)))
-
-
-def test_a_chain_with_other_tasks_between_its_calls_is_still_a_chain():
+def test_a_chain_with_other_tasks_between_and_after_its_calls_is_still_a_chain():
     total = 0
     for value in range(1, 8):
         total = dask.delayed(int)(dask.delayed(add_pair)(total, value))
     with pytest.raises(NotYet, match="7 calls.*3 are enough"):
         dask_basics.check_tree(total, list(range(8)))
+    dask_basics.check_tree(dask.delayed(int)(tree(range(8))), list(range(8)))
 
 
 def test_a_persisted_tree_is_called_so(client):
@@ -125,11 +118,6 @@ def careless(client):
     return counts
 
 
-def one_count_for_all(client):
-    darts = [client.submit(throw) for _ in EIGHT]
-    return client.gather(client.map(count, darts, pure=False))
-
-
 def with_darts_that_come_here(client):
     darts = client.gather([client.submit(throw, pure=False) for _ in EIGHT])
     return client.gather([client.submit(count, each, pure=False) for each in darts])
@@ -139,41 +127,9 @@ def one_round_after_another(client):
     return [client.submit(count, client.submit(throw, pure=False)).result() for _ in EIGHT]
 
 
-def one_round_after_another_with_wait(client):
-    counts = []
-    for _ in EIGHT:
-        future = client.submit(count, client.submit(throw, pure=False))
-        wait(future)
-        counts.append(future.result())
-    return counts
-
-
-def one_compute_for_each_round(client):
-    return [dask.delayed(count)(dask.delayed(throw)()).compute() for _ in EIGHT]
-
-
 def one_count_after_another(client):
     darts = [client.submit(throw, pure=False) for _ in EIGHT]
     return [client.submit(count, each).result() for each in darts]
-
-
-def one_count_after_another_unasked(client):
-    counts = []
-    for each in [client.submit(throw, pure=False) for _ in EIGHT]:
-        counts.append(client.submit(count, each))
-        counts[-1].exception()
-    return client.gather(counts)
-
-
-def all_darts_before_the_first_count(client):
-    darts = client.map(lambda _: throw(), EIGHT, pure=False)
-    wait(darts)
-    return client.gather(client.map(count, darts))
-
-
-def with_darts_that_come_here_as_they_finish(client):
-    thrown = as_completed([client.submit(throw, pure=False) for _ in EIGHT], with_results=True)
-    return client.gather([client.submit(count, darts, pure=False) for _, darts in thrown])
 
 
 @pytest.mark.parametrize(
@@ -181,23 +137,14 @@ def with_darts_that_come_here_as_they_finish(client):
     [
         (None, "should be a function"),
         (lambda client: None, "nothing was sent"),
-        (lambda client: [196_350 + n for n in EIGHT], "nothing was sent"),
         (lambda client: client.submit(throw) and None, "returns None"),
         (lambda client: client.submit(count, client.submit(throw)).result(), "a list of 8"),
         (lambda client: client.map(lambda n: 196_350 + n, EIGHT), "client.gather"),
         (lambda client: client.gather(client.map(lambda n: n, EIGHT)), "are not 8 counts"),
-        (lambda client: client.gather(client.map(str, EIGHT)), "are not 8 counts"),
-        (lambda client: [client.nowhere], "AttributeError"),
         (careless, "different numbers among the 8 counts: 1"),
-        (one_count_for_all, "different numbers among the 8 counts: 1"),
         (with_darts_that_come_here, "32.0 MB"),
         (one_round_after_another, "before the first result was asked for: 2"),
-        (one_round_after_another_with_wait, "before the first result was asked for: 2"),
-        (one_compute_for_each_round, "waited .* before it sent"),
         (one_count_after_another, "waited .* before it sent"),
-        (one_count_after_another_unasked, "waited .* before it sent"),
-        (all_darts_before_the_first_count, "waited .* before it sent 8"),
-        (with_darts_that_come_here_as_they_finish, "32.0 MB"),
     ],
 )
 def test_no_careless_counts_pass(client, answer, hint):
@@ -208,10 +155,6 @@ def test_no_careless_counts_pass(client, answer, hint):
 def mapped(client):
     darts = [client.submit(throw, pure=False) for _ in EIGHT]
     return client.gather(client.map(count, darts))
-
-
-def in_one_task(client):
-    return client.gather([client.submit(lambda: count(throw()), pure=False) for _ in EIGHT])
 
 
 def as_they_come(client):
@@ -233,17 +176,13 @@ def planned(client):
     return dask.compute(*[dask.delayed(count)(dask.delayed(throw)()) for _ in EIGHT])
 
 
-def planned_and_started(client):
-    return client.gather(client.compute([dask.delayed(count)(dask.delayed(throw)()) for _ in EIGHT]))
-
-
 def planned_and_waited_for(client):
     return client.compute([dask.delayed(count)(dask.delayed(throw)()) for _ in EIGHT], sync=True)
 
 
 @pytest.mark.parametrize(
     "answer",
-    [mapped, in_one_task, as_they_come, each_counted_when_thrown, planned, planned_and_started, planned_and_waited_for],
+    [mapped, as_they_come, each_counted_when_thrown, planned, planned_and_waited_for],
 )
 def test_eight_counts_that_do_not_wait_for_each_other_pass(client, answer, capsys):
     dask_basics.check_careful_counts(answer, client)
@@ -263,10 +202,7 @@ RIGHT = {0: ZeroDivisionError, 3: ZeroDivisionError, 5: IndexError, 6: IndexErro
         (dict.fromkeys(range(7), ValueError), "on a worker"),
         ({0: ZeroDivisionError}, "inputs that fail"),
         (RIGHT | {4: None}, "no exception"),
-        (RIGHT | {6: "error"}, "'error'.*input 6"),
         (RIGHT | {6: ZeroDivisionError}, "exception for input 6"),
-        (dict.fromkeys(RIGHT, "IndexError or ZeroDivisionError"), "exception for input 0"),
-        (dict.fromkeys(RIGHT, "builtins.IndexError"), "exception for input 0"),
     ],
 )
 def test_no_wrong_culprits_pass(answer, hint):
@@ -280,10 +216,7 @@ def test_no_wrong_culprits_pass(answer, hint):
         lambda kind: kind,
         lambda kind: kind("why"),
         lambda kind: kind.__name__,
-        lambda kind: repr(kind("why")),
-        str,
-        lambda kind: f"builtins.{kind.__name__}",
-        lambda kind: f"{kind.__name__}: division by zero",
+        lambda kind: f"builtins.{kind.__name__}: why",
     ],
 )
 def test_the_culprits_pass_with_types_exceptions_or_names(of):

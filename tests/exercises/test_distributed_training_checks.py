@@ -71,7 +71,7 @@ def together(*, wrap=True, share="strided", divide_by="part", seed=0, returned="
                         optimizer.zero_grad()
         if returned == "module":
             return (model.module if wrap else model).state_dict()
-        return {"wrapped": model.state_dict(), "nothing": None, "model": model}[returned]
+        return {"wrapped": model.state_dict(), "nothing": None}[returned]
 
     return fit_together
 
@@ -82,7 +82,6 @@ def together(*, wrap=True, share="strided", divide_by="part", seed=0, returned="
         (None, "should be a function"),
         (fit, "nothing has changed"),
         (together(returned="nothing"), "0.weight"),
-        (together(returned="model"), "return the weights"),
         (together(share="all"), "one image in 2"),
         (together(share="first"), "same images"),
         (together(share="overlapping"), "on no rank"),
@@ -93,8 +92,6 @@ def together(*, wrap=True, share="strided", divide_by="part", seed=0, returned="
         (together(steps=2), r"2, 2"),
         (together(no_zero_grad=True), "after 2 epochs"),
         (together(share="set"), r"step 1 of fit takes images 0 to 7; .* \[0, 1, 2, 3, 12, 13, 14, 15\]"),
-        (lambda images, labels, batch_size, n_epochs: images.nothing, "AttributeError"),
-        (lambda images: None, "TypeError"),
     ],
 )
 def test_no_wrong_ddp_loop_passes(answer, hint, client):
@@ -123,12 +120,6 @@ def mean_that_everybody_joins(n_right, n_images):
     return (accuracy / dist.get_world_size()).item()
 
 
-def mean_of_those_with_images(n_right, n_images):
-    sums = torch.tensor([n_right / max(1, n_images), float(n_images > 0)])
-    dist.all_reduce(sums)
-    return sums[0] / sums[1]
-
-
 def sums_that_a_rank_without_images_leaves(n_right, n_images):
     return accuracy_by(lambda sums: sums[0] / sums[1])(n_right, n_images) if n_images else 0.0
 
@@ -154,12 +145,6 @@ def accuracy_by(read):
     return global_accuracy
 
 
-def on_rank_0_alone(n_right, n_images):
-    sums = torch.tensor([n_right, n_images], dtype=torch.float64)
-    dist.reduce(sums, 0)
-    return (sums[0] / sums[1]).item()
-
-
 def by_objects(n_right, n_images):
     pairs = [None] * dist.get_world_size()
     dist.all_gather_object(pairs, (n_right, n_images))
@@ -173,17 +158,14 @@ def by_objects(n_right, n_images):
         (reported, "nothing has changed"),
         (lambda n_right, n_images: None, "returns None"),
         (lambda n_right, n_images: n_right / max(1, n_images), "3 of 4, 4 of 8 right, they return 0.750, 0.500"),
-        (mean_that_everybody_joins, "0.625 is the mean|0.625, 0.625 is the mean"),
-        (mean_of_those_with_images, "is the mean of their accuracies"),
+        (mean_that_everybody_joins, "0.625, 0.625 is the mean"),
         (sums_that_a_rank_without_images_leaves, "0 of 0, 1 of 4.*call all_reduce, equally often"),
         (divided_first, "0 of 0, 1 of 4.*divides by zero"),
         (nan_first, "0 of 0, 1 of 4.*nan"),
-        (on_rank_0_alone, "one number on all"),
         (accuracy_by(lambda sums: sums[0].item()), "number of right ones"),
         (accuracy_by(lambda sums: 100 * sums[0] / sums[1]), "between 0 and 1"),
         (accuracy_by(lambda sums: sums[0] / sums[1] / 3), "divide the sum"),
         (accuracy_by(lambda sums: sums), "return one number"),
-        (accuracy_by(lambda sums: sums.view(3)), "RuntimeError.*view|RuntimeError.*shape"),
     ],
 )
 def test_no_wrong_accuracy_passes(answer, hint, client):
@@ -191,15 +173,7 @@ def test_no_wrong_accuracy_passes(answer, hint, client):
         distributed_training.check_global_accuracy(answer, reported, client)
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        by_objects,
-        accuracy_by(lambda sums: (sums[0] / sums[1]).item()),
-        accuracy_by(lambda sums: sums[:1] / sums[1]),
-        accuracy_by(lambda sums: round((sums[0] / sums[1]).item(), 2)),
-    ],
-)
+@pytest.mark.parametrize("answer", [by_objects, accuracy_by(lambda sums: round((sums[0] / sums[1]).item(), 2))])
 def test_the_accuracy_over_all_images_passes_in_any_form(answer, client):
     with by_value():
         distributed_training.check_global_accuracy(answer, reported, client)

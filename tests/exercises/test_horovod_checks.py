@@ -1,7 +1,6 @@
 """Notebook 09: wrong answers get a hint, never a traceback, and right ones pass in any sensible type."""
 
 import nbformat
-import numpy as np
 import pytest
 import torch
 
@@ -34,8 +33,6 @@ def resume(path, model, optimizer, *, load="rank 0", send="object", wrap="first"
     saved = load_checkpoint(path) if hvd.rank() == 0 or load == "all" else None
     if send == "object":
         saved = hvd.broadcast_object(saved, root_rank=0, name="saved")
-    if send == "without a name":
-        saved = hvd.broadcast_object(saved, root_rank=0)
     if send == "from rank 0 alone" and hvd.rank() == 0:
         saved = hvd.broadcast_object(saved, root_rank=0, name="saved")
     if saved:
@@ -81,19 +78,13 @@ def with_mistakes(**mistakes):
 WRONG_RESUMES = [
     (horovod.given_resume, "which order"),
     (with_mistakes(load="all"), "Only rank 0 finds"),
-    (with_mistakes(send="nothing"), "which order"),
     (with_mistakes(send="from rank 0 alone"), "rank 0 waits in broadcast_object.*rank 1 is at the end"),
-    (with_mistakes(send="without a name"), "named 'dict'.*named 'NoneType'"),
     (with_mistakes(send="weights"), "on all ranks"),
-    (with_mistakes(wrap="last"), "momentum is gone: "),
     (with_mistakes(load="model"), "momentum is gone: "),
     (with_mistakes(op="sum"), "factor 2"),
     (with_mistakes(wrap="last", op="sum"), "momentum is gone, and"),
     (with_mistakes(wrap="never"), "nobody averages"),
     (lambda path, model, optimizer: None, "returned None"),
-    (lambda path, model, optimizer: model, "returned Linear"),
-    (lambda path, model, optimizer: {}["learning rate"], "learning rate"),
-    (lambda path: None, "cannot read"),
 ]
 RIGHT_RESUMES = [resume, resume_with_rank_0_as_the_source, resume_with_allgather]
 
@@ -104,16 +95,11 @@ def test_a_wrong_way_to_resume_gets_a_hint(answer, hint, without_horovod):
         horovod.check_resume(answer, None)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("answer", RIGHT_RESUMES)
 def test_a_right_way_to_resume_passes(answer, without_horovod, capsys):
     horovod.check_resume(answer, None)
     assert capsys.readouterr().out.startswith("Correct. ")
-
-
-def test_ranks_report_as_many_losses_as_one_process(tmp_path):
-    alone = horovod.train_alone(tmp_path)
-    ranks = horovod._in_threads(horovod.go_on, resume, tmp_path)
-    assert ranks[0] == ranks[1] and np.allclose(ranks[0]["losses"], alone[5:], rtol=1e-4)
 
 
 def unequal(model):
@@ -139,19 +125,6 @@ def unequal_by_one_tensor_after_another(model):
             yield name
 
 
-def unequal_with_a_process_set(model):
-    import horovod.torch as hvd
-
-    mine = model.state_dict()
-    of_rank_0 = hvd.broadcast_object(mine, 0, name="state", process_set=hvd.global_process_set)
-    return [name for name in mine if not torch.equal(mine[name], of_rank_0[name])]
-
-
-def unequal_without_communication(model):
-    theirs = horovod.with_statistics(seed=0).state_dict()
-    return [name for name, mine in model.state_dict().items() if not torch.equal(mine, theirs[name])]
-
-
 def unequal_parameters(model):
     import horovod.torch as hvd
 
@@ -175,30 +148,19 @@ def unequal_on_any_rank(model):
     return [name for name in states[0] if any((state[name] != states[0][name]).any() for state in states)]
 
 
-def unequal_asked_by_others_alone(model):
-    import horovod.torch as hvd
-
-    return unequal(model) if hvd.rank() else []
-
-
 WRONG_SEARCHES = [
     (lambda model: None, "still None"),
-    (lambda model: "0.weight", "a list of names"),
     (lambda model: len(unequal(model)), "a list of names"),
     (lambda model: [model.state_dict()[name] for name in unequal(model)] or ["0.weights"], "no names"),
-    (lambda model: [], "do not|does not say so"),
     (unequal_parameters, "no parameters"),
     (unequal_sums, "number by number"),
     (unequal_on_any_rank, "rank 0 is not unlike itself"),
-    (unequal_without_communication, "rank 0 is not unlike itself"),
-    (unequal_asked_by_others_alone, "rank 0 is at the end.*rank 1 waits in broadcast_object"),
-    (lambda model: list(model.state_dict())[: len(unequal(model))], "does not say so|equal to rank 0's"),
+    (lambda model: list(model.state_dict()) if unequal(model) else [], "equal to rank 0's"),
 ]
 RIGHT_SEARCHES = [
     unequal,
     unequal_by_gathering,
     unequal_by_one_tensor_after_another,
-    unequal_with_a_process_set,
 ]
 
 
@@ -214,23 +176,24 @@ def test_a_right_search_for_what_differs_passes(answer, without_horovod, capsys)
     assert capsys.readouterr().out.startswith("Correct. ")
 
 
+def with_what_the_threads_lack(resume):
+    """Return an answer that only Horovod itself can judge: the threads have no local_rank."""
+
+    def answer(path, model, optimizer):
+        import horovod.torch as hvd
+
+        assert hvd.local_rank() in (0, 1)
+        return resume(path, model, optimizer)
+
+    return answer
+
+
 @pytest.mark.skipif(not launcher.available(), reason="Horovod is not built: make horovod")
 @pytest.mark.filterwarnings("ignore:Port 8787 is busy")
 @pytest.mark.timeout(240)
-def test_on_a_cluster_the_same_answers_pass_and_horovod_has_the_last_word(client, capsys, monkeypatch):
-    for answer in RIGHT_RESUMES:
-        horovod.check_resume(answer, client)
-    for answer in RIGHT_SEARCHES:
-        horovod.check_unequal(answer, client)
-    assert capsys.readouterr().out.count("Correct. ") == len(RIGHT_RESUMES) + len(RIGHT_SEARCHES)
-
-    def threads_that_lack_something(*_):
-        raise AttributeError("grouped_allreduce")
-
-    monkeypatch.setattr(horovod, "_in_threads", threads_that_lack_something)
-    for answer, hint in [WRONG_RESUMES[number] for number in (0, 1, 6, 9)]:
-        with pytest.raises(NotYet, match=hint):
-            horovod.check_resume(answer, client)
-    with pytest.raises(NotYet, match="no parameters"):
-        horovod.check_unequal(unequal_parameters, client)
-    horovod.check_resume(resume, client)
+def test_on_a_cluster_right_answers_pass_and_horovod_has_the_last_word(client, capsys):
+    horovod.check_resume(with_what_the_threads_lack(resume), client)
+    horovod.check_unequal(unequal, client)
+    assert capsys.readouterr().out.count("Correct. ") == 2
+    with pytest.raises(NotYet, match="which order"):
+        horovod.check_resume(with_what_the_threads_lack(horovod.given_resume), client)

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pandas as pd
 import pytest
 from torch.profiler import ProfilerActivity, profile
 
-from workshop_utils.exercises import NotYet, learning_results, ours
+from workshop_utils.exercises import NotYet, learning_results
 
 
 def means(values, size, seed=0):
@@ -25,9 +26,8 @@ def in_a_loop(values):
     return [drawn[25], drawn[974]]
 
 
-@pytest.mark.parametrize(
-    "function", [right_interval, in_a_loop, lambda values: tuple(map(float, right_interval(np.array(values))))]
-)
+@pytest.mark.smoke
+@pytest.mark.parametrize("function", [right_interval, in_a_loop])
 def test_the_interval_of_the_mean_passes_however_it_is_resampled(function, capsys):
     learning_results.check_interval(function)
     assert capsys.readouterr().out.startswith("Correct.")
@@ -46,18 +46,11 @@ def without_replacement(values):
         (lambda values: right_interval(values)[::-1], "high end comes first"),
         (without_replacement, "with replacement"),
         (lambda values: np.percentile(values, [2.5, 97.5]), "single differences"),
-        (lambda values: (values.min(), values.max()), "single differences"),
         (lambda values: np.percentile(means(values, (2000, len(values))), [5, 95]), "too narrow"),
-        (lambda values: np.percentile(means(values, (2000, len(values))), [0.5, 99.5]), "too wide"),
         (lambda values: np.percentile(means(values, (2000, 100)), [2.5, 97.5]), "as many values as"),
-        (lambda values: np.percentile(means(values, (2000, 16)), [2.5, 97.5]), "too narrow.*as many values as"),
-        (
-            lambda values: np.percentile(means(values, (2000, len(values) - 1)), [2.5, 97.5]),
-            "too wide.*as many values as",
-        ),
+        (lambda values: np.percentile(means(values, (2000, len(values) - 1)), [2.5, 97.5]), "too wide"),
         (lambda values: (-1.0, 1.0), "misses the mean"),
-        (lambda values: undefined, "cannot read|undefined"),  # noqa: F821
-        (3, "cannot read|callable"),
+        (lambda values: right_interval(values) + 0.3 * values.std() / len(values) ** 0.5, "off to one side"),
     ],
 )
 def test_no_wrong_interval_passes(function, hint):
@@ -79,12 +72,12 @@ def right_totals(steps, path):
     return ms
 
 
-def as_a_series(steps, path):
+def as_a_series(steps, path, of_a_name="sum"):
     events = pd.DataFrame(recorded_events(steps, path))
-    return events.groupby("name").dur.sum() / 1000
+    return events.groupby("name").dur.agg(of_a_name) / 1000
 
 
-@pytest.mark.parametrize("function", [right_totals, as_a_series, lambda *given: dict(right_totals(*given))])
+@pytest.mark.parametrize("function", [right_totals, as_a_series])
 def test_a_trace_that_was_exported_and_added_up_passes_in_any_type(function, capsys):
     learning_results.check_traced(function)
     assert capsys.readouterr().out.startswith("Correct.")
@@ -115,13 +108,6 @@ def only_annotations(steps, path):
     return ms
 
 
-def self_times(steps, path):
-    with profile(activities=[ProfilerActivity.CPU]) as recorded:
-        steps()
-    recorded.export_chrome_trace(path)
-    return {event.key: event.self_cpu_time_total / 1000 for event in recorded.key_averages()}
-
-
 def contained_left_out(steps, path):
     ms, ends = Counter(), 0.0
     for event in sorted(recorded_events(steps, path), key=lambda event: event["ts"]):
@@ -136,7 +122,6 @@ def contained_left_out(steps, path):
         (lambda steps, path: None, "still returns None"),
         (exported_too_early, "after the `with` block has ended"),
         (only_annotations, "aten::.* is missing"),
-        (self_times, "is missing: read the file"),
         (contained_left_out, "add up dur"),
         (lambda steps, path: {}, "called 0 times"),
         (never_exported, "no file at path"),
@@ -144,9 +129,9 @@ def contained_left_out(steps, path):
         (lambda *given: recorded_events(*given), "return a dict"),
         (lambda *given: {name: ms * 1000 for name, ms in right_totals(*given).items()}, "microseconds"),
         (lambda *given: {one["name"]: one["dur"] / 1000 for one in recorded_events(*given)}, "overwritten"),
+        (partial(as_a_series, of_a_name="max"), "one event of each name"),
+        (partial(as_a_series, of_a_name="mean"), "this is the mean"),
         (lambda *given: Counter(one["name"] for one in recorded_events(*given)), "counts"),
-        (lambda *given: dict.fromkeys(right_totals(*given), 7.0), "add up dur"),
-        (lambda steps: {}, "cannot read|argument"),
     ],
 )
 def test_no_wrong_totals_pass(function, hint):
@@ -167,7 +152,7 @@ TOTALS = [
 ]
 
 
-@pytest.mark.parametrize("answer", [(1, SHRINKS), [1, SHRINKS], (np.int64(1), SHRINKS), ours((1, SHRINKS))])
+@pytest.mark.parametrize("answer", [(1, SHRINKS), [np.int64(1), SHRINKS]])
 def test_the_rank_that_does_not_wait_is_the_late_one(answer, capsys):
     learning_results.check_late(answer, TOTALS)
     assert "shrinks" in capsys.readouterr().out
@@ -178,16 +163,11 @@ def test_the_rank_that_does_not_wait_is_the_late_one(answer, capsys):
     [
         (None, "still None"),
         (1, "two things"),
-        ("1", "two things"),
-        (SHRINKS, "two things"),
         ((SHRINKS, 1), "the event's name"),
-        ((0, "gloo:all_reduce"), "whoever waits long waits for another"),
         ((1, "gloo:all_reduce"), "whoever waits long waits for another"),
         ((0, SHRINKS), "rank 0 is not late"),
         ((2, SHRINKS), "no rank 2"),
-        ((True, SHRINKS), "no rank True"),
         ((1, "resize"), "no rank has an event"),
-        ((1, "PyTorch Profiler (0)"), "351 ms on rank 1 and 355 ms on another"),
         ((1, "aten::convolution"), "40 ms on rank 1 and 50 ms on another"),
     ],
 )
@@ -196,7 +176,7 @@ def test_no_wrong_rank_or_event_passes(answer, hint):
         learning_results.check_late(answer, TOTALS)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("world_size", [1, 2, 8])
 def test_one_rank_has_large_images_and_all_have_batches_of_one_size(world_size):
     for shrunk in (False, True):
         made = [next(learning_results.batches(1, rank, world_size, shrunk=shrunk))[0] for rank in range(world_size)]

@@ -11,14 +11,14 @@ from workshop_utils.exercises import NotYet, many_models
 from workshop_utils.names import NameLSTM, expand
 
 
-def asha(losses, n_given, n_most, *, rounded=lambda n: n // 2, last=False, best=True, deepest=True, past_only=False):
+def asha(losses, n_given, n_most, *, deepest=True, past_only=False):
     """The rule of the exercise; each named argument makes another mistake."""
     levels = range(1, n_most)
     for k in reversed(levels) if deepest else levels:
-        past = {model: of[-1 if last else k - 1] for model, of in losses.items() if len(of) >= k}
+        past = {model: of[k - 1] for model, of in losses.items() if len(of) >= k}
         if past_only:
             past = {model: loss for model, loss in past.items() if n_given[model] == k}
-        for model in sorted(past, key=past.get, reverse=not best)[: rounded(len(past))]:
+        for model in sorted(past, key=past.get)[: len(past) // 2]:
             if n_given[model] == k == len(losses[model]):
                 return model
     return next((model for model, n in n_given.items() if n == 0), None)
@@ -28,19 +28,13 @@ def mistaken(**mistake):
     return lambda losses, n_given, n_most: asha(losses, n_given, n_most, **mistake)
 
 
-def in_rounds(losses, n_given, n_most):
-    """Successive halving as in the notebook's section 5, where all wait for the end of the round."""
-    if any(n > len(losses[model]) for model, n in n_given.items()):
-        return next((model for model, n in n_given.items() if n == 0), None)
-    return asha(losses, n_given, n_most)
-
-
 def new_ones_first(losses, n_given, n_most):
     return next((model for model, n in n_given.items() if n == 0), None) or asha(losses, n_given, n_most)
 
 
 def runs_twice(losses, n_given, n_most):
-    return min((model for model in losses if losses[model]), key=lambda model: losses[model][-1], default="a")
+    running = (model for model, n in n_given.items() if n > len(losses[model]))
+    return next(running, None) or asha(losses, n_given, n_most)
 
 
 def empties(losses, n_given, n_most):
@@ -56,26 +50,15 @@ def ignores_the_most(losses, n_given, n_most):
 @pytest.mark.parametrize(
     ("rule", "hint"),
     [
-        (
-            lambda losses, n_given, n_most: None,
-            "idle.*'a'",
-        ),
-        (in_rounds, "a new one, .*: .'b'"),
+        (lambda losses, n_given, n_most: None, "never started.*'a'"),
+        (lambda losses, *rest: None if "d" in losses else asha(losses, *rest), "may have their next task: .'b'"),
         (new_ones_first, "a new one, .*: .'b'"),
-        (mistaken(rounded=lambda n: (n + 1) // 2), "rounded down to 0"),
-        (mistaken(best=False), "'a'.*better half"),
         (mistaken(deepest=False), "the furthest first"),
         (mistaken(past_only=True), "rounded down to 2.*still count"),
-        (mistaken(last=True), "a new one, .*: .'c'"),
-        (runs_twice, "still running|better half"),
-        (lambda losses, n_given, n_most: next(iter(losses)), "better half|still running"),
+        (runs_twice, "still running"),
         (lambda losses, n_given, n_most: 0, "returns 0"),
-        (lambda losses, n_given, n_most: [next(iter(losses))], r"returns \['a'\]"),
-        (lambda losses, n_given, n_most: "lr 1", "returns 'lr 1'"),
         (empties, "changes the dicts"),
         (ignores_the_most, "all 2 tasks"),
-        (lambda losses, n_given, n_most: losses["z"], "cannot read.*KeyError"),
-        (lambda losses, n_given: None, "cannot read.*TypeError"),
     ],
 )
 def test_no_wrong_rule_passes(rule, hint):
@@ -83,6 +66,7 @@ def test_no_wrong_rule_passes(rule, hint):
         many_models.check_next_model(rule)
 
 
+@pytest.mark.smoke
 def test_the_rule_of_the_solution_passes(capsys):
     many_models.check_next_model(asha)
     assert capsys.readouterr().out.startswith("Correct. No worker waits")
@@ -104,7 +88,7 @@ def of_both(seed, n_epochs):
     return 1000 * seed + n_epochs
 
 
-def epoch(state, data, seed, *, seeds=of_both, new_rows=True, new_state=True, trains=True, keeps=True):
+def epoch(state, data, seed, *, seeds=of_both, new_state=True, trains=True, keeps=True):
     """The task of the exercise; each named argument makes another mistake."""
     if seeds:
         torch.manual_seed(seeds(seed, len(state["rows"])))
@@ -121,10 +105,8 @@ def epoch(state, data, seed, *, seeds=of_both, new_rows=True, new_state=True, tr
         state["rows"].append(loss.item())
         state["model"] = model.state_dict()
         return state
-    rows = [*state["rows"], loss.item()] if new_rows else state["rows"]
-    if not new_rows:
-        rows.append(loss.item())
-    return {"rows": rows if keeps else [loss.item()], "model": model.state_dict() if trains else state["model"]}
+    rows = [*state["rows"], loss.item()] if keeps else [loss.item()]
+    return {"rows": rows, "model": model.state_dict() if trains else state["model"]}
 
 
 def wrong(**mistake):
@@ -150,19 +132,13 @@ def data(client):
     [
         (lambda state, data, seed: None, "returns None"),
         (wrong(new_state=False), "it now has [12] row"),
-        (wrong(new_state=False, seeds=None), "changes the state"),
-        (wrong(new_rows=False), "it now has [12] row"),
         (wrong(seeds=None), "manual_seed"),
         (wrong(seeds=lambda seed, n_epochs: 0), "same result"),
-        (wrong(seeds=lambda seed, n_epochs: n_epochs), "same result"),
         (wrong(seeds=lambda seed, n_epochs: seed), "the same order"),  # in every epoch
         (wrong(trains=False), "it began with"),
         (wrong(keeps=False), "second row"),
         (lambda state, data, seed: [state], "'rows', a list"),
         (lambda state, data, seed: copy.deepcopy(state), "1 row, not 0"),
-        (lambda state, data, seed: state["optimizer"], "cannot read.*KeyError"),
-        (lambda state, data: state, "cannot read.*TypeError"),
-        (None, "cannot read"),
     ],
 )
 def test_no_careless_task_passes_and_the_notebooks_first_state_stays_as_it_was(client, first, data, task, hint):

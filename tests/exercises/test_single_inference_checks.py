@@ -49,16 +49,13 @@ def namer(*, eval_mode=True, dim=1, order=list, number=float):
         (lambda model, images, names: None, "returns None"),
         (lambda model, images, names: [("dog", 0.5)], "1 entries for 6 images"),
         (lambda model, images, names: ["dog"] * 6, "return pairs"),
-        (lambda model, images, names: [(0.5, "dog")] * 6, "return pairs"),
         (namer(number=lambda p: f"{p:.0%}"), "as a number"),
         (namer(number=lambda p: torch.ones(2)), "more than one number"),
         (namer(number=lambda p: 100 * p), "the probabilities are not"),
-        (namer(number=lambda p: 0.98), "the probabilities are not"),
         (namer(order=sorted), "the names are not"),
-        (namer(dim=0), "over which dimension|the probabilities are not"),
-        (namer(eval_mode=False), "train mode|eval mode"),
+        (namer(dim=0), "over which dimension"),
+        (namer(eval_mode=False), "train mode"),
         (namer(eval_mode=False, dim=0, order=sorted), "more than one fault"),
-        (lambda model, images, names: model.forwards(images), "no attribute 'forwards'"),
     ],
 )
 def test_no_wrong_name_passes(function, hint, model, images):
@@ -74,9 +71,8 @@ def test_names_from_the_notebook_instead_of_the_arguments_do_not_pass(model, ima
         single_inference.check_name_dogs(from_memory, model, images, CATEGORIES)
 
 
-@pytest.mark.parametrize(
-    "number", [float, np.float32, lambda p: p, lambda p: p.reshape(1), lambda p: round(float(p), 2)]
-)
+@pytest.mark.smoke
+@pytest.mark.parametrize("number", [float, np.float32, lambda p: p.reshape(1), lambda p: round(float(p), 2)])
 def test_right_names_pass_with_probabilities_of_any_type(number, model, images):
     single_inference.check_name_dogs(namer(number=number), model, images, CATEGORIES)
 
@@ -119,8 +115,10 @@ def calibrator(*, loss=loss_of_the_right, fitted=EVEN, tested=ODD, grid=GRID, wr
 
 @pytest.fixture(scope="module")
 def batch():
-    """Return (logits, truth) of a model that is too unsure."""
-    return single_inference._photos_that_want(0.4, 0.4)
+    """Return (logits, truth) of a model that is too unsure: divided by 0.4, its logits are calibrated."""
+    random = torch.Generator().manual_seed(3)
+    honest = 2 * torch.randn(800, 10, generator=random)
+    return 0.4 * honest, honest.softmax(1).multinomial(1, generator=random).squeeze(1)
 
 
 @pytest.mark.parametrize(
@@ -128,22 +126,14 @@ def batch():
     [
         (lambda logits, truth: None, "returns None"),
         (lambda logits, truth: 0.38, "two numbers"),
-        (lambda logits, truth: (0.38, 0.1, 0.1), "two numbers"),
         (lambda logits, truth: ("0.38", 0.1), "'0.38' should be a number"),
-        (lambda logits, truth: (True, 0.1), "should be a number"),
         (lambda logits, truth: (torch.tensor([0.4, 0.5]), 0.1), "more than one number"),
         (lambda logits, truth: (-0.38, 0.1), "above 0"),
-        (lambda logits, truth: (0.38, 0.1), "of the right breed, or of the likeliest"),  # typed
-        (calibrator(loss=loss_of_the_likeliest, fitted=ALL, tested=ALL), "right breed, or of the likeliest"),
         (calibrator(loss=loss_of_the_likeliest), "right breed, or of the likeliest"),
         (calibrator(fitted=ALL), "fitted on all photos"),
         (calibrator(fitted=ODD, tested=EVEN), "photos 1, 3, 5"),
         (calibrator(tested=EVEN), "that T was fitted on"),
         (calibrator(tested=ALL), "not that of the photos 1, 3, 5"),
-        (calibrator(fitted=slice(0, 400), tested=slice(400, None)), "not where the loss|fitted on all"),
-        (lambda logits, truth: (calibrator()(logits, truth)[0], float("nan")), "T is right; the loss"),
-        (calibrator(grid=[0.25, 0.5, 1.0, 2.0, 4.0]), "search longer"),
-        (lambda logits, truth: logits.fit(), "no attribute 'fit'"),
     ],
 )
 def test_no_wrong_calibration_passes(function, hint, batch):
@@ -155,11 +145,8 @@ def test_no_wrong_calibration_passes(function, hint, batch):
     "wrap",
     [
         tuple,
-        list,
         np.array,
-        torch.tensor,
         lambda pair: [torch.ones(1, requires_grad=True) * value for value in pair],
-        lambda pair: [np.array([value]) for value in pair],
         lambda pair: (pair[0], round(pair[1], 2)),
     ],
 )

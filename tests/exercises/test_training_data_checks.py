@@ -5,10 +5,7 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler
 
-from workshop_utils.exercises import (
-    NotYet,
-    training_data,
-)
+from workshop_utils.exercises import NotYet, training_data
 
 CLASSES = ["n02085620-Chihuahua", "n02106166-Border_collie", "n02113186-Cardigan"]
 
@@ -21,9 +18,9 @@ def by_id(classes):
     return [NUMBER_OF[folder.split("-")[0]] for folder in classes]
 
 
-def by_name(classes, kept_order=True):
+def by_name(classes):
     names = [folder.split("-", 1)[1].replace("_", " ").lower() for folder in classes]
-    return [INDEX_BY_NAME[name] for name in (names if kept_order else sorted(names))]
+    return [INDEX_BY_NAME[name] for name in names]
 
 
 @pytest.mark.parametrize(
@@ -33,23 +30,12 @@ def by_name(classes, kept_order=True):
         ([151, 232, 264], "define a function"),
         (lambda classes: None, "returns None"),
         (lambda classes: by_id(classes)[:1], "1 entries"),
-        (lambda classes: [], "0 entries"),
         (lambda classes: [0, 1, 2], "the labels themselves"),
         (by_name, "Cardigan gets 474.*WordNet id"),
-        (lambda classes: by_name(classes, kept_order=False), "WordNet id"),
-        (lambda classes: sorted(by_id(classes), reverse=True), "order of the folders"),
         (lambda classes: by_id(sorted(classes)), "order of the folders"),
-        (lambda classes: [151, 232, 264], "order of the folders"),
         (lambda classes: {}, "returns a dict"),
-        (lambda classes: dict(enumerate(by_id(classes))), "returns a dict"),
-        (lambda classes: {folder: NUMBER_OF[folder.split("-")[0]] for folder in classes}.values(), "a dict_values"),
-        (lambda classes: 151, "return a list"),
         (lambda classes: [str(index) for index in by_id(classes)], "'151'.*not all whole numbers"),
-        (lambda classes: [index + 0.5 for index in by_id(classes)], "not all whole numbers"),
         (lambda classes: torch.tensor(by_id(classes))[:, None], r"shape \(3, 1\)"),
-        (lambda classes: [[index] for index in by_id(classes)], r"shape \(3, 1\)"),
-        (lambda classes: [NUMBER_OF[folder] for folder in classes], "cannot read.*KeyError"),
-        (lambda: 0, "cannot read.*TypeError"),
     ],
 )
 def test_no_wrong_join_passes(to_imagenet, hint):
@@ -57,9 +43,8 @@ def test_no_wrong_join_passes(to_imagenet, hint):
         training_data.check_to_imagenet(to_imagenet, CLASSES)
 
 
-@pytest.mark.parametrize(
-    "kind", [list, tuple, np.array, torch.tensor, np.float64, lambda table: [torch.tensor(i) for i in table]]
-)
+@pytest.mark.smoke
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
 def test_the_join_by_id_passes_in_any_type(kind):
     training_data.check_to_imagenet(lambda classes: kind(by_id(classes)), CLASSES)
 
@@ -73,12 +58,9 @@ def sampled(n_photos, told=True, **how):
     return order
 
 
-def halves(n_photos, swapped=False, shuffled=True):
-    def order(rank, epoch):
-        half = np.arange(n_photos // 2) + (rank + epoch * swapped) % 2 * (n_photos // 2)
-        return np.random.default_rng(epoch).permutation(half) if shuffled else half
-
-    return order
+def halves(rank, epoch):
+    half = np.arange(144) + (rank + epoch) % 2 * 144
+    return np.random.default_rng(epoch).permutation(half)
 
 
 def turned(rank, epoch):
@@ -111,31 +93,18 @@ def unequal(rank, epoch):
     ("order", "hint"),
     [
         (lambda rank, epoch: None, "returns None"),
-        (lambda rank, epoch: range(rank, 288, 2), "epoch 0's order"),
         (lambda rank, epoch: iter(range(rank, 288, 2)), "range_iterator"),
-        (lambda rank, epoch: 3, "a int"),
-        (lambda rank, epoch: torch.randperm(288).tolist()[rank::2], "both ranks|together|differently"),
-        (lambda rank, epoch: sampled(288)(rank, 0 if rank else epoch), "both ranks"),
         (sampled(288, told=False), "let the epoch decide"),
         (sampled(288, rank=0), "both ranks"),
-        (sampled(288, num_replicas=3), "both ranks|together"),
         (sampled(286), "286 of 288"),
         (sampled(288, num_replicas=1, rank=0), "every photo"),
         (lambda rank, epoch: [index + 1000 for index in sampled(288)(rank, epoch)], "indices go from 0 to 287"),
-        (lambda rank, epoch: sampled(288, shuffle=False)(rank, epoch), "let the epoch decide"),
-        (halves(288), "share them out"),
-        (halves(288, swapped=True), "share them out"),
-        (halves(288, swapped=True, shuffled=False), "share them out"),
-        (lambda rank, epoch: sampled(288)(rank, epoch % 2), "epoch 2 has epoch 0's order"),
-        (lambda rank, epoch: sampled(288)(rank, epoch // 2), "epoch 1 has epoch 0's order"),
-        (lambda rank, epoch: sampled(288)(rank, min(epoch, 2)), "epoch 3 has epoch 2's order"),
+        (halves, "share them out"),
         (turned, "the same neighbours"),
         (same_batches, "a global batch in common"),
         (breed_by_breed, "one after the other"),
-        (unseeded_rank_1, "both ranks|together|differently"),
-        (lambda rank, epoch: sampled(288)(rank, epoch % 4), "epoch 4 has epoch 0's order"),
+        (unseeded_rank_1, "differently"),
         (unequal, "rank 0 visits 90 photos and rank 1 198"),
-        (lambda rank, epoch: sampled(288)(rank), "order raised|cannot read"),
     ],
 )
 def test_no_wrong_order_passes(order, hint):
@@ -159,7 +128,7 @@ def test_an_order_whose_first_half_is_rank_0s_passes():
     training_data.check_order(order, 288)
 
 
-@pytest.mark.parametrize("n_photos, how", [(288, {}), (287, {}), (287, {"drop_last": True}), (288, {"seed": 7})])
+@pytest.mark.parametrize("n_photos, how", [(288, {"seed": 7}), (287, {}), (287, {"drop_last": True})])
 def test_a_right_order_passes(n_photos, how):
     training_data.check_order(sampled(n_photos, **how), n_photos)
 
@@ -186,26 +155,6 @@ def by_breed(breeds, dogs, val_fraction, seed):
     return np.flatnonzero(breeds != seed % 3), np.flatnonzero(breeds == seed % 3)
 
 
-def by_dog_of_all_breeds(breeds, dogs, val_fraction, seed):
-    drawn = np.random.default_rng(3).permutation(np.unique(dogs))
-    in_val = np.isin(dogs, drawn[: round(len(drawn) * val_fraction)])
-    return np.flatnonzero(~in_val), np.flatnonzero(in_val)
-
-
-def in_fours(breeds, dogs, val_fraction, seed):
-    in_val = np.repeat(np.isin(np.arange(len(dogs) // 4), by_dog(BREEDS, DOGS, 0.25, seed)[1] // 4), 4)
-    return np.flatnonzero(~in_val), np.flatnonzero(in_val)
-
-
-def one_dog_more(breeds, dogs, val_fraction, seed):
-    return by_dog(breeds, dogs, val_fraction + 1 / 8, seed)
-
-
-def dogs_themselves(breeds, dogs, val_fraction, seed):
-    train, val = by_dog(breeds, dogs, val_fraction, seed)
-    return np.unique(dogs[train]), np.unique(dogs[val])
-
-
 def masks(breeds, dogs, val_fraction, seed):
     in_val = np.isin(np.arange(len(dogs)), by_dog(breeds, dogs, val_fraction, seed)[1])
     return ~in_val, in_val
@@ -226,12 +175,7 @@ def masks(breeds, dogs, val_fraction, seed):
         (lambda *args: ([1000], by_dog(*args)[1]), "0 to 95"),
         (by_shot, "both sides"),
         (by_breed, "of the 8 dogs"),
-        (by_dog_of_all_breeds, "of the 8 dogs|every seed"),
-        (in_fours, "other shots"),
-        (one_dog_more, "3 of the 8 dogs"),
-        (dogs_themselves, "neither|both"),
         (masks, "masks"),
-        (lambda breeds, dogs, val_fraction, seed: dogs.no_such_thing, "cannot read|AttributeError"),
     ],
 )
 def test_no_split_that_leaks_passes(split, hint):

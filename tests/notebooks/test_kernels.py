@@ -59,10 +59,9 @@ def kill(manager, process):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no SIGKILL")
-@pytest.mark.long
-@pytest.mark.parametrize("end", [restart, kill])
+@pytest.mark.parametrize("end", [pytest.param(restart, marks=pytest.mark.weekly), kill])
 def test_a_kernel_leaves_no_orphan(kernel, end):
     manager, process, processes = kernel
     end(manager, process)
-    _, alive = psutil.wait_procs(processes, timeout=20)
+    _, alive = psutil.wait_procs(processes, timeout=60)
     assert not [command_of(one) for one in alive if not has_ended(one.pid)]

@@ -22,6 +22,9 @@ WARNED = {  # what dask-cuda and PyTorch say in some containers with a GPU, and 
 }
 
 
+pytestmark = pytest.mark.weekly
+
+
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
     """What nbval says of each cell of a notebook: all print PRINTED, and some store something else, or warn."""

@@ -18,7 +18,7 @@ SIGNS_OF_A_LOST_PARTNER = ("onnection", "gloo", "Read error", "Socket")  # in wh
 def check_fit_together(answer: Answer, fit: Callable, client: Client) -> None:
     expect(callable(answer), "fit_together should be a function.")
     expect(not _does_what(answer, fit), "fit_together still does what fit does: nothing has changed yet.")
-    n_ranks = len(client.nthreads())
+    n_ranks = _n_ranks(client)
     batch_size = IMAGES_A_RANK * n_ranks
     images = torch.rand(3 * batch_size, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     images[:, 0] = torch.arange(len(images)) / len(images)  # identifies each image
@@ -27,7 +27,7 @@ def check_fit_together(answer: Answer, fit: Callable, client: Client) -> None:
 
     # One step of SGD moves the weights in proportion to the gradient, so it also shows a wrong scale.
     [(first, _)], [(target, whole)] = (_on_ranks(client, fit, *one_batch, n, n_workers=1) for n in (0, 1))
-    ranks = _on_ranks(client, answer, *one_batch, 1)
+    ranks = _on_ranks(client, answer, *one_batch, 1, n_workers=n_ranks)
     for weights, _ in ranks:
         expect(
             not any(name.startswith("module.") for name in weights),
@@ -42,7 +42,7 @@ def check_fit_together(answer: Answer, fit: Callable, client: Client) -> None:
     )
     expect(_apart(ranks[0][0], target) <= EXACT, _wrong_step(first, ranks[0][0], target))
     [(target, whole)] = _on_ranks(client, fit, images, labels, batch_size, 2, n_workers=1)
-    ranks = _on_ranks(client, answer, images, labels, batch_size, 2)
+    ranks = _on_ranks(client, answer, images, labels, batch_size, 2, n_workers=n_ranks)
     _expect_same_batches([seen for _, seen in ranks], whole)
     apart = max(_apart(weights, target) for weights, _ in ranks)
     expect(apart <= EXACT, f"the first step is right; after 2 epochs of 3 steps a weight differs by {apart:.1e}.")
@@ -53,7 +53,7 @@ def check_fit_together(answer: Answer, fit: Callable, client: Client) -> None:
 def check_global_accuracy(answer: Answer, given: Callable, client: Client) -> None:
     expect(callable(answer), "global_accuracy should be a function.")
     expect(not _does_what(answer, given), "global_accuracy still does what reported does: nothing has changed yet.")
-    ranks = range(len(client.nthreads()))
+    ranks = range(_n_ranks(client))
     _expect_accuracy(client, answer, [3 + rank for rank in ranks], [4 * (rank + 1) for rank in ranks])
     if len(ranks) > 1:
         _expect_accuracy(client, answer, [rank for rank in ranks], [4 * rank for rank in ranks])
@@ -71,7 +71,7 @@ def _expect_accuracy(client, answer, n_right, n_images):
     ranks = ", ".join(f"{right} of {n}" for right, n in zip(n_right, n_images, strict=True))
     about = f"where the ranks have {ranks} right"
     try:
-        given = ddp.run(client, on_each_rank, backend="gloo", timeout=60)
+        given = ddp.run(client, on_each_rank, n_workers=len(n_right), backend="gloo", timeout=60)
     except ZeroDivisionError:
         raise NotYet(f"{about}, one divides by zero: add up over the ranks first, then divide.") from None
     except (RuntimeError, TimeoutError) as error:
@@ -104,7 +104,12 @@ def _as_accuracy(value):
         raise NotYet(f"a rank returns {value!r}: return one number.") from None
 
 
-def _on_ranks(client, function, images, labels, batch_size, n_epochs, n_workers=None):
+def _n_ranks(client):
+    """Return how many ranks a launch on all workers has, also while one that an earlier answer killed starts again."""
+    return len(ddp.run(client, int, backend="gloo"))
+
+
+def _on_ranks(client, function, images, labels, batch_size, n_epochs, n_workers):
     """Return for each rank (weights; numbers of the images of each forward pass)."""
 
     def on_each_rank():

@@ -11,7 +11,8 @@ import pandas as pd
 from workshop_utils.exercises import Answer, exercise, expect, passed
 
 READ_S, TURN_S = 0.03, 0.01
-PATIENCE = 200  # turns of a thread that waits; by then the others have had theirs, however busy the machine is
+PATIENCE = 300  # turns of a thread that waits; by then the others have had theirs, however busy the machine is
+A_FEW = 3  # turns after which reads that are too many have been started, too
 END = object()  # what `next` returns at the end of an iterator
 N_SHUFFLES = 10_000  # of ours, with which an attendee's are compared
 LEAST_SHUFFLES = 500
@@ -46,7 +47,8 @@ def _read_ahead(function, storage, n_batches, depth):
         enough = ahead >= due
         expect(enough, f"{state.format(ahead)}; {due} should be. Submit them before you yield, to `depth` threads.")
         storage.allow(last)
-        ahead = storage.n_started(last) - number - 1
+        _patiently(time.sleep, A_FEW)
+        ahead = storage.started - number - 1
         expect(ahead <= due, f"{state.format(ahead)}, but depth is {depth}: they all take memory.")
     expect(storage.patiently(next, answer, END) is END, f"of {n_batches} batches it yields more than {n_batches}.")
 
@@ -144,11 +146,13 @@ class _Storage:
                 self.changed.notify_all()
 
     def n_started(self, expected):
-        """Wait patiently for the expected number of reads, and return how many have been started a moment later."""
-        with self.changed:
-            _patiently(partial(self.changed.wait_for, lambda: self.started >= expected))
-        time.sleep(READ_S)
+        """Wait patiently for the expected number of reads, and return how many have been started."""
+        _patiently(partial(self._have_started, expected))
         return self.started
+
+    def _have_started(self, expected, seconds):
+        with self.changed:
+            return self.changed.wait_for(lambda: self.started >= expected, seconds)
 
 
 class _UnevenStorage:
@@ -175,9 +179,16 @@ class _UnevenStorage:
         return path.encode()
 
 
-def _patiently(wait: Callable[[float], bool]) -> bool:
-    """Return whether `wait(seconds)` becomes true within PATIENCE turns of this thread.
+def _patiently(wait: Callable[[float], bool | None], n_turns: int | None = None) -> bool:
+    """Return whether `wait(seconds)` becomes true within so many turns of this thread, by default PATIENCE.
 
-    A limit in seconds runs on while a busy machine lets no thread of this process run, and refuses a right answer.
+    A limit in seconds runs on while a busy machine lets no thread of this process run, and refuses a right answer. So
+    a thread is started in each turn, and has to run: those that were started before have then had their turns, too.
     """
-    return any(wait(TURN_S) for _ in range(PATIENCE))
+    for _ in range(n_turns or PATIENCE):
+        if wait(TURN_S):
+            return True
+        another = threading.Thread(target=int)
+        another.start()
+        another.join()
+    return False

@@ -5,18 +5,19 @@ import re
 import time
 
 HUNG_S = 10  # without a row of metrics: a DataLoader looks after its readers every 5 s, and a job ends 3 s later
+HUNG_STEPS = 50  # so many of the job's own steps without a row, if the machine is busy and that takes longer
 LATE = 20  # what is slow has begun by this step
 
 
-def settle(case, limit_s=240):
+def settle(case):
     """Wait until the job has ended, or logs nothing any more; return whether it hangs, and the result's text."""
-    rows, changed, give_up = -1, time.monotonic(), time.monotonic() + limit_s
+    n_rows, changed = -1, time.monotonic()
     while "has not ended" in (said := case.result(wait_s=1)):
-        if (n_now := len(case.metrics())) != rows:
-            rows, changed = n_now, time.monotonic()
-        if time.monotonic() - changed > HUNG_S:
+        if len(metrics := case.metrics()) != n_rows:
+            n_rows, changed = len(metrics), time.monotonic()
+        step_s = metrics.groupby("step")["time"].max().diff().median()
+        if time.monotonic() - changed > max(HUNG_S, HUNG_STEPS * step_s):
             return True, said
-        assert time.monotonic() < give_up, "the job neither ends nor hangs"
     return False, said
 
 
@@ -81,7 +82,9 @@ def of_numbers(metrics, clean):
 
 
 def of_times(metrics):
-    late = metrics[metrics["step"] > LATE].groupby("rank")[["load_s", "compute_s", "comm_s", "torch_threads"]].median()
+    columns = ["load_s", "compute_s", "comm_s", "torch_threads"]
+    # A fault makes all of the later steps slow, and another program on the machine only some.
+    late = metrics[metrics["step"] > LATE].groupby("rank")[columns].quantile(0.25)
     first = metrics.groupby("rank")["torch_threads"].first()
     if (late["torch_threads"] > first).all():
         grown = metrics[metrics["torch_threads"] > metrics["rank"].map(first)]

@@ -7,17 +7,17 @@ from itertools import count
 
 import psutil
 import pytest
-from solver import answer, solve
+from solver import solve
 
 from workshop_utils import ddp
 from workshop_utils.cluster import start_cluster
 from workshop_utils.exercises import gym
 from workshop_utils.exercises.gym import scores
-from workshop_utils.exercises.gym.faults import FOUND, Drawn, draw, possible_with
+from workshop_utils.exercises.gym.faults import FOUND, draw, possible_with
 from workshop_utils.exercises.gym.run import PIECES, original_of
 
 ALL = list(FOUND)
-QUICK, LONG = (0, 1, 13), (6, 11, 12)  # the others once a week
+FOR_CI = ("uneven batches", "bad resume")  # one that hangs, and one that is only wrong; the others once a week
 ROOM = "2 GiB"
 
 
@@ -47,12 +47,13 @@ def pids(case):
     return ranks + [child for rank in ranks for child in rank.children()]
 
 
-def when(number):
-    """Return the marks that say when a fault is tested."""
-    return () if number in QUICK else pytest.mark.long if number in LONG else pytest.mark.weekly
+def case_for(number):
+    """Return the parameter of a test about a fault, or about none."""
+    kind = FOUND[number].kind if number else scores.HEALTHY
+    return pytest.param(number, id=kind, marks=() if kind in FOR_CI else pytest.mark.weekly)
 
 
-@pytest.mark.parametrize("number", [pytest.param(number, marks=when(number)) for number in (0, *ALL)])
+@pytest.mark.parametrize("number", [case_for(number) for number in (0, *ALL)])
 def test_a_script_that_knows_only_the_looks_finds_the_fault_and_nothing_is_left_of_it(room, number, capsys):
     case = gym.start(room, seed_of(number))
     found = solve(case)
@@ -67,14 +68,14 @@ def test_a_script_that_knows_only_the_looks_finds_the_fault_and_nothing_is_left_
     assert_ended(room, there)
 
 
-@pytest.mark.parametrize("number", ALL)
-def test_the_line_that_a_stack_shows_for_a_fault_is_in_the_piece_that_it_changes(number):
-    assert FOUND[number].at in inspect.getsource(original_of(FOUND[number].piece))
+def test_the_line_that_a_stack_shows_for_a_fault_is_in_the_piece_that_it_changes():
+    for one in FOUND.values():
+        assert one.at in inspect.getsource(original_of(one.piece)), one.kind
 
 
 def assert_ended(room, processes):
     """Wait until none of these processes is left, but those that are workers now: a reader looks every 5 s."""
-    workers, give_up = room.run(os.getpid).values(), time.monotonic() + 15
+    workers, give_up = room.run(os.getpid).values(), time.monotonic() + 60
     processes = [process for process in processes if process.pid not in workers]
     while alive := [process for process in processes if process.is_running()]:
         assert time.monotonic() < give_up, alive
@@ -123,18 +124,3 @@ def test_whoever_always_says_the_same_gets_few_points():
             assert sum(sum(scores.points(drawn, said).values()) for drawn in cases) / len(cases) < 3, number
     healthy = scores.Answer(scores.HEALTHY)
     assert sum(sum(scores.points(drawn, healthy).values()) for drawn in cases) < 0
-
-
-def test_the_script_does_not_call_a_healthy_run_faulty(room):
-    clean = gym.start(room, seed_of(0)).clean
-    from solver import of_numbers
-
-    assert of_numbers(clean, clean) == answer("none", None, None)
-
-
-def test_there_are_sixteen_faults_of_four_kinds_and_each_says_its_look_and_its_cure():
-    assert len(FOUND) == 16 and {one.branch for one in FOUND.values()} == {"hangs", "slow", "wrong", "dead"}
-    assert len({one.kind for one in FOUND.values()}) == 16
-    for one in FOUND.values():
-        assert callable(getattr(gym.Case, one.look)) and one.cure in gym.CURES and one.kind in gym.FAULTS
-    assert scores.solution(Drawn(0)).startswith("Nothing was wrong")

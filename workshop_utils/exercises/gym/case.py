@@ -29,7 +29,7 @@ N_EACH = PER_EPOCH * BATCH_SIZE // len(HELD_OUT)  # sketches of each breed
 BEGIN_S = 60  # time limit for both ranks to log a step: spawned workers import PyTorch first
 RERUN_S = 45  # time limit of a rerun, which takes seconds on free cores
 CLOSE = 2e-5  # relative difference of losses from those of the clean run; the weakest fault makes 1.6e-4
-SLOWEST = 2.5  # times the steps before any fault, that later ones may take
+SLOWEST = 2.5  # times the steps before any fault, that the faster ones of the later may take
 WELL = "The job has ended well"
 HIDDEN = ["attempt", "worker"]
 
@@ -259,9 +259,12 @@ def _tidy(job):
 
 
 def _as_fast_as_before(metrics):
-    """Compare a run with itself, as other programs may have kept the machine busy during another run."""
+    """Compare a run with itself, as other programs may have kept the machine busy during another run.
+
+    The fastest quarter of the later steps counts: a fault makes all of them slow, and another program only some.
+    """
     seconds = metrics.assign(s=metrics[["load_s", "compute_s", "comm_s"]].sum(axis=1)).groupby("step")["s"].max()
-    before, after = seconds[seconds.index < SOON.start].median(), seconds[seconds.index >= SOON.stop].median()
+    before, after = seconds[seconds.index < SOON.start].median(), seconds[seconds.index >= SOON.stop].quantile(0.25)
     return bool(after <= SLOWEST * before), f"{before:.3f} s at first, {after:.3f} s later; {SLOWEST} times is allowed"
 
 
