@@ -1,5 +1,7 @@
-"""The book's pages as files: nothing leads nowhere, each says when it was run, and what they count is right."""
+"""The book's pages as files: all are there, nothing leads nowhere or elsewhere, and the reference is complete."""
 
+import importlib
+import inspect
 import json
 import re
 from urllib.parse import unquote, urldefrag, urlsplit
@@ -9,16 +11,16 @@ from built import ROOT, Page, build
 
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebook_output").glob("*.ipynb"))
 LESSONS = [name for name in NOTEBOOKS if name[0].isdigit()]
-MADE_BY_SPHINX = {"genindex.html", "search.html", "index.html"}
-
-
-def lesson(pages, name):
-    return pages[f"notebook_output/{name}.html"]
+GLOSSARY = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")
+TAUGHT = re.findall(r"^### (.+)\n\n.+\n\nTaught in .*\(\.\./(.+)\.ipynb#", GLOSSARY, re.MULTILINE)
+MODULES = re.findall(r"^   workshop_utils\.(\w+)$", (ROOT / "docs/reference/index.md").read_text(), re.MULTILINE)
+ADDRESS = "https://github.com/someone/workshop"
 
 
 def test_every_notebook_and_page_is_in_the_book(pages):
     written = {f"docs/{path.stem}.html" for path in (ROOT / "docs").glob("*.md")}
     assert written | {f"notebook_output/{name}.html" for name in NOTEBOOKS} <= set(pages)
+    assert {"deploy/README.html", "deploy/kubernetes/README.html", "deploy/gateway.html"} <= set(pages)
     assert 'url=docs/index.html"' in pages["index.html"].text
 
 
@@ -38,90 +40,57 @@ def test_no_link_and_no_picture_leads_nowhere(book, pages):
     assert not missing
 
 
-def test_nothing_is_fetched_from_elsewhere(pages):
+def test_the_book_needs_no_network_no_kernel_and_no_eyes(pages):
     for path, page in pages.items():
-        for tag, name in (("img", "src"), ("script", "src"), ("iframe", "src")):
-            assert not [found for found in page.all(tag) if "//" in found.get(name, "")], path
+        assert not page.all("iframe") and "jupyter.widget" not in page.text, path
+        for tag in ("img", "script"):
+            assert not [found for found in page.all(tag) if "//" in found.get("src", "")], path
         sheets = [link["href"] for link in page.all("link") if link.get("rel") == "stylesheet"]
         assert not [href for href in sheets if "//" in href], path
+        assert not [image["src"] for image in page.all("img") if len(image.get("alt") or "") < 20], path
 
 
-def test_every_picture_has_alt_text(pages):
-    for path, page in pages.items():
-        bad = [image["src"] for image in page.all("img") if len(image.get("alt") or "") < 20]
-        assert not bad, path
+def test_hints_and_solutions_are_folded(pages):
+    for name in LESSONS:
+        cells = json.loads((ROOT / f"notebook_output/{name}.ipynb").read_text())["cells"]
+        n_solutions = sum("solution" in cell["metadata"].get("tags", []) for cell in cells)
+        n_hints = sum("".join(cell["source"]).count("<details") for cell in cells)
+        folds = pages[f"notebook_output/{name}.html"].all("details")
+        assert len(folds) >= n_solutions + n_hints and n_solutions >= 2, name
+        assert not [fold for fold in folds if "open" in fold], name
 
 
-def test_every_page_says_when_and_with_what_it_was_last_run(pages):
-    for name in NOTEBOOKS:
-        run = json.loads((ROOT / f"notebook_output/{name}.ipynb").read_text())["metadata"]["verified"]
-        said = f"last run on {run['date']}, with Python {run['python']}, PyTorch {run['torch']} and Dask {run['dask']}"
-        assert said in lesson(pages, name).text
-    for path in set(pages) - MADE_BY_SPHINX:
-        assert "last run" in pages[path].text, path
+def test_the_page_that_teaches_a_word_leads_to_its_entry_and_back(pages):
+    assert len(TAUGHT) >= 0.85 * GLOSSARY.count("\n### ")
+    for term, docname in TAUGHT:
+        anchor = re.sub(r"[^\w -]", "", term.lower()).replace(" ", "-")
+        there = [link["href"] for link in pages[f"{docname}.html"].all("a", "term")]
+        assert f"../docs/glossary.html#{anchor}" in there, term
+        entry = pages["docs/glossary.html"].text.split(f'id="{anchor}"')[1].split("<section")[0]
+        assert f'href="../{docname}.html#' in entry, term
 
 
-def test_a_notebook_that_was_not_rendered_ends_the_build_with_the_cure(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "docs/_ext")
-    from book.verified import last_run
-
-    (tmp_path / "12-new.ipynb").write_text('{"metadata": {}}')
-    with pytest.raises(Exception, match="12-new.ipynb.*tools/render.py 12"):
-        last_run(tmp_path / "12-new.ipynb")
-
-
-@pytest.mark.parametrize("name", LESSONS)
-def test_hints_and_solutions_are_folded(pages, name):
-    page = lesson(pages, name)
-    cells = json.loads((ROOT / f"notebook_output/{name}.ipynb").read_text())["cells"]
-    n_solutions = sum("solution" in cell["metadata"].get("tags", []) for cell in cells)
-    n_hints = sum("".join(cell["source"]).count("<details") for cell in cells)
-    folds = page.all("details")
-    assert len(folds) >= n_solutions + n_hints and not [fold for fold in folds if "open" in fold]
-    assert page.text.count("Show our solution") >= n_solutions >= 2
+def test_the_reference_has_all_that_is_public_with_types(pages):
+    assert MODULES
+    for module in MODULES:
+        page, code = pages[f"docs/reference/{module}.html"], importlib.import_module(f"workshop_utils.{module}")
+        for name, value in vars(code).items():
+            mine = getattr(value, "__module__", None) == code.__name__
+            if mine and (inspect.isfunction(value) or inspect.isclass(value)) and not name.startswith("_"):
+                assert f"{code.__name__}.{name}" in page.ids, f"{module}.{name} has no docstring"
+        assert page.all("dl", "field-list") and "<em" in page.text, f"{module}: no type is shown"
+    wanted = ("Job", "Job.rows", "Job.explain", "JobError", "WorkerDied", "WorkersBusy")  # defined elsewhere
+    assert {f"workshop_utils.job.{name}" for name in wanted} <= pages["docs/reference/ddp.html"].ids
 
 
-def test_the_quiz_does_not_call_its_set_up_a_solution(pages):
-    page = pages["notebook_output/quiz.html"]
-    assert "Show our solution" not in page.text and "Show the code behind this page" in page.text
-
-
-@pytest.mark.parametrize("name", LESSONS)
-def test_words_of_the_glossary_are_links_with_their_meaning_once_each(pages, name):
-    links = lesson(pages, name).all("a", "term")
-    assert len(links) >= 5 and len({link["href"] for link in links}) == len(links)
-    assert all(link["href"].startswith("../docs/glossary.html#") and len(link["title"]) > 20 for link in links)
-
-
-@pytest.mark.parametrize("word", ["rank", "world size", "process group", "all-reduce", "checkpoint"])
-def test_a_word_is_linked_where_it_is_first_used(pages, word):
-    text = lesson(pages, "06-distributed-training").text
-    before = text[text.index("<article") : re.search(rf'<a class="term[^>]*><?[^>]*>?{word}', text).start()]
-    before = re.sub(r"<(h[1-6]|pre|code)\b.*?</\1>|<[^>]*>", "", before, flags=re.DOTALL)
-    assert not re.search(rf"\b{word}\b", before)
-
-
-def test_no_live_output_or_widget_is_left(pages):
-    for path, page in pages.items():
-        assert not page.all("iframe"), path
-        assert "Loading widget" not in page.text and "jupyter.widget" not in page.text, path
-
-
-def test_learning_paths_add_up_what_the_notebooks_say_of_themselves(pages):
-    texts = {name[:2]: (ROOT / f"notebook_output/{name}.ipynb").read_text() for name in LESSONS}
-    minutes = {number: int(re.search(r"\*\*Time:\*\* (\d+)", text).group(1)) for number, text in texts.items()}
-    for numbers in ("01 02 03 04", "01 02 03 05 06 07"):
-        hours, rest = divmod(sum(minutes[number] for number in numbers.split()), 60)
-        said = f"{hours} hours" + (f" and {rest} minutes" if rest else "")
-        assert said in pages["docs/learning-paths.html"].text and said in pages["docs/index.html"].text
-
-
-def test_the_glossary_has_one_to_three_sentences_a_word():
-    text = (ROOT / "docs/glossary.md").read_text()
-    words = re.findall(r"^### (.+)\n\n(.+)\n", text, flags=re.MULTILINE)
-    assert len(words) == text.count("### ") >= 35
-    for word, meaning in words:
-        assert 1 <= len(re.findall(r"[.](?= |$)", meaning)) <= 3, word
+def test_the_guide_has_a_row_for_each_guess_in_class_in_the_order_of_the_notebook(pages):
+    guide = (ROOT / "docs/instructor/notebooks.md").read_text(encoding="utf-8")
+    for name in LESSONS:
+        cells = json.loads((ROOT / f"notebook_output/{name}.ipynb").read_text())["cells"]
+        in_class = "\n".join("".join(cell["source"]) for cell in cells).partition("\n## Going further")[0]
+        part = guide.partition(f"\n## {name[:2]} ·")[2].partition("\n## ")[0]
+        rows = re.findall(r"\{stored\}`(\d\d) (\w+)` \|$", part, re.MULTILINE)
+        assert rows == [(name[:2], guess) for guess in re.findall(r"^(my_guess\w*) = None", in_class, re.M)], name
 
 
 def test_without_a_repository_no_page_guesses_one(pages):
@@ -129,14 +98,16 @@ def test_without_a_repository_no_page_guesses_one(pages):
         assert not re.search(r"codespaces\.new|blob/main|Source of this page", page.text), path
 
 
-def test_with_a_repository_a_notebook_opens_elsewhere_and_names_its_source(tmp_path):
-    chosen = "docs/architecture.md,docs/glossary.md,notebook_output/05*"  # a small book
+@pytest.mark.weekly
+def test_with_a_repository_a_notebook_opens_elsewhere_and_pages_name_their_sources(tmp_path):
+    chosen = "docs/architecture.md,docs/glossary.md,notebook_output/05*,deploy/README.md"  # a small book
     options = ["-D", f"include_patterns={chosen}", "-D", "root_doc=docs/architecture"]
-    folder = build(tmp_path / "small", *options, repository="https://github.com/someone/workshop")
+    folder = build(tmp_path / "small", *options, repository=ADDRESS)
     page = Page((folder / "notebook_output/05-training-data.html").read_text())
     targets = [link["href"] for link in page.all("a", "badge-link")]
     assert targets == ["https://codespaces.new/someone/workshop?quickstart=1"]
     files = [link["href"] for link in page.all("a") if "/blob/" in link.get("href", "")]
-    at = "https://github.com/someone/workshop/blob/main"
-    assert f"{at}/notebook_output/06-distributed-training.ipynb" in files, "the small book does not have it"
-    assert f"{at}/notebooks/05-training-data.ipynb" in files
+    assert f"{ADDRESS}/blob/main/notebook_output/06-distributed-training.ipynb" in files, "the small book lacks it"
+    assert f"{ADDRESS}/blob/main/notebooks/05-training-data.ipynb" in files
+    deploy = Page((folder / "deploy/README.html").read_text()).all("a")
+    assert f"{ADDRESS}/blob/main/deploy/slurm/cluster.py" in [link.get("href") for link in deploy]

@@ -1,11 +1,13 @@
-"""The book in a real browser: quiet, readable on a phone, a tablet and a desk, searchable, fit for screen readers."""
+"""The book in a real browser: quiet, readable on a desk, a tablet and a phone, searchable, fit for screen readers."""
 
 import re
 
 import pytest
+from built import ROOT
 from playwright.sync_api import expect
 
-WIDTHS = (390, 800, 1400)  # a phone, a tablet, a desk
+PHONE, TABLET, DESK = 390, 800, 1400
+WIDTHS = [DESK, *(pytest.param(width, marks=pytest.mark.weekly) for width in (TABLET, PHONE))]
 # The other notebooks are as these two, and the other pages of the reference as that one.
 BUILT_ALIKE = r"docs/(?!reference/)|docs/reference/ddp|search|notebook_output/0[12]"
 CUT_OFF = """() => {
@@ -25,15 +27,29 @@ CUT_OFF = """() => {
 }"""
 
 
-@pytest.fixture(scope="module", params=WIDTHS)
-def page(browser, request):
-    context = browser.new_context(viewport={"width": request.param, "height": 900}, reduced_motion="reduce")
-    yield context.new_page()
-    context.close()
+@pytest.fixture(scope="module")
+def page_of(browser):
+    """A function that opens a page of a width, in light or in dark."""
+    contexts = []
+
+    def opened(width=DESK, scheme="light"):
+        size = {"width": width, "height": 900}
+        contexts.append(context := browser.new_context(viewport=size, color_scheme=scheme, reduced_motion="reduce"))
+        return context.new_page()
+
+    yield opened
+    for context in contexts:
+        context.close()
 
 
-def test_every_page_is_quiet_and_no_line_is_cut_off(page, site, pages):
-    said, found = [], {}
+@pytest.fixture(scope="module")
+def page(page_of):
+    return page_of()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_page_is_quiet_and_no_line_is_cut_off(page_of, site, pages, width):
+    said, found, page = [], {}, page_of(width)
     page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("response", lambda response: said.append(response.url) if response.status >= 400 else None)
@@ -44,56 +60,25 @@ def test_every_page_is_quiet_and_no_line_is_cut_off(page, site, pages):
     assert not said
 
 
-def test_the_first_page_leads_into_the_book(page, site):
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_first_page_leads_to_the_menu_and_the_menu_to_a_notebook(page_of, site, width):
+    page = page_of(width)
     page.goto(site)
     page.wait_for_url("**/docs/index.html")
-
-
-def test_the_menu_lists_the_notebooks_and_leads_to_one(page, site):
-    page.goto(f"{site}/notebook_output/02-dask-basics.html")
     entry = page.locator(".bd-links a:visible", has_text="06 · Distributed training")
-    toggle = page.locator(".primary-toggle:visible")
-    if page.viewport_size["width"] > 992:  # the menu is open, and its button folds it
-        toggle.click()
+    if width < 992:  # the menu is folded
         expect(entry).to_have_count(0)
-        left = page.locator(".bd-article-container").bounding_box()["x"]
-        assert left >= 0, "the page has moved out of the window"
-    expect(entry).to_have_count(0)
-    toggle.click()
+        page.locator(".primary-toggle:visible").click()
     entry.click()
     page.wait_for_url("**/06-distributed-training.html")
 
 
-def test_the_contents_of_a_page_open_and_follow_the_reader(page, site):
-    page.goto(f"{site}/notebook_output/02-dask-basics.html")
-    contents = page.locator("#pst-page-toc-nav a:visible")
-    if page.viewport_size["width"] < 1200:
-        page.locator(".secondary-toggle:visible").click()
-    contents.last.click()
-    page.keyboard.press("Escape")
-    last = page.locator("#pst-page-toc-nav a").last
-    expect(last).to_have_class(re.compile("active"))
-    page.evaluate("scrollTo(0, 0)")
-    expect(page.locator("#pst-page-toc-nav a.active")).to_have_count(0)  # above the first section
-
-
-def test_wrapped_code_keeps_its_indentation_and_diagrams_their_letters(page, site):
+def test_imports_and_solutions_are_folded_until_they_are_wanted_and_lessons_open(page, site):
     page.goto(f"{site}/notebook_output/06-distributed-training.html")
-    code = page.locator(".cell_input pre", has_text="def train_alone").first
-    assert code.evaluate("node => getComputedStyle(node).whiteSpace") == "pre"
-    drawing = page.locator("article a img[src$='.svg']").first
-    assert drawing.evaluate("node => node.getBoundingClientRect().width / node.naturalWidth") > 0.7
-    drawing.click()
-    page.wait_for_url("**/_images/*.svg")
-
-
-def test_imports_and_charts_are_folded_and_lessons_open(page, site):
-    page.goto(f"{site}/notebook_output/06-distributed-training.html")
-    for prompt, line in (("Show imports and set-up", "import torch"), ("Show the code of the chart", "p9.ggplot")):
-        fold = page.locator("details", has_text=prompt).first
-        code = fold.locator("pre", has_text=line).first
+    for fold in (page.locator("details", has_text="Show imports and set-up"), page.locator(".cell.tag_solution")):
+        code = fold.first.locator("pre").first
         expect(code).not_to_be_visible()
-        fold.locator("summary").click()
+        fold.first.locator("summary").click()
         expect(code).to_be_visible()
     expect(page.locator(".cell_input pre", has_text="def train_alone").first).to_be_visible()
 
@@ -107,49 +92,11 @@ def test_the_search_page_finds_rank(page, site):
     page.wait_for_url("**/06-distributed-training.html**")
 
 
-def test_a_word_of_the_glossary_leads_there(page, site):
-    page.goto(f"{site}/notebook_output/06-distributed-training.html")
-    page.locator("a.term", has_text="world size").click()
-    page.wait_for_url("**/docs/glossary.html#world-size")
-    assert page.locator("#world-size p").first.is_visible()
-
-
-def test_a_solution_unfolds(page, site):
-    page.goto(f"{site}/notebook_output/01-getting-started.html")
-    solution = page.locator(".cell.tag_solution").first
-    code = solution.locator("pre").first
-    assert not code.is_visible()
-    solution.locator("summary").click()
-    assert code.is_visible()
-
-
-def test_the_search_and_the_entry_of_the_page_stay_in_the_menu(browser, site):
-    context = browser.new_context(viewport={"width": 1400, "height": 700})
-    page = context.new_page()
-    page.goto(f"{site}/docs/next-steps.html")
-    expect(page.locator(".bd-sidebar-primary .search-button-field")).to_be_in_viewport()
-    expect(page.locator(".bd-links .current.active > a")).to_be_in_viewport()
-    context.close()
-
-
-def test_what_a_cell_prints_is_whole_on_a_desktop_and_a_chart_keeps_its_letters_on_a_phone(browser, site):
-    page = browser.new_page(viewport={"width": 1400, "height": 900})
-    page.goto(f"{site}/notebook_output/12-when-it-goes-wrong.html")
-    printed = page.locator(".cell_output pre")
-    assert printed.evaluate_all("all => all.filter(each => each.scrollWidth > each.clientWidth + 1).length") == 0
-    page.set_viewport_size({"width": 390, "height": 900})
-    chart = page.locator(".cell_output > img").first
-    chart.scroll_into_view_if_needed()
-    assert chart.evaluate("image => image.clientWidth == image.naturalWidth || image.clientWidth > 600")
-    assert page.evaluate("document.documentElement.scrollWidth") == 390
-    page.close()
-
-
-@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.weekly)])
-def test_axe_finds_nothing_wrong(browser, site, pages, scheme):
+@pytest.mark.weekly
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_wrong(page_of, site, pages, scheme):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
-    context = browser.new_context(color_scheme=scheme, reduced_motion="reduce")
-    page, found = context.new_page(), {}
+    page, found = page_of(scheme=scheme), {}
     for path in filter(re.compile(BUILT_ALIKE).match, pages):
         page.goto(f"{site}/{path}")
         page.locator(f"html[data-theme={scheme}]").wait_for()
@@ -157,26 +104,34 @@ def test_axe_finds_nothing_wrong(browser, site, pages, scheme):
         within = {"exclude": [["div.highlight"]]} if path.startswith("notebook_output") and "/01" not in path else {}
         violations = axe.Axe().run(page, context=within).response["violations"]
         found[path] = [(each["id"], each["nodes"][0]["html"]) for each in violations]
-    context.close()
     assert not {path: violations for path, violations in found.items() if violations}
 
 
-def test_in_the_dark_plots_have_no_frame_and_an_empty_choice_looks_empty(browser, site):
-    context = browser.new_context(color_scheme="dark", reduced_motion="reduce")
-    page = context.new_page()
-    page.goto(f"{site}/notebook_output/07-learning-results.html")
-    assert page.locator(".cell_output img").first.evaluate("node => getComputedStyle(node).padding") == "0px"
-    page.goto(f"{site}/notebook_output/quiz.html")
-    choice = page.locator(".cell_output input[type=radio]").first
-    assert choice.evaluate("node => getComputedStyle(node).colorScheme") == "light"
-    context.close()
-
-
-def test_in_the_dark_an_output_made_for_white_paper_keeps_it(browser, site):
-    context = browser.new_context(color_scheme="dark", reduced_motion="reduce")
-    page = context.new_page()
+@pytest.mark.weekly
+def test_in_the_dark_an_output_made_for_white_paper_keeps_it_and_a_choice_is_seen(page_of, site):
+    page = page_of(scheme="dark")
     page.goto(f"{site}/notebook_output/02-dask-basics.html")
     graph = page.locator(".cell_output .text_html:has(svg)").first
     assert graph.evaluate("node => getComputedStyle(node).backgroundColor") == "rgb(255, 255, 255)"
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
-    context.close()
+    page.goto(f"{site}/notebook_output/quiz.html")
+    choice = page.locator(".cell_output input[type=radio]").first
+    assert choice.evaluate("node => getComputedStyle(node).colorScheme") == "light"
+
+
+@pytest.mark.weekly
+@pytest.mark.parametrize(
+    ("path", "n_pages"),
+    [("cheat-sheet", range(1, 3)), ("instructor/handouts", [len(list((ROOT / "notebook_output").glob("[0-9]*")))])],
+)
+def test_what_is_made_for_paper_fits_on_it(page_of, site, path, n_pages):
+    page = page_of()
+    page.goto(f"{site}/docs/{path}.html")
+    pdf = page.pdf(format="A4", prefer_css_page_size=True)
+    assert len(re.findall(rb"/Type\s*/Page\b", pdf)) in n_pages
+    page.emulate_media(media="print")
+    page.set_viewport_size({"width": 673, "height": 1020})  # A4 without its margins, in CSS pixels
+    hidden = page.locator(".handout").evaluate_all(
+        "sheets => sheets.filter(it => it.scrollHeight > it.clientHeight + 1).map(it => it.innerText.split('\\n')[0])"
+    )
+    assert hidden == [], "a sheet has more text than its page shows"

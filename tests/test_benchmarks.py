@@ -1,0 +1,134 @@
+"""Benchmarks compare fairly, and notebook 05's slow storage holds back each request once and changes nothing."""
+
+import http.client
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from workshop_utils.data import list_photos
+
+ROOT = Path(__file__).parents[1]
+DELAY_S = 0.4
+BODY = os.urandom(2**22)  # many packets
+N_CONNECTIONS = 8
+INTERRUPTED = """
+import http.server, os, signal, sys, threading, urllib.request
+sys.path.append("benchmarks")
+from latency import hold_back_requests
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+with hold_back_requests(f"http://127.0.0.1:{server.server_port}", 0) as address:
+    try: os.killpg(0, signal.SIGINT); signal.pause()
+    except KeyboardInterrupt: print(urllib.request.urlopen(address, timeout=60).status)
+"""
+
+
+class Echo(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"  # keeps its connections
+    everybody = threading.Barrier(N_CONNECTIONS, timeout=60)
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path == "/together":
+            self.everybody.wait()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def address(benchmark):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
+    threading.Thread(target=server.serve_forever).start()
+    with benchmark("latency").hold_back_requests(f"http://127.0.0.1:{server.server_port}", DELAY_S) as address:
+        yield address.removeprefix("http://")
+    server.shutdown()
+    server.server_close()
+
+
+def seconds_for(address, *bodies, path="/"):
+    """Return the seconds of each request, one after the other on one connection."""
+    connection, seconds = http.client.HTTPConnection(address, timeout=60), []
+    for body in bodies:
+        start = time.perf_counter()
+        connection.request("POST", path, body)
+        assert connection.getresponse().read() == body
+        seconds.append(time.perf_counter() - start)
+    connection.close()
+    return seconds
+
+
+@pytest.mark.timing
+def test_each_request_of_a_connection_is_held_back_once_and_bytes_pass_unchanged(address):
+    for seconds in seconds_for(address, b"small", BODY, BODY):
+        assert DELAY_S <= seconds < 2 * DELAY_S
+
+
+def test_connections_do_not_wait_for_each_other(address):
+    with ThreadPoolExecutor(N_CONNECTIONS) as pool:  # the server answers none before it has heard all
+        list(pool.map(lambda n: seconds_for(address, b"%d" % n, path="/together"), range(N_CONNECTIONS)))
+
+
+def test_jupyters_stop_button_leaves_the_proxy_running():
+    command = [sys.executable, "-c", INTERRUPTED]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, start_new_session=True, timeout=120)
+    assert done.stdout == "200\n", done.stderr
+
+
+def test_all_readers_give_the_same_bytes_in_the_same_order(benchmark, s3):
+    paths = list_photos("s3://workshop/served/dogs", storage_options=s3)[::-1]
+    photos = {name: read(paths, s3) for name, read in benchmark("storage").READERS.items()}
+    assert all(found == photos["read_files"] for found in photos.values())
+    assert len(set(photos["read_files"])) == len(paths) == 12
+
+
+def rows(*steps):
+    """The rows of (time, pid, rank, epoch) as ranks note them."""
+    return [
+        {"time": at, "pid": pid, "rank": rank, "epoch": epoch, "step": 0, "loss": 1.0} for at, pid, rank, epoch in steps
+    ]
+
+
+def test_a_job_that_begins_again_is_not_taken_for_one_that_resumed(benchmark):
+    before = rows((1, 10, 0, 0), (2, 11, 1, 0), (3, 10, 0, 1), (4, 11, 1, 1))
+
+    def reborn(*later):
+        job = SimpleNamespace(killed=5, left=[], jobs=[before + rows(*later)])
+        return benchmark("launchers").rebirth(job, expected=1.0)
+
+    assert reborn((6, 10, 0, 1))["resumed"] == "no"  # the survivor, ending its step
+    assert reborn(*[(8 + n, 12 + n % 2, n % 2, 0) for n in range(6)])["resumed"] == "from start"
+    resumed = reborn((6, 10, 0, 1), *[(8 + n, 12 + n % 2, n % 2, 1) for n in range(6)])
+    assert (resumed["resumed"], resumed["again_s"]) == ("from checkpoint", 4)
+    kept = reborn(*[(8 + n, (10, 12)[n % 2], n % 2, 1) for n in range(6)])  # rank 0 keeps its process
+    assert (kept["resumed"], kept["again_s"]) == ("from checkpoint", 4)
+
+
+def test_the_clock_of_a_peer_leaves_its_start_and_its_end_out(benchmark, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+
+    def two_processes():
+        """Two processes need 2 s for a part of 5 photos. The first one ends, in pairs, just before the second."""
+        nonlocal now
+        now = 100  # they start slowly
+        for _ in range(10):
+            now += 1.5
+            yield [0] * 5
+            now += 0.5
+            yield [0] * 5
+
+    # 10 photos in 2 s; from the first part after a quarter to the last one, 65 photos seem to take 12.5 s.
+    assert benchmark("inference_peers").steady_seconds(two_processes(), 100) == pytest.approx(20)
