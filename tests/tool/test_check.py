@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -60,12 +61,12 @@ def test_a_good_set_up_has_a_line_for_each_thing_and_none_fails(well, monkeypatc
     said = CliRunner().invoke(main, ["check"])
     of_machine = ("Python", "packages", "cores and memory", "GPU", "data", "weights", "graphviz")
     of_cluster = ("workers", "environment", "children", "shared storage", "ranks")
-    lines = [line.partition(": ") for line in said.output.splitlines() if line.startswith("[")]
-    assert [name for name, *_ in lines] == [f"[OK]   {name}" for name in of_machine + of_cluster], said.output
+    lines = re.findall(r"\[(OK|FAIL)\] +([\w ]+): (.*)", said.output)  # a bar may stand before them
+    assert [(ok, name) for ok, name, _ in lines] == [("OK", name) for name in of_machine + of_cluster], said.output
     assert said.exit_code == 0
-    texts = {name: text for name, _, text in lines}
-    assert str(well.parent / "weights.pt") in texts["[OK]   weights"]
-    assert str(well.parent / "dogs") in texts["[OK]   data"] and "1 images" in texts["[OK]   data"]
+    texts = {name: text for _, name, text in lines}
+    assert str(well.parent / "weights.pt") in texts["weights"]
+    assert str(well.parent / "dogs") in texts["data"] and "1 images" in texts["data"]
 
 
 def test_the_command_fails_where_one_thing_is_wrong(well, monkeypatch):
