@@ -1,4 +1,4 @@
-"""Benchmarks compare fairly, and notebook 05's slow storage holds back each request once and changes nothing."""
+"""Notebook 05's slow storage holds back each request once and changes nothing; launchers are compared fairly."""
 
 import http.client
 import os
@@ -12,8 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-from workshop_utils.data import list_photos
 
 ROOT = Path(__file__).parents[1]
 DELAY_S = 0.4
@@ -87,13 +85,6 @@ def test_jupyters_stop_button_leaves_the_proxy_running():
     assert done.stdout == "200\n", done.stderr
 
 
-def test_all_readers_give_the_same_bytes_in_the_same_order(benchmark, s3):
-    paths = list_photos("s3://workshop/served/dogs", storage_options=s3)[::-1]
-    photos = {name: read(paths, s3) for name, read in benchmark("storage").READERS.items()}
-    assert all(found == photos["read_files"] for found in photos.values())
-    assert len(set(photos["read_files"])) == len(paths) == 12
-
-
 def rows(*steps):
     """The rows of (time, pid, rank, epoch) as ranks note them."""
     return [
@@ -114,21 +105,3 @@ def test_a_job_that_begins_again_is_not_taken_for_one_that_resumed(benchmark):
     assert (resumed["resumed"], resumed["again_s"]) == ("from checkpoint", 4)
     kept = reborn(*[(8 + n, (10, 12)[n % 2], n % 2, 1) for n in range(6)])  # rank 0 keeps its process
     assert (kept["resumed"], kept["again_s"]) == ("from checkpoint", 4)
-
-
-def test_the_clock_of_a_peer_leaves_its_start_and_its_end_out(benchmark, monkeypatch):
-    now = 0.0
-    monkeypatch.setattr(time, "perf_counter", lambda: now)
-
-    def two_processes():
-        """Two processes need 2 s for a part of 5 photos. The first one ends, in pairs, just before the second."""
-        nonlocal now
-        now = 100  # they start slowly
-        for _ in range(10):
-            now += 1.5
-            yield [0] * 5
-            now += 0.5
-            yield [0] * 5
-
-    # 10 photos in 2 s; from the first part after a quarter to the last one, 65 photos seem to take 12.5 s.
-    assert benchmark("inference_peers").steady_seconds(two_processes(), 100) == pytest.approx(20)

@@ -43,11 +43,6 @@ def move(venv):
     return venv.rename(venv.with_name("moved"))
 
 
-def copy(venv):
-    subprocess.run(["cp", "-a", venv, venv.with_name("copied")], check=True)
-    return venv.with_name("copied")
-
-
 def remove_python(venv):
     for path in (venv / "bin").glob("python*"):
         path.unlink()
@@ -66,7 +61,6 @@ def upgrade_python(venv):
     [
         (interrupt, "interrupted"),
         (move, "another folder"),
-        (copy, "another folder"),
         (remove_python, "Python is gone"),
         (upgrade_python, "another one"),
     ],
