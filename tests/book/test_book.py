@@ -39,6 +39,8 @@ CUT_OFF = """() => {
     return wide;
 }"""
 
+pytestmark = pytest.mark.timeout(900)  # ends a hang; on a busy machine the one build takes minutes
+
 
 def test_every_notebook_and_page_is_in_the_book(pages):
     written = {f"docs/{path.stem}.html" for path in (ROOT / "docs").glob("*.md")}

@@ -129,10 +129,7 @@ def test_too_little_memory(well, monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine's GPU works")
-@pytest.mark.parametrize(
-    ("says", "ok"),
-    [("NVIDIA H200, 570.1", False), ("NVIDIA-SMI has failed", False), ("No devices were found", True)],
-)
+@pytest.mark.parametrize(("says", "ok"), [("NVIDIA H200, 570.1", False), ("No devices were found", True)])
 def test_an_nvidia_gpu_that_pytorch_cannot_use(well, monkeypatch, tmp_path, says, ok):
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{says}'\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
@@ -185,12 +182,6 @@ def test_photos_without_their_weights(well, monkeypatch, tmp_path):
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # no network, on any machine
     said = failure(well, "weights")
     assert "ImageNet" in said and "network" in said and "To mend it: unset WORKSHOP_DATA" in said
-
-
-def test_weights_are_checked_even_where_the_data_is_not_there(well, monkeypatch, tmp_path):
-    monkeypatch.setenv("WORKSHOP_DATA", str(tmp_path))
-    ok, said = line(well, "weights")
-    assert ok and "weights.pt" in said
 
 
 def test_nothing_to_draw_graphs_with(well, monkeypatch, tmp_path):
