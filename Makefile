@@ -25,19 +25,12 @@ ifneq ($(and $(INSTALLED),$(filter 0,$(MAKELEVEL)),$(filter $(if $(FOR_CPU),0,1)
 $(info $(VENV) has other wheels of PyTorch than CPU=$(CPU) asks for. To change that: make clean setup CPU=$(CPU))
 endif
 
-# `make test` compares each notebook: on one core those that `make test-weekly` compares on several workers (on several
-# hosts, on a bare Debian, here with every cell twice), on all cores the others. 03 starts no cluster.
-ON_HOSTS := 04
-ON_DEBIAN := 01
-TWICE := 08
-ON_ONE_CORE := 03 $(ON_HOSTS) $(ON_DEBIAN) $(TWICE)
-ALL = $(foreach path,$(notdir $(wildcard notebook_output/[0-9]*.ipynb)),$(firstword $(subst -, ,$(path))))
-
 # The stored outputs were made with the sketches and their weights, whatever this machine's user has set or downloaded.
 OFFLINE := WORKSHOP_DATA= WORKSHOP_WEIGHTS= WORKSHOP_NAMES= WORKSHOP_SHARED= WORKSHOP_ROOM= DASK_SCHEDULER_ADDRESS= WORKSHOP_CACHE="$(CURDIR)/$(VENV)/cache"
 COMPARE := $(OFFLINE) $(BIN)/python tests/notebooks/compare.py
+SIDE_BY_SIDE := -n 2 --dist loadfile
 
-.PHONY: always lab run bench faults figures book links test test-parts unit test-notebooks test-clusters test-long test-weekly newest oldest gpu film setup setup-test horovod pins clean
+.PHONY: always lab run bench faults figures book links test test-parts style lint unit test-notebooks test-clusters test-weekly newest oldest gpu film setup setup-test horovod pins clean
 
 lab: setup
 	$(BIN)/workshop lab
@@ -65,49 +58,57 @@ book: setup-test  # the site, and in slides/ the slides with their PDF
 links: setup-test  # asks every external address that the book names; needs the network
 	$(BIN)/sphinx-build -q -c docs -b linkcheck . build/links
 
-test:  # prints the minutes of its parts at the end, or where one failed
+test:  # does the workshop work on this machine? Prints the minutes of its parts at the end, or where one failed
 	@rm -f build/minutes
-	@$(MAKE) --no-print-directory test-parts; code=$$?; awk -F'\t' '{ printf "%6.1f min  %s\n", $$2 / 60, $$1; all += $$2 } END { printf "%6.1f min  in all\n", all / 60 }' build/minutes; exit $$code
+	@$(MAKE) --no-print-directory test-parts; code=$$?; tools/timed.sh; exit $$code
 
 test-parts:
 	@tools/timed.sh set-up $(MAKE) --no-print-directory setup-test
-	@tools/timed.sh Horovod $(MAKE) --no-print-directory horovod || \
-	  echo "The tests of Horovod are skipped; notebook 09 shows stored outputs."
-	tools/timed.sh style $(BIN)/ruff check .
-	tools/timed.sh style $(BIN)/ruff format --check --quiet .
-	tools/timed.sh types $(BIN)/mypy
-	@tools/timed.sh "unit tests" $(MAKE) --no-print-directory unit
+	@tools/timed.sh style $(MAKE) --no-print-directory style
+	tools/timed.sh tests $(BIN)/pytest -m smoke $(SIDE_BY_SIDE)
 	@! command -v nvidia-smi >/dev/null || tools/timed.sh "GPU tests" $(BIN)/pytest -m gpu
-	tools/timed.sh "notebooks on one core each" env $(COMPARE) --each-on-one-core $(ON_ONE_CORE)
-	tools/timed.sh "notebooks on all cores" env $(COMPARE) $(filter-out $(ON_ONE_CORE),$(ALL))
+	tools/timed.sh "notebooks 01, 02, 04, 07 and 12" env $(COMPARE) 01 02 04 07 12
 
-FIRST_HALF := $(addprefix tests/,book job loop tool tools) $(wildcard tests/test_[a-i]*.py)
-unit: setup-test  # in two halves side by side, as either leaves a core idle half of the time
-	@mkdir -p build
-	@$(BIN)/pytest $(FIRST_HALF) workshop_utils > build/first-half.log 2>&1 & first=$$!; \
-	  $(BIN)/pytest tests docs/_ext $(FIRST_HALF:%=--ignore=%); second=$$?; \
-	  wait $$first || { cat build/first-half.log; exit 1; }; tail -n 1 build/first-half.log; exit $$second
+style: setup-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
+
+lint: style
+	$(BIN)/mypy
+
+unit: setup-test  # all tests but those of several hosts, and the weekly ones
+	$(BIN)/pytest $(SIDE_BY_SIDE) --junitxml=build/unit.xml
 
 test-notebooks: setup-test  # all of them, or ONLY="01 06"
-	$(COMPARE) $(ONLY)
+	$(COMPARE) --side-by-side $(ONLY)
 
 test-clusters: setup-test  # several hosts, SSH and Slurm on this machine; what cannot be had here is skipped with its reason
 	bash tests/clusters/install.sh $(BIN)
-	$(BIN)/pytest -m "clusters and not weekly" tests/clusters
+	$(BIN)/pytest -m "clusters and not weekly" $(SIDE_BY_SIDE) --junitxml=build/clusters.xml tests/clusters
 
-test-long: test-clusters  # what takes long or needs root
-	$(BIN)/pytest -m "long and not weekly"
-
-test-weekly: setup-test oldest  # what takes longest: on a bare Debian, on several hosts, every fault, every cell twice
+test-weekly: setup-test oldest links  # what takes longest: a bare Debian, every fault, one core, every cell twice
 	bash tests/clusters/install.sh $(BIN)
 	$(BIN)/pytest -m weekly
-	$(COMPARE) --every-cell-twice $(TWICE)
+	env $(OFFLINE) taskset --cpu-list 0 $(BIN)/python tests/notebooks/compare.py 01 03 04 08
+	$(COMPARE) --every-cell-twice 08
 
-newest: setup-test  # the lessons with the newest versions that the ranges allow; the report is build/newest/report.md
-	$(OFFLINE) $(BIN)/python tools/try_newest.py
+# Environments of their own: the pins are not in them. A range that names a candidate of PyTorch lets uv take one.
+INTO = $(BIN)/uv pip install --quiet --compile-bytecode --python build/$@
+NEWEST := --upgrade --extra lab --extra test --extra clusters 'torch>=2.11rc0' 'torchvision>=0.26rc0'
+newest: setup-test  # the lessons with the newest versions that the ranges allow; what changed is printed first
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/$@
+	$(INTO) -r pyproject.toml $(NEWEST)
+	$(INTO) --no-deps --editable .
+	@$(BIN)/uv pip freeze --quiet --python $(BIN)/python >build/$@/pinned
+	@$(BIN)/uv pip freeze --quiet --python build/$@ | diff build/$@/pinned - || true
+	$(OFFLINE) build/$@/bin/python tests/notebooks/compare.py --side-by-side
 
-oldest: setup-test  # some tests with the lowest versions that the ranges of the base allow, installed without an extra
-	$(OFFLINE) $(BIN)/python tools/try_oldest.py
+oldest: setup-test  # some tests with the lowest versions that the ranges of the base allow
+	$(BIN)/uv venv --quiet --clear --python 3.11 build/$@
+	$(INTO) --resolution lowest-direct -r pyproject.toml
+	$(INTO) hypothesis pytest pytest-timeout
+	$(INTO) --no-deps --editable .
+	build/$@/bin/python -m pytest -m smoke $(addprefix tests/test_,cluster.py ddp.py inference.py precision.py results.py training.py)
 
 film: setup-test  # img/kill.webm, its still and img/lab.png, from a real run; needs chromium and ffmpeg
 	$(BIN)/python tools/film.py

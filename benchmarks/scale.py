@@ -29,13 +29,13 @@ import torch
 from distributed import Client, LocalCluster
 from distributed.utils import nbytes
 from generated_bucket import LOOPBACK, ROOT, generated_bucket
-from latency import hold_back_requests
 from record import result_path, write_result
 
 from workshop_utils import ddp, inference
 from workshop_utils.cluster import start_cluster
 from workshop_utils.data import list_photos
 from workshop_utils.dogs.breeds import BREEDS
+from workshop_utils.latency import hold_back_requests
 from workshop_utils.object_store import BUCKET, local_object_store
 from workshop_utils.s3 import list_folders
 from workshop_utils.storage import open_address

@@ -13,7 +13,6 @@ import pytest
 import torch
 from distributed.core import Status
 from distributed.utils import get_mp_context
-from playwright.sync_api import sync_playwright
 from samples import ODD_NAMES, S3_SECRET, make_weights
 
 from workshop_utils import object_store
@@ -52,6 +51,8 @@ def browser():
     """A real browser, for a module's tests and no longer: its driver keeps an event loop in this thread."""
     if not CHROMIUM.exists():
         pytest.skip(f"{CHROMIUM} is not installed: apt install chromium")
+    from playwright.sync_api import sync_playwright  # which takes seconds
+
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser

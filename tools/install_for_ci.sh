@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install what a bare Debian lacks for `make test` and `make test-long`: a browser, a compiler for Horovod, and what makes
+# Install what a bare Debian lacks for the tests: a browser, a compiler for Horovod, and what makes
 # another bare Debian in a folder.
 set -euo pipefail
 headers=$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')

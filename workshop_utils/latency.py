@@ -4,23 +4,26 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from subprocess import PIPE
 
 LOOPBACK = "127.0.0.1"
 CHUNK_BYTES = 2**16
 
 
 @contextmanager
-def hold_back_requests(endpoint, delay_s):
-    """Yield the address of a proxy that passes each request on to `endpoint` after `delay_s`.
+def hold_back_requests(endpoint: str, delay_s: float) -> Iterator[str]:
+    """Yield the address of a proxy that passes each request on to `endpoint` after so many seconds.
 
     Held back are the first bytes that arrive on a connection after its last answer: each request once, however many
     packets it and its answer have. Opening a connection takes no longer, and no connection waits for another.
     """
     command = [sys.executable, "-I", __file__, endpoint.rpartition(":")[2], str(delay_s)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes, start_new_session=True) as proxy:  # spares it Jupyter's stop button
+    # A session of its own spares it Jupyter's stop button.
+    with subprocess.Popen(command, text=True, start_new_session=True, stdin=PIPE, stdout=PIPE) as proxy:
+        assert proxy.stdout
         yield f"http://{LOOPBACK}:{proxy.stdout.readline().strip()}"  # leaving closes its stdin: the end
 
 
