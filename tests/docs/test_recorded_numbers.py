@@ -1,6 +1,7 @@
 """The numbers that pages print are those that were recorded, and ratios say what they should."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -60,3 +61,25 @@ def test_rates_are_to_be_at_least_as_high_and_seconds_at_most_as_long(benchmark)
 
 def test_a_restart_that_fails_lasts_for_ever(benchmark):
     assert judged(benchmark, results(ours=None), "DDP, from a kill")["torchrun"]["met"] == "missed"
+
+
+def rows(*steps):
+    """The rows of (time, pid, rank, epoch) as ranks note them."""
+    return [
+        {"time": at, "pid": pid, "rank": rank, "epoch": epoch, "step": 0, "loss": 1.0} for at, pid, rank, epoch in steps
+    ]
+
+
+def test_a_job_that_begins_again_is_not_taken_for_one_that_resumed(benchmark):
+    before = rows((1, 10, 0, 0), (2, 11, 1, 0), (3, 10, 0, 1), (4, 11, 1, 1))
+
+    def reborn(*later):
+        job = SimpleNamespace(killed=5, left=[], jobs=[before + rows(*later)])
+        return benchmark("launchers").rebirth(job, expected=1.0)
+
+    assert reborn((6, 10, 0, 1))["resumed"] == "no"  # the survivor, ending its step
+    assert reborn(*[(8 + n, 12 + n % 2, n % 2, 0) for n in range(6)])["resumed"] == "from start"
+    resumed = reborn((6, 10, 0, 1), *[(8 + n, 12 + n % 2, n % 2, 1) for n in range(6)])
+    assert (resumed["resumed"], resumed["again_s"]) == ("from checkpoint", 4)
+    kept = reborn(*[(8 + n, (10, 12)[n % 2], n % 2, 1) for n in range(6)])  # rank 0 keeps its process
+    assert (kept["resumed"], kept["again_s"]) == ("from checkpoint", 4)

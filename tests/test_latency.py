@@ -1,4 +1,4 @@
-"""Notebook 05's slow storage holds back each request once and changes nothing; launchers are compared fairly."""
+"""The proxy in front of notebook 05's storage holds back each request once, and changes nothing."""
 
 import http.client
 import os
@@ -8,19 +8,17 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from workshop_utils.latency import hold_back_requests
+
 DELAY_S = 0.4
 BODY = os.urandom(2**22)  # many packets
 N_CONNECTIONS = 16
 INTERRUPTED = """
-import http.server, os, signal, sys, threading, urllib.request
-sys.path.append("benchmarks")
-from latency import hold_back_requests
+import http.server, os, signal, threading, urllib.request
+from workshop_utils.latency import hold_back_requests
 server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
 threading.Thread(target=server.serve_forever, daemon=True).start()
 with hold_back_requests(f"http://127.0.0.1:{server.server_port}", 0) as address:
@@ -47,10 +45,10 @@ class Echo(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def address(benchmark):
+def address():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
     threading.Thread(target=server.serve_forever).start()
-    with benchmark("latency").hold_back_requests(f"http://127.0.0.1:{server.server_port}", DELAY_S) as address:
+    with hold_back_requests(f"http://127.0.0.1:{server.server_port}", DELAY_S) as address:
         yield address.removeprefix("http://")
     server.shutdown()
     server.server_close()
@@ -84,27 +82,5 @@ def test_connections_do_not_wait_for_each_other(address):
 
 def test_jupyters_stop_button_leaves_the_proxy_running():
     command = [sys.executable, "-c", INTERRUPTED]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, start_new_session=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, start_new_session=True, timeout=120)
     assert done.stdout == "200\n", done.stderr
-
-
-def rows(*steps):
-    """The rows of (time, pid, rank, epoch) as ranks note them."""
-    return [
-        {"time": at, "pid": pid, "rank": rank, "epoch": epoch, "step": 0, "loss": 1.0} for at, pid, rank, epoch in steps
-    ]
-
-
-def test_a_job_that_begins_again_is_not_taken_for_one_that_resumed(benchmark):
-    before = rows((1, 10, 0, 0), (2, 11, 1, 0), (3, 10, 0, 1), (4, 11, 1, 1))
-
-    def reborn(*later):
-        job = SimpleNamespace(killed=5, left=[], jobs=[before + rows(*later)])
-        return benchmark("launchers").rebirth(job, expected=1.0)
-
-    assert reborn((6, 10, 0, 1))["resumed"] == "no"  # the survivor, ending its step
-    assert reborn(*[(8 + n, 12 + n % 2, n % 2, 0) for n in range(6)])["resumed"] == "from start"
-    resumed = reborn((6, 10, 0, 1), *[(8 + n, 12 + n % 2, n % 2, 1) for n in range(6)])
-    assert (resumed["resumed"], resumed["again_s"]) == ("from checkpoint", 4)
-    kept = reborn(*[(8 + n, (10, 12)[n % 2], n % 2, 1) for n in range(6)])  # rank 0 keeps its process
-    assert (kept["resumed"], kept["again_s"]) == ("from checkpoint", 4)
