@@ -1,24 +1,51 @@
-"""The book's pages as files: nothing leads nowhere, each says when it was run, and what they count is right."""
+"""The book, built once: as files, where nothing leads nowhere, and in a real browser, quiet and fit for all widths.
 
+One file, as pytest-xdist gives files to processes, and each process would build the book.
+"""
+
+import importlib
+import inspect
 import json
 import re
 from urllib.parse import unquote, urldefrag, urlsplit
 
 import pytest
 from built import ROOT, Page, build
+from playwright.sync_api import expect
 
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebook_output").glob("*.ipynb"))
 LESSONS = [name for name in NOTEBOOKS if name[0].isdigit()]
-MADE_BY_SPHINX = {"genindex.html", "search.html", "index.html"}
+GLOSSARY = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")
+TAUGHT = re.findall(r"^### (.+)\n\n.+\n\nTaught in .*\(\.\./(.+)\.ipynb#", GLOSSARY, re.MULTILINE)
+MODULES = re.findall(r"^   workshop_utils\.(\w+)$", (ROOT / "docs/reference/index.md").read_text(), re.MULTILINE)
+ADDRESS = "https://github.com/someone/workshop"
+PHONE, TABLET, DESK = 390, 800, 1400
+WIDTHS = [DESK, *(pytest.param(width, marks=pytest.mark.weekly) for width in (TABLET, PHONE))]
+# The other notebooks are as these two, and the other pages of the reference as that one.
+BUILT_ALIKE = r"docs/(?!reference/)|docs/reference/ddp|search|notebook_output/0[12]"
+CUT_OFF = """() => {
+    const wide = [];
+    const width = document.scrollingElement.scrollWidth;
+    if (width > innerWidth) wide.push(`the page: ${width}`);
+    for (const pre of document.querySelectorAll("article pre, article table, article img, article svg")) {
+        const box = pre.getBoundingClientRect();
+        if (!box.width) continue;  // folded
+        let scrolls = false;
+        for (let node = pre; node.tagName !== "ARTICLE"; node = node.parentElement)
+            scrolls ||= ["auto", "scroll"].includes(getComputedStyle(node).overflowX);
+        if (!scrolls && (box.right > innerWidth || pre.scrollWidth > pre.clientWidth + 1 && pre.tagName === "PRE"))
+            wide.push(`${pre.tagName} ${pre.textContent.slice(0, 60)}`);
+    }
+    return wide;
+}"""
 
-
-def lesson(pages, name):
-    return pages[f"notebook_output/{name}.html"]
+pytestmark = pytest.mark.timeout(900)  # ends a hang; on a busy machine the one build takes minutes
 
 
 def test_every_notebook_and_page_is_in_the_book(pages):
     written = {f"docs/{path.stem}.html" for path in (ROOT / "docs").glob("*.md")}
     assert written | {f"notebook_output/{name}.html" for name in NOTEBOOKS} <= set(pages)
+    assert {"deploy/README.html", "deploy/kubernetes/README.html", "deploy/gateway.html"} <= set(pages)
     assert 'url=docs/index.html"' in pages["index.html"].text
 
 
@@ -38,90 +65,57 @@ def test_no_link_and_no_picture_leads_nowhere(book, pages):
     assert not missing
 
 
-def test_nothing_is_fetched_from_elsewhere(pages):
+def test_the_book_needs_no_network_no_kernel_and_no_eyes(pages):
     for path, page in pages.items():
-        for tag, name in (("img", "src"), ("script", "src"), ("iframe", "src")):
-            assert not [found for found in page.all(tag) if "//" in found.get(name, "")], path
+        assert not page.all("iframe") and "jupyter.widget" not in page.text, path
+        for tag in ("img", "script"):
+            assert not [found for found in page.all(tag) if "//" in found.get("src", "")], path
         sheets = [link["href"] for link in page.all("link") if link.get("rel") == "stylesheet"]
         assert not [href for href in sheets if "//" in href], path
+        assert not [image["src"] for image in page.all("img") if len(image.get("alt") or "") < 20], path
 
 
-def test_every_picture_has_alt_text(pages):
-    for path, page in pages.items():
-        bad = [image["src"] for image in page.all("img") if len(image.get("alt") or "") < 20]
-        assert not bad, path
+def test_hints_and_solutions_are_folded(pages):
+    for name in LESSONS:
+        cells = json.loads((ROOT / f"notebook_output/{name}.ipynb").read_text())["cells"]
+        n_solutions = sum("solution" in cell["metadata"].get("tags", []) for cell in cells)
+        n_hints = sum("".join(cell["source"]).count("<details") for cell in cells)
+        folds = pages[f"notebook_output/{name}.html"].all("details")
+        assert len(folds) >= n_solutions + n_hints and n_solutions >= 2, name
+        assert not [fold for fold in folds if "open" in fold], name
 
 
-def test_every_page_says_when_and_with_what_it_was_last_run(pages):
-    for name in NOTEBOOKS:
-        run = json.loads((ROOT / f"notebook_output/{name}.ipynb").read_text())["metadata"]["verified"]
-        said = f"last run on {run['date']}, with Python {run['python']}, PyTorch {run['torch']} and Dask {run['dask']}"
-        assert said in lesson(pages, name).text
-    for path in set(pages) - MADE_BY_SPHINX:
-        assert "last run" in pages[path].text, path
+def test_the_page_that_teaches_a_word_leads_to_its_entry_and_back(pages):
+    assert len(TAUGHT) >= 0.85 * GLOSSARY.count("\n### ")
+    for term, docname in TAUGHT:
+        anchor = re.sub(r"[^\w -]", "", term.lower()).replace(" ", "-")
+        there = [link["href"] for link in pages[f"{docname}.html"].all("a", "term")]
+        assert f"../docs/glossary.html#{anchor}" in there, term
+        entry = pages["docs/glossary.html"].text.split(f'id="{anchor}"')[1].split("<section")[0]
+        assert f'href="../{docname}.html#' in entry, term
 
 
-def test_a_notebook_that_was_not_rendered_ends_the_build_with_the_cure(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "docs/_ext")
-    from book.verified import last_run
-
-    (tmp_path / "12-new.ipynb").write_text('{"metadata": {}}')
-    with pytest.raises(Exception, match="12-new.ipynb.*tools/render.py 12"):
-        last_run(tmp_path / "12-new.ipynb")
-
-
-@pytest.mark.parametrize("name", LESSONS)
-def test_hints_and_solutions_are_folded(pages, name):
-    page = lesson(pages, name)
-    cells = json.loads((ROOT / f"notebook_output/{name}.ipynb").read_text())["cells"]
-    n_solutions = sum("solution" in cell["metadata"].get("tags", []) for cell in cells)
-    n_hints = sum("".join(cell["source"]).count("<details") for cell in cells)
-    folds = page.all("details")
-    assert len(folds) >= n_solutions + n_hints and not [fold for fold in folds if "open" in fold]
-    assert page.text.count("Show our solution") >= n_solutions >= 2
+def test_the_reference_has_all_that_is_public_with_types(pages):
+    assert MODULES
+    for module in MODULES:
+        page, code = pages[f"docs/reference/{module}.html"], importlib.import_module(f"workshop_utils.{module}")
+        for name, value in vars(code).items():
+            mine = getattr(value, "__module__", None) == code.__name__
+            if mine and (inspect.isfunction(value) or inspect.isclass(value)) and not name.startswith("_"):
+                assert f"{code.__name__}.{name}" in page.ids, f"{module}.{name} has no docstring"
+        assert page.all("dl", "field-list") and "<em" in page.text, f"{module}: no type is shown"
+    wanted = ("Job", "Job.rows", "Job.explain", "JobError", "WorkerDied", "WorkersBusy")  # defined elsewhere
+    assert {f"workshop_utils.job.{name}" for name in wanted} <= pages["docs/reference/ddp.html"].ids
 
 
-def test_the_quiz_does_not_call_its_set_up_a_solution(pages):
-    page = pages["notebook_output/quiz.html"]
-    assert "Show our solution" not in page.text and "Show the code behind this page" in page.text
-
-
-@pytest.mark.parametrize("name", LESSONS)
-def test_words_of_the_glossary_are_links_with_their_meaning_once_each(pages, name):
-    links = lesson(pages, name).all("a", "term")
-    assert len(links) >= 5 and len({link["href"] for link in links}) == len(links)
-    assert all(link["href"].startswith("../docs/glossary.html#") and len(link["title"]) > 20 for link in links)
-
-
-@pytest.mark.parametrize("word", ["rank", "world size", "process group", "all-reduce", "checkpoint"])
-def test_a_word_is_linked_where_it_is_first_used(pages, word):
-    text = lesson(pages, "06-distributed-training").text
-    before = text[text.index("<article") : re.search(rf'<a class="term[^>]*><?[^>]*>?{word}', text).start()]
-    before = re.sub(r"<(h[1-6]|pre|code)\b.*?</\1>|<[^>]*>", "", before, flags=re.DOTALL)
-    assert not re.search(rf"\b{word}\b", before)
-
-
-def test_no_live_output_or_widget_is_left(pages):
-    for path, page in pages.items():
-        assert not page.all("iframe"), path
-        assert "Loading widget" not in page.text and "jupyter.widget" not in page.text, path
-
-
-def test_learning_paths_add_up_what_the_notebooks_say_of_themselves(pages):
-    texts = {name[:2]: (ROOT / f"notebook_output/{name}.ipynb").read_text() for name in LESSONS}
-    minutes = {number: int(re.search(r"\*\*Time:\*\* (\d+)", text).group(1)) for number, text in texts.items()}
-    for numbers in ("01 02 03 04", "01 02 03 05 06 07"):
-        hours, rest = divmod(sum(minutes[number] for number in numbers.split()), 60)
-        said = f"{hours} hours" + (f" and {rest} minutes" if rest else "")
-        assert said in pages["docs/learning-paths.html"].text and said in pages["docs/index.html"].text
-
-
-def test_the_glossary_has_one_to_three_sentences_a_word():
-    text = (ROOT / "docs/glossary.md").read_text()
-    words = re.findall(r"^### (.+)\n\n(.+)\n", text, flags=re.MULTILINE)
-    assert len(words) == text.count("### ") >= 35
-    for word, meaning in words:
-        assert 1 <= len(re.findall(r"[.](?= |$)", meaning)) <= 3, word
+def test_the_guide_has_a_row_for_each_guess_in_class_in_the_order_of_the_notebook(pages):
+    guide = (ROOT / "docs/instructor/notebooks.md").read_text(encoding="utf-8")
+    for name in LESSONS:
+        cells = json.loads((ROOT / f"notebook_output/{name}.ipynb").read_text())["cells"]
+        in_class = "\n".join("".join(cell["source"]) for cell in cells).partition("\n## Going further")[0]
+        part = guide.partition(f"\n## {name[:2]} ·")[2].partition("\n## ")[0]
+        rows = re.findall(r"\{stored\}`(\d\d) (\w+)` \|$", part, re.MULTILINE)
+        assert rows == [(name[:2], guess) for guess in re.findall(r"^(my_guess\w*) = None", in_class, re.M)], name
 
 
 def test_without_a_repository_no_page_guesses_one(pages):
@@ -129,14 +123,126 @@ def test_without_a_repository_no_page_guesses_one(pages):
         assert not re.search(r"codespaces\.new|blob/main|Source of this page", page.text), path
 
 
-def test_with_a_repository_a_notebook_opens_elsewhere_and_names_its_source(tmp_path):
-    chosen = "docs/architecture.md,docs/glossary.md,notebook_output/05*"  # a small book
+@pytest.mark.weekly
+def test_with_a_repository_a_notebook_opens_elsewhere_and_pages_name_their_sources(tmp_path):
+    chosen = "docs/architecture.md,docs/glossary.md,notebook_output/05*,deploy/README.md"  # a small book
     options = ["-D", f"include_patterns={chosen}", "-D", "root_doc=docs/architecture"]
-    folder = build(tmp_path / "small", *options, repository="https://github.com/someone/workshop")
+    folder = build(tmp_path / "small", *options, repository=ADDRESS)
     page = Page((folder / "notebook_output/05-training-data.html").read_text())
     targets = [link["href"] for link in page.all("a", "badge-link")]
     assert targets == ["https://codespaces.new/someone/workshop?quickstart=1"]
     files = [link["href"] for link in page.all("a") if "/blob/" in link.get("href", "")]
-    at = "https://github.com/someone/workshop/blob/main"
-    assert f"{at}/notebook_output/06-distributed-training.ipynb" in files, "the small book does not have it"
-    assert f"{at}/notebooks/05-training-data.ipynb" in files
+    assert f"{ADDRESS}/blob/main/notebook_output/06-distributed-training.ipynb" in files, "the small book lacks it"
+    assert f"{ADDRESS}/blob/main/notebooks/05-training-data.ipynb" in files
+    deploy = Page((folder / "deploy/README.html").read_text()).all("a")
+    assert f"{ADDRESS}/blob/main/deploy/slurm/cluster.py" in [link.get("href") for link in deploy]
+
+
+@pytest.fixture(scope="module")
+def page_of(browser):
+    """A function that opens a page of a width, in light or in dark."""
+    contexts = []
+
+    def opened(width=DESK, scheme="light"):
+        size = {"width": width, "height": 900}
+        contexts.append(context := browser.new_context(viewport=size, color_scheme=scheme, reduced_motion="reduce"))
+        return context.new_page()
+
+    yield opened
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture(scope="module")
+def page(page_of):
+    return page_of()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_page_is_quiet_and_no_line_is_cut_off(page_of, site, pages, width):
+    said, found, page = [], {}, page_of(width)
+    page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("response", lambda response: said.append(response.url) if response.status >= 400 else None)
+    for path in set(pages) - {"index.html"}:  # which leads on at once
+        page.goto(f"{site}/{path}")
+        found[path] = page.evaluate(CUT_OFF)
+    assert not {path: wide for path, wide in found.items() if wide}
+    assert not said
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_first_page_leads_to_the_menu_and_the_menu_to_a_notebook(page_of, site, width):
+    page = page_of(width)
+    page.goto(site)
+    page.wait_for_url("**/docs/index.html")
+    entry = page.locator(".bd-links a:visible", has_text="06 · Distributed training")
+    if width < 992:  # the menu is folded
+        expect(entry).to_have_count(0)
+        page.locator(".primary-toggle:visible").click()
+    entry.click()
+    page.wait_for_url("**/06-distributed-training.html")
+
+
+def test_imports_and_solutions_are_folded_until_they_are_wanted_and_lessons_open(page, site):
+    page.goto(f"{site}/notebook_output/06-distributed-training.html")
+    for fold in (page.locator("details", has_text="Show imports and set-up"), page.locator(".cell.tag_solution")):
+        code = fold.first.locator("pre").first
+        expect(code).not_to_be_visible()
+        fold.first.locator("summary").click()
+        expect(code).to_be_visible()
+    expect(page.locator(".cell_input pre", has_text="def train_alone").first).to_be_visible()
+
+
+def test_the_search_page_finds_rank(page, site):
+    page.goto(f"{site}/search.html")
+    field = page.locator("input[name=q]:visible").first
+    field.fill("rank")
+    field.press("Enter")
+    page.locator("#search-results li a", has_text="Distributed training").first.click()
+    page.wait_for_url("**/06-distributed-training.html**")
+
+
+@pytest.mark.weekly
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_wrong(page_of, site, pages, scheme):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    page, found = page_of(scheme=scheme), {}
+    for path in filter(re.compile(BUILT_ALIKE).match, pages):
+        page.goto(f"{site}/{path}")
+        page.locator(f"html[data-theme={scheme}]").wait_for()
+        # Code takes axe seconds, and looks alike on all pages: that of one is enough.
+        within = {"exclude": [["div.highlight"]]} if path.startswith("notebook_output") and "/01" not in path else {}
+        violations = axe.Axe().run(page, context=within).response["violations"]
+        found[path] = [(each["id"], each["nodes"][0]["html"]) for each in violations]
+    assert not {path: violations for path, violations in found.items() if violations}
+
+
+@pytest.mark.weekly
+def test_in_the_dark_an_output_made_for_white_paper_keeps_it_and_a_choice_is_seen(page_of, site):
+    page = page_of(scheme="dark")
+    page.goto(f"{site}/notebook_output/02-dask-basics.html")
+    graph = page.locator(".cell_output .text_html:has(svg)").first
+    assert graph.evaluate("node => getComputedStyle(node).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
+    page.goto(f"{site}/notebook_output/quiz.html")
+    choice = page.locator(".cell_output input[type=radio]").first
+    assert choice.evaluate("node => getComputedStyle(node).colorScheme") == "light"
+
+
+@pytest.mark.weekly
+@pytest.mark.parametrize(
+    ("path", "n_pages"),
+    [("cheat-sheet", range(1, 3)), ("instructor/handouts", [len(LESSONS)])],
+)
+def test_what_is_made_for_paper_fits_on_it(page_of, site, path, n_pages):
+    page = page_of()
+    page.goto(f"{site}/docs/{path}.html")
+    pdf = page.pdf(format="A4", prefer_css_page_size=True)
+    assert len(re.findall(rb"/Type\s*/Page\b", pdf)) in n_pages
+    page.emulate_media(media="print")
+    page.set_viewport_size({"width": 673, "height": 1020})  # A4 without its margins, in CSS pixels
+    hidden = page.locator(".handout").evaluate_all(
+        "sheets => sheets.filter(it => it.scrollHeight > it.clientHeight + 1).map(it => it.innerText.split('\\n')[0])"
+    )
+    assert hidden == [], "a sheet has more text than its page shows"

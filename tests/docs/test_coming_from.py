@@ -1,6 +1,5 @@
 """The page for those who come from another launcher: its code runs, and every launcher comes to the same loss."""
 
-import inspect
 import os
 import re
 import subprocess
@@ -64,7 +63,7 @@ def test_our_side_comes_to_the_loss_of_the_plain_loop(name, names, expected, cap
     assert loss_in(capsys.readouterr().out) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 @pytest.mark.parametrize("name", ["dask-pytorch-ddp", "torchrun", "Accelerate"])
 def test_their_side_comes_to_the_same_loss(name, expected, tmp_path):
     if name == "Accelerate":
@@ -77,21 +76,3 @@ def test_their_side_comes_to_the_same_loss(name, expected, tmp_path):
     result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200)
     assert result.returncode == 0, result.stdout + result.stderr
     assert loss_in(result.stdout) == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_their_side_is_python(name):
-    compile(code(name, "theirs"), f"{name}.py", "exec")
-
-
-def test_what_the_page_says_of_dask_pytorch_ddp_is_so():
-    from dask_pytorch_ddp.data import S3ImageFolder
-
-    from workshop_utils.data import ImageFolder
-    from workshop_utils.results import ResultsHandler
-
-    with pytest.raises(ModuleNotFoundError, match="distributed.pubsub"):
-        import dask_pytorch_ddp.results  # noqa: F401
-    inspect.signature(S3ImageFolder).bind("bucket", "prefix", None, anon=True)
-    inspect.signature(ImageFolder).bind("s3://bucket/prefix", None, storage_options={"anon": True})
-    assert callable(ResultsHandler.submit_result) and callable(ResultsHandler.process_results)

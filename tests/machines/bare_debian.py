@@ -35,8 +35,11 @@ class BareDebian:
         self.variables = variables
         self.shared = shared  # {path inside: path on the host}
 
-    def start(self, line, online=False):
-        """Start a shell's line as the user, in the checkout if there is one; return the `Popen`."""
+    def run(self, line, online=False, timeout_s=300):
+        """Run a shell's line as the user, in the checkout if there is one, and return what it prints.
+
+        Raises AssertionError with that if it fails.
+        """
         assignments = [f"{name}={value}" for name, value in self.variables.items()]
         inside = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--init-groups", "env", "-i", *assignments]
         inside += ["bash", "-c", f"cd {CHECKOUT} 2>/dev/null || cd; {line}"]
@@ -46,17 +49,13 @@ class BareDebian:
         first = mounts if online else [["ip", "link", "set", "lo", "up"], *mounts]
         script = "".join(f"{shlex.join(words)} && " for words in first) + f'chroot {self.root} "$@"; exit $?'
         # The shell, root still, stays the namespace's first process: one that changes its user outlives its parent.
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [*ISOLATED, *([] if online else ["--net"]), "bash", "-c", script, "bash", *inside],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-
-    def run(self, line, online=False, timeout_s=300):
-        """Run a shell's line as the user and return what it prints; raise AssertionError with that if it fails."""
-        process = self.start(line, online)
         try:
             output, _ = process.communicate(timeout=timeout_s)
         finally:

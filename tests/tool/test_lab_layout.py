@@ -67,6 +67,7 @@ def test_the_users_own_dashboard_port_wins_and_0_is_any():
         assert port and port_is_free(port)
 
 
+@pytest.mark.weekly
 def test_a_user_whose_home_cannot_be_written_gets_a_lab_that_says_so():
     settings = {"HOME": "/proc/none", "XDG_DATA_HOME": "", "XDG_CACHE_HOME": ""}  # also root cannot write there
     command = [Path(sys.executable).parent / "workshop", "lab", "--no-browser", "--ServerApp.port_retries=50"]

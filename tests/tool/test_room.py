@@ -1,4 +1,4 @@
-"""`workshop room` as an instructor starts it, 30 attendees in processes of their own, and its page in Chromium."""
+"""`workshop room` as an instructor starts it, with a room full of attendees, and its page in Chromium."""
 
 import csv
 import json
@@ -33,6 +33,7 @@ try:
     exercise(check_tree)(sys.argv[1])
 except NotYet:
     pass
+sys.stdin.read()  # as a kernel lives on after its cell
 """
 
 
@@ -44,14 +45,17 @@ class Served:
         address = urlsplit(self.line)
         self.host, self.port, self.token = address.hostname, address.port, address.password
 
-    def attend(self, nickname, answer):
-        """Start a process that checks an answer, as an attendee's kernel does."""
+    @contextmanager
+    def attendee(self, nickname, answer):
+        """A process that checks an answer, as an attendee's kernel does, until the block is left."""
         env = {**os.environ, "WORKSHOP_ROOM": self.line.replace("NICKNAME", quote(nickname, safe=""))}
-        return subprocess.Popen([sys.executable, "-c", ATTENDEE, answer], env=env, stdout=subprocess.DEVNULL)
+        command = [sys.executable, "-c", ATTENDEE, answer]
+        with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL):
+            yield  # leaving closes its stdin
 
     def ask(self, method, path, token, body=None):
         """Return (status, body) of the answer; status None where the server closed the connection instead."""
-        connection = HTTPConnection(self.host, self.port, timeout=20)
+        connection = HTTPConnection(self.host, self.port, timeout=60)
         try:
             connection.request(method, path, body, {"Authorization": f"Bearer {token}"})
             answer = connection.getresponse()
@@ -89,6 +93,7 @@ def board():
 @pytest.fixture
 def page(browser):
     page = browser.new_page(viewport={"width": 1400, "height": 1000})
+    page.set_default_timeout(120_000)  # ends a hang; what a busy machine takes is no failure
     page.said = []
     page.on("console", lambda message: page.said.append(message.text))
     page.on("pageerror", lambda error: page.said.append(str(error)))
@@ -96,56 +101,58 @@ def page(browser):
     page.close()
 
 
-def test_thirty_attendees_stand_on_the_page_and_a_cell_turns_green_before_ones_eyes(board, page):
-    from axe_playwright_python.sync_playwright import Axe
-
-    page.goto(board.page)
-    page.get_by_text("Nobody yet.").wait_for()
+def test_thirty_attendees_stand_on_the_page_and_a_cell_turns_green_before_ones_eyes(page):
     names = ["<script>alert(1)</s>", "Zoë", *(f"Attendee {number}" for number in range(N - 2))]
-    started = [board.attend(name, "wrong" if number % 2 else "right") for number, name in enumerate(names)]
-    assert not any(one.wait(60) for one in started)
-    page.locator(f"tbody tr:nth-child({N})").wait_for()
-    assert sorted(page.locator("tbody th").all_inner_texts()) == sorted(names)  # <script> is text
-    assert page.locator("#summary").inner_text() == f"{N} attendees, {N // 2} not yet; most are in 02 · dask basics"
-    assert page.locator("tbody tr.stuck").count() == N // 2
-    stuck_first = page.locator("tbody tr").evaluate_all("rows => rows.map(row => row.className)")
-    assert stuck_first == ["stuck"] * (N // 2) + [""] * (N // 2)
-    red = page.locator("tbody tr", has_text="Zoë").locator("[data-state='not yet']")
-    assert red.count() == 1 and red.inner_text().startswith("not yet for <1 min, 1 try")
+    with served() as room:
+        page.goto(room.page)
+        page.get_by_text("Nobody yet.").wait_for()
+        for number, name in enumerate(names):
+            if name != "Zoë":
+                assert room.report(nickname=name, state="not yet" if number % 2 else "passed") == 204
+        with room.attendee("Zoë", "wrong"):
+            page.locator(f"tbody tr:nth-child({N})").wait_for()
+        assert sorted(page.locator("tbody th").all_inner_texts()) == sorted(names)  # <script> is text
+        assert page.locator("#summary").inner_text() == f"{N} attendees, {N // 2} not yet; most are in 02 · dask basics"
+        stuck_first = page.locator("tbody tr").evaluate_all("rows => rows.map(row => row.className)")
+        assert stuck_first == ["stuck"] * (N // 2) + [""] * (N // 2)
+        red = page.locator("tbody tr", has_text="Zoë").locator("[data-state='not yet']")
+        assert red.count() == 1 and re.match(r"not yet for .+ min, 1 try", red.inner_text())
 
-    board.attend("Zoë", "right").wait(60)
-    page.locator("tbody tr:not(.stuck)", has_text="Zoë").locator("[data-state=passed]").wait_for()
-    count = page.locator("thead tr", has=page.locator("[data-state=passed]")).locator("td.here").all_inner_texts()
-    assert count[0] == str(N // 2 + 1)
-
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-        assert Axe().run(page).violations_count == 0, scheme
-    titles, marks = (
-        page.locator(f"{row} [data-notebook]").evaluate_all(
-            "cells => cells.map(cell => cell.getBoundingClientRect().x)"
+        with room.attendee("Zoë", "right"):
+            page.locator("tbody tr:not(.stuck)", has_text="Zoë").locator("[data-state=passed]").wait_for()
+        count = page.locator("thead tr", has=page.locator("[data-state=passed]")).locator("td.here").all_inner_texts()
+        assert count[0] == str(N // 2 + 1)
+        titles, marks = (
+            page.locator(f"{row} [data-notebook]").evaluate_all(
+                "cells => cells.map(cell => cell.getBoundingClientRect().x)"
+            )
+            for row in ("thead tr:nth-child(2)", "tbody tr:first-child")
         )
-        for row in ("thead tr:nth-child(2)", "tbody tr:first-child")
-    )
-    assert titles == marks, "each exercise's title stands over its marks"
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    page.keyboard.press("Tab")
-    page.keyboard.press("Space")
-    assert page.locator("tbody tr:first-child td[data-notebook]:visible").count() == 3  # notebook 02 alone
-    assert page.said == []
+        assert titles == marks, "each exercise's title stands over its marks"
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.keyboard.press("Tab")
+        page.keyboard.press("Space")
+        assert page.locator("tbody tr:first-child td[data-notebook]:visible").count() == 3  # notebook 02 alone
+        assert page.said == []
+    page.get_by_text("`workshop room` does not answer").wait_for()
+
+
+@pytest.mark.weekly
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_wrong(board, page, scheme):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    for nickname, state in (("Ada", "not yet"), ("Bob", "passed")):
+        assert board.report(nickname=nickname, state=state) == 204
+    page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+    page.goto(board.page)
+    page.locator("tbody tr", has_text="Bob").wait_for()
+    assert axe.Axe().run(page).violations_count == 0
 
 
 def test_the_page_without_its_token_says_how_to_open_it(board, page):
     page.goto(f"http://{board.host}:{board.port}/#{board.token}")
     page.get_by_text("Open this page by its whole address").wait_for()
     assert page.locator("tbody tr").count() == 0
-
-
-def test_a_page_whose_server_has_ended_says_so(page):
-    with served() as running:
-        page.goto(running.page)
-        page.get_by_text("Nobody yet.").wait_for()
-    page.get_by_text("`workshop room` does not answer").wait_for()
 
 
 def test_attendees_cannot_read_the_board_and_strangers_can_do_nothing(board):
@@ -162,16 +169,11 @@ def test_attendees_cannot_read_the_board_and_strangers_can_do_nothing(board):
     assert status == 200 and board.token.encode() not in text and instructors_token.encode() not in text
 
 
-@pytest.mark.parametrize(
-    "changed", [{"exercise": "cats"}, {"exercise": []}, {"state": None}, {"nickname": "E\u202eve"}]
-)
-def test_what_is_no_report_is_answered_with_400(board, changed):
-    assert board.report(**changed) == 400
-
-
-@pytest.mark.parametrize("body", ["", "[]", "3", "{}", "[" * 500, "\xff\x00"])
-def test_what_is_no_json_of_four_parts_is_answered_with_400(board, body):
-    assert board.ask("POST", "/report", board.token, body)[0] == 400
+def test_what_is_no_report_is_answered_with_400(board):
+    for changed in ({"exercise": "cats"}, {"exercise": []}, {"state": None}, {"nickname": "E\u202eve"}):
+        assert board.report(**changed) == 400
+    for body in ("", "[]", "3", "{}", "[" * 500, "\xff\x00"):
+        assert board.ask("POST", "/report", board.token, body)[0] == 400
 
 
 def test_a_long_body_is_refused_and_the_longest_nickname_is_not(board):
@@ -198,7 +200,7 @@ def test_ctrl_c_ends_it_and_leaves_a_csv(tmp_path):
         assert running.report(nickname="Ada", state="solution") == 204
         running.process.send_signal(signal.SIGINT)
         assert "room.csv has what was reported." in running.process.stdout.read()
-        assert running.process.wait(20) == 0
+        assert running.process.wait(60) == 0
     header, *rows = csv.reader((tmp_path / "room.csv").open(encoding="utf-8"))
     assert rows == [["Ada", "02-dask-basics", "tree", "solution", "1"]] and os.listdir(tmp_path) == ["room.csv"]
 
