@@ -43,7 +43,7 @@ bench: setup  # all benchmarks of the table, and the table; takes hours, fetches
 
 faults: setup-test  # breaks the workshop in all the ways of tests/faults, and keeps what came of it for the book
 	bash tests/clusters/install.sh $(BIN)
-	WORKSHOP_FAULTS_TABLE=benchmarks/results/cpu2-robustness.json $(BIN)/pytest -m "weekly or long or not weekly" tests/faults
+	WORKSHOP_FAULTS_TABLE=benchmarks/results/cpu2-robustness.json $(BIN)/pytest -m "weekly or not weekly" tests/faults
 	$(BIN)/python benchmarks/figures.py
 
 figures: setup  # writes what was measured into README.md and docs/figures.md
