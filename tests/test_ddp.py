@@ -28,7 +28,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from distributed import CancelledError, Client, LocalCluster, wait
-from waiting import awake, interrupted, until, wait_for, waits
+from waiting import awake, interrupted, settled, until, wait_for, waits
 
 from workshop_utils import ddp
 from workshop_utils.cluster import LOOPBACK, known_workers, n_gpus, start_cluster
@@ -407,7 +407,7 @@ def test_cancelled_futures_end_the_job_and_free_its_workers(client, gate):
 
 
 def test_a_restart_of_the_cluster_ends_the_job_and_frees_what_another_has_left_behind(client, gate):
-    job = awake(ddp.launch(client, waits, gate, n_workers=1, max_restarts=3), n_ranks=1)
+    job = awake(ddp.launch(settled(client), waits, gate, n_workers=1, max_restarts=3), n_ranks=1)
     client.run_on_scheduler(on_scheduler.claim, Request("left", client.id, 1, 1))
     assert len(client.run_on_scheduler(on_scheduler.owned)) == 2
     client.restart()
