@@ -1,15 +1,30 @@
 """What all checks share: a hint in one line, never a traceback, and whose answer it was."""
 
 import builtins
+import re
 from fractions import Fraction
+from pathlib import Path
 
+import nbformat
 import numpy as np
 import pytest
 import torch
 from distributed import Client, LocalCluster
 from IPython.core.interactiveshell import InteractiveShell
 
-from workshop_utils.exercises import NotYet, exercise, expect, ours, passed, reconcile, unanswered
+from workshop_utils.exercises import (
+    NotYet,
+    beyond_one_machine,
+    exercise,
+    expect,
+    horovod,
+    ours,
+    passed,
+    reconcile,
+    unanswered,
+)
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
 
 @pytest.fixture
@@ -53,6 +68,29 @@ def test_a_given_function_is_unanswered_until_its_program_changes():
 
     assert unanswered(under_another_name, given=half_done)
     assert not unanswered(lambda x: x + 1, given=half_done)
+
+
+@pytest.mark.parametrize(
+    ("notebook", "given", "stub"),
+    [
+        ("04-parallel-inference", "read_all", "repaired"),
+        ("09-horovod", horovod.given_resume, "resume"),
+        ("10-beyond-one-machine", beyond_one_machine.given_move, "move"),
+        ("10-beyond-one-machine", beyond_one_machine.given_time_is_up, "time_is_up"),
+        ("11-larger-models", "shard_in_parts", "shard_evenly"),
+        ("11-larger-models", "given_resume", "resume"),
+        ("12-when-it-goes-wrong", "given_stop", "stop"),
+    ],
+)
+def test_a_notebooks_stub_repeats_the_function_that_it_asks_to_change(notebook, given, stub):
+    found = {}
+    for cell in nbformat.read(NOTEBOOKS / f"{notebook}.ipynb", 4).cells:
+        if cell.cell_type == "code" and (start := re.search(r"^def (?=\w+\()", cell.source, flags=re.MULTILINE)):
+            for function in cell.source[start.start() :].split("\n\n\n"):
+                name = function.removeprefix("def ").split("(")[0]
+                if name in (given, stub) and name not in found:
+                    exec(function, found)
+    assert unanswered(found[stub], given=found.get(given, given))
 
 
 def test_an_answer_that_raises_is_not_called_to_find_out():
