@@ -107,7 +107,7 @@ def test_training_goes_on_from_the_checkpoint_when_a_lost_host_is_back(on_hosts,
 
 def test_training_goes_on_from_the_checkpoint_on_the_hosts_that_are_left(on_hosts, hosts_cluster, teach):
     source, checkpoint = find_data(8, HELD_OUT, light="dusk"), f"{new_shared_folder()}/breeds.pt"
-    settings = {"checkpoint": checkpoint, "checkpoint_every": 2, "epochs": 4, "wait_for_successors": 5}
+    settings = {"checkpoint": checkpoint, "checkpoint_every": 2, "epochs": 4, "wait_for_successors": 15}
     with ddp.launch(on_hosts, teach, source, n_workers=(1, 2), max_restarts=1, **settings) as job:
         has_reached(6, job)
         hosts_cluster.lose(hosts_cluster.hosts[1])

@@ -126,7 +126,7 @@ def test_after_a_death_as_many_as_before_are_waited_for_and_fewer_have_to_be_eno
     workers.lose("three")
     workers.start("four")  # on another host, say
     assert sorted(job.result()) == ["four", "one", "two"]  # long before the thousand seconds are over
-    job = ddp.launch(workers.client, die_once, tmp_path / "second", wait_for_successors=2, **pair)
+    job = ddp.launch(workers.client, die_once, tmp_path / "second", wait_for_successors=10, **pair)
     until((tmp_path / "second").exists)
     workers.lose("four")
     assert sorted(job.result()) == ["one", "two"] and len(job.failures) == 1
