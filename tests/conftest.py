@@ -88,7 +88,10 @@ class SharedCluster:
     def is_idle(self):
         if any(future.status == "pending" for future in list(self.client.futures.values())):
             return False  # the scheduler may not know of it yet: submitting does not wait for it
-        return len(self.client.nthreads()) == self.n_workers and not any(self.client.processing().values())
+        if len(self.client.nthreads()) != self.n_workers or any(self.client.processing().values()):
+            return False
+        # The scheduler lists a worker that a job has killed a moment longer.
+        return all(isinstance(pid, int) for pid in self.client.run(os.getpid, on_error="return").values())
 
     def is_idle_soon(self, timeout_s=20):
         """Wait for it: a worker that a test killed is back in seconds, a cancelled task ends when it does."""
