@@ -321,6 +321,51 @@ def test_a_users_own_loader_reads_a_dataset_that_its_children_cannot_import(clie
         assert known == [True] * 7 and torch.equal(images, expected)
 
 
+TOLD = []
+
+
+class Counted(TensorDataset):
+    """A dataset whose samples are of a class that counts them, and tells of them with a function of its own."""
+
+    n_made = 0
+
+    def __getitem__(self, index):
+        sample = Counted(*super().__getitem__(index))
+        Counted.n_made += 1
+        return sample
+
+    def tell(self):
+        TOLD.append(len(self))
+
+
+def test_what_children_send_leaves_the_classes_of_their_parent_as_they_are(client):
+    def read():
+        before, Counted.n_made = Counted.tell, 100
+        (sample,) = DataLoader(Counted(torch.zeros(1, 3)), batch_size=None, num_workers=1, timeout=60)
+        sample.tell()
+        return type(sample) is Counted, Counted.n_made, Counted.tell is before, TOLD
+
+    assert client.submit(read, pure=False).result() == (True, 100, True, [3])
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_function_that_a_child_cannot_import_shares_tensors_and_queues_with_its_parent(client, method):
+    def share():
+        context = torch.multiprocessing.get_context(method)
+        count, queue = torch.zeros(1).share_memory_(), context.Queue()
+
+        def work():
+            count.add_(1)
+            queue.put("done")
+
+        (child := context.Process(target=work)).start()
+        answer = queue.get(timeout=60)
+        child.join()
+        return answer, count.item()
+
+    assert client.submit(share, pure=False).result() == ("done", 1)
+
+
 class Family(Dataset):
     """A dataset of the processes that read it: (index, process, its parent)."""
 

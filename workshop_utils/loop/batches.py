@@ -9,20 +9,17 @@ import pickle
 import signal
 import threading
 import time
-from collections import ChainMap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from io import BytesIO
 from multiprocessing import forkserver
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-import cloudpickle
 import psutil
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, get_worker_info
 
+from workshop_utils.by_value import by_value
 from workshop_utils.loop.chance import derived_seed, seed_all
 from workshop_utils.loop.ranks import own_device, world
 from workshop_utils.loop.settings import whole
@@ -166,15 +163,7 @@ class _Seeded(Subset):
         return [tuple(image) if isinstance(image, tuple) else image for image in images]
 
     def __reduce__(self):
-        with BytesIO() as file:
-            _ByValue(file).dump((self.dataset, self.indices))
-            return _seeded, (file.getvalue(),)
-
-
-class _ByValue(cloudpickle.Pickler):
-    """Pickles for a child what it cannot import, such as a notebook's class, and lets it share a tensor's memory."""
-
-    dispatch_table = ChainMap(ForkingPickler(BytesIO()).dispatch_table, cloudpickle.Pickler.dispatch_table)
+        return _seeded, (by_value((self.dataset, self.indices)),)
 
 
 def _seeded(pickled):
