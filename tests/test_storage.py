@@ -207,10 +207,11 @@ def test_what_is_shared_lies_in_one_folder_of_this_machine_which_is_the_users_al
     assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
 
 
-def test_the_root_of_the_disk_is_a_folder_for_sharing_too(monkeypatch, tmp_path):
-    monkeypatch.setenv("WORKSHOP_SHARED", "/")
+@pytest.mark.parametrize("root", ["/", "file:///"])
+def test_the_root_of_the_disk_is_a_folder_for_sharing_too(monkeypatch, tmp_path, root):
+    monkeypatch.setenv("WORKSHOP_SHARED", root)
     monkeypatch.setattr(storage, "_user", lambda: f"{tmp_path}/anna".lstrip("/"))
-    assert shared_folder() == f"{tmp_path}/anna" and os.path.isdir(f"{tmp_path}/anna")
+    assert shared_folder() == root[:-1] + f"{tmp_path}/anna" and os.path.isdir(f"{tmp_path}/anna")
 
 
 def test_a_new_folder_is_empty_and_another_each_time(client, monkeypatch, tmp_path):

@@ -292,8 +292,7 @@ def _cannot_write(root: str, error: Exception) -> NotShared:
 
 
 def _shared_root() -> str:
-    given = os.environ.get("WORKSHOP_SHARED", "")
-    root = given.rstrip("/") or given[:1]  # "/" is a folder, too
+    root = re.sub(r"(?<=[^/:])/+$", "", os.environ.get("WORKSHOP_SHARED", ""))  # but "/" and "file:///" are folders
     try:
         return root and absolute_address(root)
     except ValueError as error:
@@ -301,7 +300,7 @@ def _shared_root() -> str:
 
 
 def _below(root, name):
-    return f"{root.rstrip('/')}/{name}"
+    return f"{root}{name}" if root.endswith("/") else f"{root}/{name}"
 
 
 def _user():
