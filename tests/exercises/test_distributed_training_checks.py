@@ -59,6 +59,7 @@ def together(*, wrap=True, share="strided", divide_by="part", seed=0, returned="
                     "set": slice(None),
                     "first": slice(0, part),
                     "overlapping": slice(rank, rank + part),
+                    "one twice": slice(rank * (part - 1), (rank + 1) * part),
                 }
                 x, y = x[mine[share]], y[mine[share]]
                 for piece in range(steps):
@@ -85,6 +86,7 @@ def together(*, wrap=True, share="strided", divide_by="part", seed=0, returned="
         (together(share="all"), "one image in 2"),
         (together(share="first"), "same images"),
         (together(share="overlapping"), "on no rank"),
+        (together(share="one twice"), "an image is there twice"),
         (together(wrap=False), "different weights.*wrapped"),
         (together(returned="wrapped"), "begin with 'module.'"),
         (together(divide_by="batch"), "0.5 times.*divide"),

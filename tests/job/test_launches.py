@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import cloudpickle
@@ -26,6 +27,7 @@ from workshop_utils.job import JobError, SchedulerLost, WorkersBusy, carry_out, 
 from workshop_utils.job.ask import ask_scheduler
 from workshop_utils.job.look import may_follow_a_death
 from workshop_utils.job.owners import Claimed, Denied, Request
+from workshop_utils.job.rank import Attempt, Meeting, deliver, leave
 from workshop_utils.results import ResultsHandler, log_metrics
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
@@ -362,6 +364,15 @@ def test_a_client_that_is_closed_while_its_ranks_begin_leaves_none_behind(client
         ddp.launch(other, time.sleep, 600, wait_for_workers=60)
         time.sleep(after_s)
     assert len(ddp.run(client, os.getpid, wait_for_workers=120)) == 2
+
+
+def test_a_call_that_arrives_after_its_job_is_over_is_kept_nowhere():
+    attempt, call = Attempt("job", 0), {"large"}
+    kept = weakref.ref(call)
+    assert leave(attempt) is False
+    deliver(attempt, Meeting("host", 1, call))
+    del call
+    assert kept() is None
 
 
 class WithoutText(RuntimeError):

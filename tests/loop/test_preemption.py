@@ -96,7 +96,6 @@ def test_without_a_checkpoint_there_is_nothing_to_save_and_the_signal_does_what_
     assert told == [1]
 
 
-@pytest.mark.weekly
 def test_a_child_that_reads_images_outlives_a_signal_to_all_processes_but_not_its_parents(tmp_path):
     numbers, _ = trained(told_in_step(3, 16), num_workers=1, **FIVE_STEPS)  # the child signals itself
     assert numbers["steps"] == 5
