@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import traceback
 import urllib.request
 import warnings
@@ -22,6 +21,7 @@ import torch
 from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster, Nanny
 from processes import command_of
+from waiting import until
 
 from workshop_utils.cluster import (
     LOOPBACK,
@@ -90,13 +90,6 @@ def test_the_stop_button_keeps_the_workers(forked):
         (before,) = client.run(os.getpid).values()
         os.kill(before, signal.SIGINT)
         assert client.submit(os.getpid).result(timeout=120) == before
-
-
-def until(condition, what=lambda: "it took too long"):
-    give_up = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < give_up, what()
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("presses", [1, 2])

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -23,6 +22,7 @@ from distributed import Client, LocalCluster
 from PIL import Image
 from samples import make_weights, sign_in
 from torchvision.models import get_model
+from waiting import until
 
 from workshop_utils import inference, int8
 from workshop_utils.data import list_photos, read_files
@@ -50,15 +50,8 @@ def paths(dogs):
     return list_photos(dogs)
 
 
-def until(condition, what=lambda: "it took too long"):
-    give_up = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < give_up, what()
-        time.sleep(0.02)
-
-
 def wait_until_idle(client):
-    until(lambda: not any(client.processing().values()), client.processing)
+    until(lambda: not any(client.processing().values()))
 
 
 @pytest.mark.smoke
