@@ -1,4 +1,4 @@
-"""Step time and launch time of `workshop_utils.ddp` against torchrun: same function, model, batches and environment.
+"""Step time and launch time of `daskrun` against torchrun: same function, model, batches and environment.
 
     python benchmarks/ddp.py [--rounds N] [--steps N]
 
@@ -24,7 +24,7 @@ from record import write_result
 from sharing import start_sharing
 from torch.nn.parallel import DistributedDataParallel
 
-from workshop_utils import ddp
+import daskrun
 from workshop_utils.cluster import known_workers, start_cluster
 
 BATCH_SIZE = 16  # images of 224 x 224 on each rank
@@ -75,7 +75,7 @@ def under_torchrun(n_ranks, n_steps):
 def under_dask(client, n_steps):
     """Return (when it was launched, what each rank returned)."""
     start = time.time()
-    return start, ddp.run(client, train_steps, n_steps)
+    return start, daskrun.run(client, train_steps, n_steps)
 
 
 def one_rank(folder, n_steps):
@@ -123,8 +123,8 @@ def on_one_gpu(rounds, n_steps, batches=GPU_BATCHES):
 
     ways = {
         "plain loop": plain,
-        "DDP, one rank": lambda size: ddp.run(client, train_steps, n_steps, size, n_workers=1),
-        "DDP, two ranks over gloo": lambda size: ddp.run(client, train_steps, n_steps, size // 2, n_workers=2),
+        "DDP, one rank": lambda size: daskrun.run(client, train_steps, n_steps, size, n_workers=1),
+        "DDP, two ranks over gloo": lambda size: daskrun.run(client, train_steps, n_steps, size // 2, n_workers=2),
     }
     seconds = {size: {name: [] for name in ways} for size in batches}
     for _ in range(rounds):

@@ -1,9 +1,9 @@
-"""What a user is told of each fault of notebook 12, and after how long: by `ddp.launch`, and by torchrun alone.
+"""What a user is told of each fault of notebook 12, and after how long: by `daskrun.launch`, and by torchrun alone.
 
     python benchmarks/faults.py [--limit SECONDS]
 
 The same training meets the same fault under both. `after_s` counts from the last step that any rank logged until the
-message; what has not come within the limit counts as silence. `ddp.launch` runs with stall_after=10.
+message; what has not come within the limit counts as silence. `daskrun.launch` runs with stall_after=10.
 """
 
 import json
@@ -22,7 +22,8 @@ import psutil
 import torch.distributed as dist
 from record import write_result
 
-from workshop_utils import ddp, training
+import daskrun
+from workshop_utils import training
 from workshop_utils.cluster import start_cluster
 from workshop_utils.exercises.gym.case import N_RANKS, make_clean
 from workshop_utils.exercises.gym.drawn import Drawn
@@ -41,7 +42,7 @@ def under_dask(client, plan, limit_s):
     settings = {"n_workers": N_RANKS, "backend": "gloo", "wait_for_workers": 60}
     with (
         warnings.catch_warnings(),
-        ddp.launch(client, train_sketches, plan, **settings, stall_after=STALL_S, timeout=60 + limit_s) as job,
+        daskrun.launch(client, train_sketches, plan, **settings, stall_after=STALL_S, timeout=60 + limit_s) as job,
     ):
         warnings.filterwarnings("error", "No rank has logged")
         try:
@@ -120,7 +121,7 @@ def main(limit_s, only, told):
         drawn = Drawn(number, fault.ranks[-1], fault.steps[0])
         row = {"kind": fault.kind, "branch": fault.branch, "look": fault.look}
         for launcher, way in (
-            ("ddp.launch", lambda plan: under_dask(client, plan, limit_s)),
+            ("daskrun.launch", lambda plan: under_dask(client, plan, limit_s)),
             ("torchrun", lambda plan: under_torchrun(plan, limit_s)),
         ):
             said, after_s = way(clean.plan(drawn))

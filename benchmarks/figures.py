@@ -103,7 +103,7 @@ def starting(results):
         ratio = statistics.median(ratios(here, there, fast=False))
         rows.append([what, f"{statistics.median(there):.2f}", f"{statistics.median(here):.2f}", f"{ratio:.3f}"])
     about = f"{found['ranks']} ranks, ResNet-18, medians of {len(found['runs']['dask'])} rounds, in seconds."
-    return f"{about}\n\n{markdown(('what', 'torchrun', '`ddp.launch`', 'ratio'), rows)}"
+    return f"{about}\n\n{markdown(('what', 'torchrun', '`daskrun.launch`', 'ratio'), rows)}"
 
 
 TOLD = {  # what a user reads of a fault, in short
@@ -131,15 +131,15 @@ def told(results):
         kind = row["kind"]
         answers = [
             "nothing" if one["said"].startswith("nothing") else f"{one['after_s']:.0f} s: {TOLD[kind]}"
-            for one in (row["ddp.launch"], row["torchrun"])
+            for one in (row["daskrun.launch"], row["torchrun"])
         ]
         shows = "the message" if answers[0] != "nothing" else SHOWN.get(kind) or SHOWN[row["branch"]]
         rows.append([kind, *answers, shows])
     about = (
-        f'One run each, under `ddp.launch` with `stall_after={found["stall_after"]}`. "nothing" under torchrun means '
+        f'One run each, under `daskrun.launch` with `stall_after={found["stall_after"]}`. "nothing" under torchrun means '
         f"for {found['limit_s']} seconds, or until the job had ended as if all were well."
     )
-    head = ("fault", "under `ddp.launch`", "under torchrun", "what shows it")
+    head = ("fault", "under `daskrun.launch`", "under torchrun", "what shows it")
     return f"{about}\n\n{markdown(head, rows, right=())}"
 
 

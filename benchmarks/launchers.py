@@ -1,4 +1,4 @@
-"""Which tool when: one job under torchrun, Accelerate, torchft, Ray Train, Horovod on Dask and `workshop_utils.ddp`.
+"""Which tool when: one job under torchrun, Accelerate, torchft, Ray Train, Horovod on Dask and `daskrun`.
 
     python benchmarks/launchers.py [--rounds N] [--kills N]
 

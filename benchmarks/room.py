@@ -48,7 +48,7 @@ def sit(cores):
     os.sched_setaffinity(0, cores)  # before anything counts the cores
     import dask
 
-    from workshop_utils import ddp
+    import daskrun
     from workshop_utils.cluster import start_cluster
     from workshop_utils.data import HELD_OUT, find_data, list_photos
     from workshop_utils.inference import classify
@@ -57,13 +57,13 @@ def sit(cores):
         sketches, dusk = find_data(), find_data(32, HELD_OUT, light="dusk")
         paths = list_photos(sketches.url)
         classify(client, paths[:32], weights=sketches.weights)  # imports and loads, outside the clock
-        ddp.run(client, one_epoch, dusk)
+        daskrun.run(client, one_epoch, dusk)
         print("ready", flush=True)
         sys.stdin.readline()
         clock = [time.perf_counter()]
         classify(client, paths, weights=sketches.weights)
         clock.append(time.perf_counter())
-        ddp.run(client, one_epoch, dusk)
+        daskrun.run(client, one_epoch, dusk)
         clock.append(time.perf_counter())
         print(json.dumps(dict(zip(CELLS, (clock[1] - clock[0], clock[2] - clock[1]), strict=True))), flush=True)
         sys.stdin.readline()

@@ -24,7 +24,7 @@ from record import RESULTS, write_result
 from sharing import start_sharing
 from torch.utils.data import DataLoader, Subset
 
-from workshop_utils import ddp
+import daskrun
 from workshop_utils.cluster import n_gpus, start_cluster
 from workshop_utils.data import HELD_OUT, find_data
 from workshop_utils.results import log_metrics
@@ -77,7 +77,7 @@ def main(rounds):
     gpus = n_gpus()
     client = start_sharing(4) if gpus == 1 else start_cluster(None if gpus else 4)
     usual_workers = 1 if gpus == 1 else min(2, len(client.nthreads()))
-    ddp.run(client, prepare, source)  # imports PyTorch, outside the clock
+    daskrun.run(client, prepare, source)  # imports PyTorch, outside the clock
     rows, runs = [], []
     for round_ in range(rounds):
         plans = planned(len(client.nthreads()), usual_workers)
@@ -85,7 +85,7 @@ def main(rounds):
         for plan in plans:
             run = {"run": len(runs), "round": round_, **plan}
             launched = time.time()
-            job = ddp.launch(client, teach, source, plan, round_, n_workers=plan["workers"])
+            job = daskrun.launch(client, teach, source, plan, round_, n_workers=plan["workers"])
             numbers = job.result()[0]
             rows += [{"run": run["run"], **tidy(row)} for row in job.metrics().to_dict("records")]
             runs.append(run | {"launched": round(launched, 3)} | tidy(numbers))

@@ -8,7 +8,7 @@ the most that they had, in MiB. The seconds include the workers' share of the sa
 that a processor worked for client and scheduler do not.
 listing: photos (keys) in an object store, found by `list_photos`, by the same without obstore, and by one call of
 fsspec, which takes one folder after the other; in a real server, and in one that makes up its listing.
-launch: seconds from `ddp.launch` on warm workers until its function runs on all ranks, and until its results are there.
+launch: seconds from `daskrun.launch` on warm workers until its function runs on all ranks, and until its results are there.
 Each round takes every figure of driver and listing once; launch takes its rounds one number of ranks after the other.
 Medians of the rounds count. Without a name, all three are measured; else the others' figures stay in the file.
 """
@@ -31,7 +31,8 @@ from distributed.utils import nbytes
 from generated_bucket import LOOPBACK, ROOT, generated_bucket
 from record import result_path, write_result
 
-from workshop_utils import ddp, inference
+import daskrun
+from workshop_utils import inference
 from workshop_utils.cluster import start_cluster
 from workshop_utils.data import list_photos
 from workshop_utils.dogs.breeds import BREEDS
@@ -251,7 +252,7 @@ def one_listing(way, endpoint):
 
 def one_launch(client):
     start = time.time()
-    runs_at = max(ddp.run(client, time.time))
+    runs_at = max(daskrun.run(client, time.time))
     return {"runs_s": runs_at - start, "results_s": time.time() - start}
 
 

@@ -24,7 +24,7 @@ CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 WORKERS_ARE = "distributed.worker.multiprocessing-method"
 FORK_WORKERS = "workshop.fork-workers"
-IMPORTED_ONCE = ["torchvision", "workshop_utils.horovod", "workshop_utils.inference", "workshop_utils.training"]
+IMPORTED_ONCE = ["torchvision", "daskrun.horovod", "workshop_utils.inference", "workshop_utils.training"]
 FAILED = pytest.StashKey[bool]()
 
 

@@ -6,17 +6,17 @@ import os
 import pytest
 from distributed import Client
 
-from workshop_utils import ddp
+import daskrun
 from workshop_utils.cluster import describe_workers
 from workshop_utils.exercises.gym import case
 from workshop_utils.inference import classify, classify_stream
-from workshop_utils.job import SchedulerLost
+from daskrun import SchedulerLost
 from workshop_utils.results import ResultsHandler
 from workshop_utils.storage import on_all_workers
 
 TAKE_A_CLIENT = {
-    "ddp.launch": lambda client: ddp.launch(client, os.getpid),
-    "ddp.run": lambda client: ddp.run(client, os.getpid),
+    "daskrun.launch": lambda client: daskrun.launch(client, os.getpid),
+    "daskrun.run": lambda client: daskrun.run(client, os.getpid),
     "classify": lambda client: classify(client, ["a.jpg"]),
     "classify_stream": lambda client: classify_stream(client, ["a.jpg"]),
     "describe_workers": describe_workers,

@@ -39,7 +39,7 @@ from workshop_utils.inference import (
     loaded_model,
     split_guided,
 )
-from workshop_utils.job import SchedulerLost
+from daskrun import SchedulerLost
 from workshop_utils.models import WeightsError, load_checkpoint, load_resnet, save_checkpoint
 
 MISSING = ["prediction", "probability", "correct"]

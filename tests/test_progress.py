@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from workshop_utils import ddp, progress
+import daskrun
+from workshop_utils import progress
 from workshop_utils.data import list_photos
 from workshop_utils.inference import classify
 from workshop_utils.progress import bar, waiting
@@ -66,7 +67,7 @@ def slow():
 
 def test_jobs_and_inference_show_how_far_they_are(capsys, client, dogs):
     n_ranks = len(client.nthreads())
-    ddp.run(client, slow)
+    daskrun.run(client, slow)
     said = capsys.readouterr().err
     assert f"slow on {n_ranks} ranks [" in said and f"{3 * n_ranks} rows of metrics]\n" in said
 

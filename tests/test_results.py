@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from distributed import get_worker
 
-from workshop_utils import ddp
+import daskrun
 from workshop_utils.cluster import start_cluster
 from workshop_utils.results import (
     ResultError,
@@ -35,7 +35,7 @@ def test_ten_thousand_rows_of_four_ranks_arrive_in_order():
 
     client = start_cluster(4)
     try:
-        job = ddp.launch(client, log, 2500)
+        job = daskrun.launch(client, log, 2500)
         job.result()
         rows = job.metrics()
     finally:
@@ -50,7 +50,7 @@ def test_values_become_numbers_strings_and_booleans(client):
         log_metrics(numpy=np.float32(0.25), integer=np.int64(7), truth=np.bool_(True), array=np.array([3]))
         log_metrics(flag=False, text="dög", odd="\ud800", nothing=None, not_a_number=float("nan"), many=2**63)
 
-    job = ddp.launch(client, log, n_workers=1)
+    job = daskrun.launch(client, log, n_workers=1)
     first, second, third = job.rows()
     assert (first["tensor"], first["half"]) == (0.5, 2.0)
     assert [second[name] for name in ("numpy", "integer", "truth", "array")] == [0.25, 7, True, 3]
@@ -95,8 +95,8 @@ def from_a_program():
 )
 def test_a_child_of_a_rank_is_told_that_its_rows_would_not_arrive(client, log):
     with pytest.raises(ResultError, match="log_metrics was called in process .*return the values to the rank's own"):
-        ddp.run(client, log, n_workers=1)
-    assert list(ddp.launch(client, log_metrics, n_workers=1, step=1).rows())[0]["step"] == 1  # the rank itself is none
+        daskrun.run(client, log, n_workers=1)
+    assert list(daskrun.launch(client, log_metrics, n_workers=1, step=1).rows())[0]["step"] == 1  # the rank itself is none
 
 
 @pytest.mark.weekly
@@ -111,7 +111,7 @@ def test_a_fork_servers_child_is_of_a_job_if_it_begins_in_the_job_whenever_its_s
         if began == "before the job":
             assert client.submit(sends, pure=False).result() is None
         with pytest.raises(ResultError, match="log_metrics was called in process"):
-            ddp.run(client, sends)
+            daskrun.run(client, sends)
         assert client.submit(sends, pure=False).result() is None  # outside a job nothing happens
 
 
@@ -121,7 +121,7 @@ def test_a_child_of_a_rank_is_told_that_its_files_would_not_arrive(client):
             pool.submit(handler.submit_result, "a.txt", "a").result()
 
     with pytest.raises(ResultError, match="submit_result was called in process"):
-        ddp.run(client, sends, ResultsHandler(client=client), n_workers=1)
+        daskrun.run(client, sends, ResultsHandler(client=client), n_workers=1)
 
 
 def test_the_threads_of_a_rank_log(client):
@@ -129,7 +129,7 @@ def test_the_threads_of_a_rank_log(client):
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(lambda step: log_metrics(step=step), range(8)))
 
-    assert sorted(row["step"] for row in ddp.launch(client, log).rows()) == sorted(2 * list(range(8)))
+    assert sorted(row["step"] for row in daskrun.launch(client, log).rows()) == sorted(2 * list(range(8)))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_the_threads_of_a_rank_log(client):
 )
 def test_other_values_are_refused(client, values, message):
     with pytest.raises(ResultError, match=message):
-        ddp.run(client, lambda: log_metrics(**values), n_workers=1)
+        daskrun.run(client, lambda: log_metrics(**values), n_workers=1)
 
 
 def test_outside_a_job_nothing_is_logged(client):
@@ -184,7 +184,7 @@ def test_files_arrive_in_their_places(client, tmp_path):
     handler = pickle.loads(pickle.dumps(ResultsHandler("mine", client)))
     assert handler.pub_sub_key == "mine"
     handler = ResultsHandler(client=client)
-    job = ddp.launch(client, send, handler)
+    job = daskrun.launch(client, send, handler)
     job.result()  # what was sent before the client looks is not lost
     written = handler.process_results(str(tmp_path), job.futures)
     assert len(written) == 6 and not list(tmp_path.rglob("*.part"))
@@ -203,7 +203,7 @@ def test_results_are_fetched_once_and_leave_the_workers(client, tmp_path):
 
     before = client.run(state)
     handler = ResultsHandler(client=client)
-    job = ddp.launch(client, send, handler, n_workers=1)
+    job = daskrun.launch(client, send, handler, n_workers=1)
     (worker,) = job.workers
     assert handler.process_results(tmp_path, job.futures) == [tmp_path / "a.txt"]
     assert job.result() == [bytes(1000)]
@@ -219,7 +219,7 @@ def test_handlers_without_a_name_do_not_get_each_others_files(client, tmp_path):
         handler.submit_result("mine.txt", text)
 
     handlers = {text: ResultsHandler(client=client) for text in ("one", "two")}
-    jobs = {text: ddp.launch(client, send, handler, text, n_workers=1) for text, handler in handlers.items()}
+    jobs = {text: daskrun.launch(client, send, handler, text, n_workers=1) for text, handler in handlers.items()}
     for text, handler in handlers.items():
         written = handler.process_results(tmp_path / text, jobs[text].futures)
         assert [file.read_text() for file in written] == [text]
@@ -234,9 +234,9 @@ def test_files_of_a_job_that_fails_are_kept(client, tmp_path):
 
     handler = ResultsHandler(client=client)
     with pytest.raises(KeyError, match="then it failed"):  # and not the other rank's lost connection
-        handler.process_results(tmp_path / "raised", ddp.launch(client, send, handler).futures)
+        handler.process_results(tmp_path / "raised", daskrun.launch(client, send, handler).futures)
     assert (tmp_path / "raised/before.txt").read_text() == "kept"
-    handler.process_results(tmp_path / "quiet", ddp.launch(client, send, handler).futures, raise_errors=False)
+    handler.process_results(tmp_path / "quiet", daskrun.launch(client, send, handler).futures, raise_errors=False)
     assert (tmp_path / "quiet/before.txt").read_text() == "kept"
 
 
@@ -245,7 +245,7 @@ def test_the_error_of_a_job_that_is_over_comes_before_the_cancellation_of_its_ot
         if dist.get_rank() == 1:
             raise KeyError("it failed")
 
-    handler, job = ResultsHandler(client=client), ddp.launch(client, fail_on_the_last)
+    handler, job = ResultsHandler(client=client), daskrun.launch(client, fail_on_the_last)
     with pytest.raises(KeyError, match="it failed"):
         job.result()
     with pytest.raises(KeyError, match="it failed"):
@@ -275,7 +275,7 @@ def test_a_path_out_of_the_folder_is_refused_where_it_arrives(path, client, tmp_
         get_worker().log_event(topic, {"path": path, "name": "name"})
 
     handler = ResultsHandler(client=client)
-    job = ddp.launch(client, send_all_the_same, handler.pub_sub_key, n_workers=1)
+    job = daskrun.launch(client, send_all_the_same, handler.pub_sub_key, n_workers=1)
     with pytest.raises(ResultError, match="such as 'runs/loss.csv'"):
         handler.process_results(tmp_path / "prefix", job.futures)
     assert list(tmp_path.iterdir()) == []
@@ -290,7 +290,7 @@ def test_a_link_out_of_the_folder_is_refused(client, tmp_path):
 
     handler = ResultsHandler(client=client)
     with pytest.raises(ResultError, match="symbolic link"):
-        handler.process_results(tmp_path / "prefix", ddp.launch(client, send, handler, n_workers=1).futures)
+        handler.process_results(tmp_path / "prefix", daskrun.launch(client, send, handler, n_workers=1).futures)
     assert not (tmp_path / "up.txt").exists()
 
 

@@ -24,7 +24,9 @@ WITH_PINS = {  # each file with the ranges that it has to answer; benchmarks alo
 }
 UV = Path(sys.executable).with_name("uv")
 AN_ENGINEERS_PROGRAM = """
-from workshop_utils import cluster, ddp, horovod, inference, results, training
+import daskrun
+from daskrun import horovod
+from workshop_utils import cluster, inference, results, training
 
 def train():
     import torch
@@ -36,7 +38,7 @@ def train():
 
 if __name__ == "__main__":
     with cluster.start_cluster(2) as client:
-        print(ddp.run(client, train))
+        print(daskrun.run(client, train))
 """
 
 

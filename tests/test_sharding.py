@@ -1,4 +1,4 @@
-"""FSDP2 and distributed checkpoints (DCP) in `ddp.run`: nothing that is learnt or saved depends on the ranks."""
+"""FSDP2 and distributed checkpoints (DCP) in `daskrun.run`: nothing that is learnt or saved depends on the ranks."""
 
 import os
 import runpy
@@ -16,9 +16,9 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from workshop_utils import ddp
+import daskrun
 from workshop_utils.cluster import start_cluster
-from workshop_utils.job.errors import JobError, WorkerDied
+from daskrun.errors import JobError, WorkerDied
 
 pytestmark = pytest.mark.filterwarnings("ignore:Port 8787 is busy")  # with the cluster that all tests share
 BATCH, STEPS = 12, 4  # images a step, which all ranks share; 12 is divided by 1, 2 and 3 ranks
@@ -100,7 +100,7 @@ def test_sharded_ranks_learn_what_one_process_learns_and_hold_their_part_alone(t
     alone = plain(STEPS)
     n_parameters = sum(part.numel() for part in alone.values())
     for n_ranks in (2, 3):
-        results = ddp.run(three, sharded, STEPS, n_workers=n_ranks)
+        results = daskrun.run(three, sharded, STEPS, n_workers=n_ranks)
         for parameters, _ in results:
             torch.testing.assert_close(parameters, alone)
         held = [held for _, held in results]
@@ -117,8 +117,8 @@ def test_what_some_ranks_saved_others_go_on_from(three, place, request, tmp_path
     at_save, at_end = plain(STEPS), plain(2 * STEPS)
     for n_saving, n_loading in ((2, 3), (3, 1), (1, 2)):
         there = f"{url}/{n_saving}"
-        parameters = ddp.run(three, saved, there, options, n_workers=n_saving)[0]
-        for loaded, trained in ddp.run(three, gone_on, there, options, n_workers=n_loading):
+        parameters = daskrun.run(three, saved, there, options, n_workers=n_saving)[0]
+        for loaded, trained in daskrun.run(three, gone_on, there, options, n_workers=n_loading):
             assert all(torch.equal(loaded[name], part) for name, part in parameters.items())
             torch.testing.assert_close(loaded, at_save)
             torch.testing.assert_close(trained, at_end)
@@ -127,7 +127,7 @@ def test_what_some_ranks_saved_others_go_on_from(three, place, request, tmp_path
 @pytest.mark.weekly
 def test_a_rank_that_dies_while_it_saves_leaves_the_checkpoint_before_usable(three, tmp_path):
     before, during = str(tmp_path / "before"), str(tmp_path / "during")
-    parameters = ddp.run(three, saved, before, {}, n_workers=2)[0]
+    parameters = daskrun.run(three, saved, before, {}, n_workers=2)[0]
 
     class Dies(dcp.FileSystemWriter):
         def write_data(self, *args):
@@ -141,10 +141,10 @@ def test_a_rank_that_dies_while_it_saves_leaves_the_checkpoint_before_usable(thr
         dcp.save(state_of(model, optimizer), storage_writer=Dies(during))
 
     with pytest.raises(WorkerDied, match="Rank 1"):
-        ddp.run(three, dies, n_workers=2)
+        daskrun.run(three, dies, n_workers=2)
     with pytest.raises(JobError, match="CheckpointException"):  # which is no Exception, so that it comes in one of ours
-        ddp.run(three, gone_on, during, {}, n_workers=1)
-    loaded, _ = ddp.run(three, gone_on, before, {}, n_workers=1)[0]
+        daskrun.run(three, gone_on, during, {}, n_workers=1)
+    loaded, _ = daskrun.run(three, gone_on, before, {}, n_workers=1)[0]
     assert all(torch.equal(loaded[name], part) for name, part in parameters.items())
 
 

@@ -25,7 +25,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from torchvision.models.resnet import BasicBlock
 
-from workshop_utils import ddp
+import daskrun
 from workshop_utils.cluster import start_cluster
 from workshop_utils.data import ImageFolder, find_data, train_val_split
 from workshop_utils.dogs.breeds import HELD_OUT
@@ -118,7 +118,7 @@ def alone():
 
 @pytest.fixture(scope="module")
 def on_two_ranks(shared_cluster):
-    return ddp.run(shared_cluster.client, trained, n_workers=2, **FIVE_STEPS)
+    return daskrun.run(shared_cluster.client, trained, n_workers=2, **FIVE_STEPS)
 
 
 @pytest.mark.smoke
@@ -135,14 +135,14 @@ def test_a_batch_in_parts_gives_the_gradient_of_the_whole(alone):
 
 @pytest.mark.weekly
 def test_ranks_may_take_their_batch_in_parts(client, alone):
-    for _, weights in ddp.run(client, trained, n_workers=2, accumulate=2, num_workers=1, **FIVE_STEPS):
+    for _, weights in daskrun.run(client, trained, n_workers=2, accumulate=2, num_workers=1, **FIVE_STEPS):
         assert difference(weights, alone[1]) <= 1e-5
 
 
 @pytest.mark.weekly
 def test_with_batchnorm_trained_two_ranks_agree_but_no_longer_equal_one_process(client):
     settings = {**FIVE_STEPS, "freeze_batchnorm": False}
-    (_, weights), (_, others) = ddp.run(client, trained, n_workers=2, **settings)
+    (_, weights), (_, others) = daskrun.run(client, trained, n_workers=2, **settings)
     assert not changed(weights, others)
     assert difference(weights, trained(**settings)[1]) > 1e-3
 
@@ -161,7 +161,7 @@ def test_ranks_that_drift_apart_are_found_at_the_next_comparison(client):
             trained(model=model, check_every=2, lr=0.0, batch_size=16)
         return len(seen)
 
-    assert ddp.run(client, spoiled_at, 3, n_workers=2) == [4, 4]
+    assert daskrun.run(client, spoiled_at, 3, n_workers=2) == [4, 4]
 
 
 @pytest.mark.parametrize("freeze_batchnorm", [pytest.param(True, marks=pytest.mark.weekly), False])
@@ -169,7 +169,7 @@ def test_ranks_that_agree_pass_each_comparison_also_where_batchnorm_has_statisti
     client, on_two_ranks, freeze_batchnorm
 ):
     settings = {**FIVE_STEPS, "check_every": 1, "freeze_batchnorm": freeze_batchnorm}
-    for numbers, weights in ddp.run(client, trained, n_workers=2, **settings):
+    for numbers, weights in daskrun.run(client, trained, n_workers=2, **settings):
         assert numbers["steps"] == 5
         assert not freeze_batchnorm or not changed(weights, on_two_ranks[0][1])
 
@@ -183,7 +183,7 @@ def test_at_each_step_all_world_sizes_see_the_same_images(client, n_images):
         per_step = 16 // (dist.get_world_size() if dist.is_initialized() else 1)
         return [reads.indices[step * per_step :][:per_step] for step in range(numbers["steps"])]
 
-    one, two = seen(n_images), ddp.run(client, seen, n_images, n_workers=2)
+    one, two = seen(n_images), daskrun.run(client, seen, n_images, n_workers=2)
     assert [set(step) for step in one] == [set(first + second) for first, second in zip(*two, strict=True)]
     assert len(one) == 10 and len(set(sum(one[:5], []))) == 80 and one[:5] != one[5:]
 
@@ -222,12 +222,12 @@ def test_a_run_whose_rank_was_killed_ends_bit_equal_to_an_undisturbed_one(client
 
     killed, undisturbed = str(tmp_path / "killed.pt"), str(tmp_path / "undisturbed.pt")
     marker = tmp_path / "marker"
-    job = ddp.launch(client, doomed, killed, str(marker), n_workers=2, max_restarts=1)
+    job = daskrun.launch(client, doomed, killed, str(marker), n_workers=2, max_restarts=1)
     for numbers, n_read in job.result():
         assert numbers["resumed_at"] == 8 and numbers["steps"] == 15  # epochs have 5 steps, so 8 is in the middle
         assert n_read == (15 - 8) * 8
     assert len(job.failures) == 1 and marker.exists()
-    ddp.run(client, doomed, undisturbed, str(marker), n_workers=2)
+    daskrun.run(client, doomed, undisturbed, str(marker), n_workers=2)
     states = states_of(killed)
     assert len(states) > len(resnet().state_dict()) and not changed(states, states_of(undisturbed))
 
@@ -272,7 +272,7 @@ def test_training_leaves_the_callers_random_numbers_alone_also_on_a_rank_and_aft
 
     for wrong in ({}, {"lr": 1e30}):
         one, other = drawn_around(1, wrong), drawn_around(2, wrong)
-        for expected, found, _, _ in (one, other, *ddp.run(client, drawn_around, 3, wrong, n_workers=2, timeout=240)):
+        for expected, found, _, _ in (one, other, *daskrun.run(client, drawn_around, 3, wrong, n_workers=2, timeout=240)):
             assert found == expected
         assert one[2] != other[2], "Python's numbers are fixed; Dask's threads draw some, too, so no more is known"
         assert wrong or not changed(one[3], other[3]), "the run depends on what the caller has drawn"
@@ -299,12 +299,12 @@ class OfTheNotebook(TensorDataset):
 def test_the_children_of_a_rank_read_a_dataset_that_they_cannot_import(client):
     images = TensorDataset(*noise(33).tensors)
     settings = {"n_workers": 1, "batch_size": 16, "timeout": 120}
-    (expected,) = ddp.run(client, trained, Subset(images, range(32)), **settings)
+    (expected,) = daskrun.run(client, trained, Subset(images, range(32)), **settings)
     own = OfTheNotebook(*images.tensors)
-    (found,) = ddp.run(client, trained, Subset(own, range(32)), num_workers=1, **settings)
+    (found,) = daskrun.run(client, trained, Subset(own, range(32)), num_workers=1, **settings)
     assert found[0]["train_loss"] == expected[0]["train_loss"] and not changed(found[1], expected[1])
     with pytest.raises(RuntimeError, match="Unreadable.*the last image"):
-        ddp.run(client, lambda: evaluate(resnet(), own, num_workers=1), n_workers=1, timeout=240)
+        daskrun.run(client, lambda: evaluate(resnet(), own, num_workers=1), n_workers=1, timeout=240)
 
 
 def test_a_users_own_loader_reads_a_dataset_that_its_children_cannot_import(client):
@@ -317,7 +317,7 @@ def test_a_users_own_loader_reads_a_dataset_that_its_children_cannot_import(clie
         return [type(sample) is Sample for sample in samples], torch.stack([sample.image for sample in samples])
 
     expected = noise(8).tensors[0][:7]
-    for known, images in (*ddp.run(client, read, n_workers=1, timeout=120), client.submit(read, pure=False).result()):
+    for known, images in (*daskrun.run(client, read, n_workers=1, timeout=120), client.submit(read, pure=False).result()):
         assert known == [True] * 7 and torch.equal(images, expected)
 
 
@@ -405,7 +405,7 @@ def test_a_run_resumes_from_a_checkpoint_in_object_storage(monkeypatch, s3, alon
 def test_another_number_of_ranks_may_resume_a_run(client, alone, tmp_path):
     checkpoint = str(tmp_path / "run.pt")
     interrupted(checkpoint)
-    results = ddp.run(client, trained, n_workers=2, checkpoint=checkpoint, checkpoint_every=2, **FIVE_STEPS)
+    results = daskrun.run(client, trained, n_workers=2, checkpoint=checkpoint, checkpoint_every=2, **FIVE_STEPS)
     for numbers, weights in results:
         assert numbers["resumed_at"] == 2 and difference(weights, alone[1]) <= 1e-5
 
@@ -427,7 +427,7 @@ def test_evaluation_counts_each_image_once(client, n_images):
     alone = evaluated()
     assert alone["n_images"] == n_images
     for n_workers in (1, 2):
-        for scores in ddp.run(client, evaluated, n_workers=n_workers):
+        for scores in daskrun.run(client, evaluated, n_workers=n_workers):
             assert scores == {**alone, "loss": pytest.approx(alone["loss"])}
 
 
@@ -443,7 +443,7 @@ def three_workers():
 def of_two_or_three(request, shared_cluster):
     """Run a function on as many ranks, which give up waiting for each other."""
     client = shared_cluster.client if request.param == 2 else request.getfixturevalue("three_workers")
-    return request.param, partial(ddp.run, client, n_workers=request.param, timeout=240)
+    return request.param, partial(daskrun.run, client, n_workers=request.param, timeout=240)
 
 
 def test_a_validation_set_smaller_than_the_world_is_counted_once(of_two_or_three):
@@ -503,7 +503,7 @@ def test_first_the_head_alone_is_trained_then_everything(client):
     before, (_, first), (_, second) = resnet().state_dict(), *(trained(epochs=n, freeze_epochs=1) for n in (1, 2))
     assert changed(before, first) == {"fc.weight", "fc.bias"}
     assert changed(before, second) == {name for name, _ in resnet().named_parameters()}  # and no running statistics
-    for _, weights in ddp.run(client, trained, n_workers=2, epochs=2, freeze_epochs=1):
+    for _, weights in daskrun.run(client, trained, n_workers=2, epochs=2, freeze_epochs=1):
         assert difference(weights, second) <= 1e-5
 
 
@@ -531,7 +531,7 @@ def test_the_body_may_learn_at_a_share_of_the_heads_rate():
 
 
 def test_ranks_log_each_step_with_its_times_and_rank_0_each_epoch(client):
-    job = ddp.launch(client, trained, n_workers=2, epochs=2, val_set=noise(7), warmup_steps=3, **FIVE_STEPS)
+    job = daskrun.launch(client, trained, n_workers=2, epochs=2, val_set=noise(7), warmup_steps=3, **FIVE_STEPS)
     (numbers, _), _ = job.result()
     rows = job.metrics()
     steps, epochs = rows[rows.images.notna()], rows[rows.images.isna()]
@@ -547,7 +547,7 @@ def test_ranks_log_each_step_with_its_times_and_rank_0_each_epoch(client):
 
 @pytest.mark.parametrize("compression", ["fp16", pytest.param("bf16", marks=pytest.mark.weekly)])
 def test_compressed_gradients_give_nearly_the_same_weights_equal_on_all_ranks(client, on_two_ranks, compression):
-    (_, weights), (_, others) = ddp.run(client, trained, n_workers=2, compression=compression, **FIVE_STEPS)
+    (_, weights), (_, others) = daskrun.run(client, trained, n_workers=2, compression=compression, **FIVE_STEPS)
     assert not changed(weights, others)
     assert 1e-7 < difference(weights, on_two_ranks[0][1]) < 1e-2  # without compression a run repeats to the bit
 
@@ -627,13 +627,13 @@ def test_weights_that_another_rank_spoiled_are_not_saved(client, tmp_path):
         return trained(TensorDataset(images, labels), checkpoint=tmp_path / "run.pt", checkpoint_every=1)
 
     with pytest.raises(FloatingPointError):
-        ddp.run(client, half_spoiled, n_workers=2)
+        daskrun.run(client, half_spoiled, n_workers=2)
     assert not (tmp_path / "run.pt").exists()
 
 
 def test_a_batch_that_two_ranks_cannot_share_is_named(client):
     with pytest.raises(ValueError, match="33 .* 2 ranks"):
-        ddp.run(client, trained, n_workers=2, batch_size=33)
+        daskrun.run(client, trained, n_workers=2, batch_size=33)
 
 
 def test_a_model_without_a_head_cannot_train_it_alone():
@@ -691,9 +691,9 @@ def test_ranks_that_disagree_are_refused(client, tmp_path):
 
     interrupted(tmp_path / "checkpoint-1.pt")
     with pytest.raises(ValueError, match=r"n_images: \[80, 81\]"):
-        ddp.run(client, with_own, "images", n_workers=2)
+        daskrun.run(client, with_own, "images", n_workers=2)
     with pytest.raises(ValueError, match=r"step: \[0, 2\]"):
-        ddp.run(client, with_own, "checkpoint", n_workers=2)
+        daskrun.run(client, with_own, "checkpoint", n_workers=2)
 
 
 def test_a_checkpoint_on_one_rank_alone_is_refused(client, tmp_path):
@@ -701,7 +701,7 @@ def test_a_checkpoint_on_one_rank_alone_is_refused(client, tmp_path):
         trained(checkpoint=None if dist.get_rank() else tmp_path / "run.pt", **FIVE_STEPS)
 
     with pytest.raises(ValueError, match="checkpoint: .*None"):
-        ddp.run(client, on_rank_0_alone, n_workers=2, timeout=240)
+        daskrun.run(client, on_rank_0_alone, n_workers=2, timeout=240)
 
 
 class LeavesOut(TensorDataset):
@@ -764,7 +764,7 @@ def test_validation_of_a_resumed_run_draws_the_same(tmp_path):
 def test_ranks_do_not_part_where_a_dataset_leaves_an_image_out(client, accumulate):
     dataset = LeavesOut(*noise().tensors)
     with pytest.raises(ValueError, match="7 images instead of 8"):
-        ddp.run(client, trained, dataset, n_workers=2, timeout=240, accumulate=accumulate, **FIVE_STEPS)
+        daskrun.run(client, trained, dataset, n_workers=2, timeout=240, accumulate=accumulate, **FIVE_STEPS)
 
 
 def test_settings_may_be_numpys_numbers_and_the_checkpoint_still_loads(tmp_path):
@@ -786,7 +786,7 @@ def test_the_shipped_weights_learn_breeds_that_they_never_saw(client, tmp_path):
         before = evaluate(model, val_set)["accuracy"]
         return before, train(model, train_set, val_set, epochs=6, batch_size=8, lr=0.4, freeze_epochs=6)["accuracy"]
 
-    for before, after in ddp.run(client, learn, str(tmp_path), n_workers=2):
+    for before, after in daskrun.run(client, learn, str(tmp_path), n_workers=2):
         assert before <= 0.5 and after >= 0.75  # of 8 sketches
 
 
@@ -822,7 +822,7 @@ def test_two_ranks_that_share_a_gpu_end_with_the_weights_of_one_process():
 
     settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
     with LocalCluster(**settings) as cluster, Client(cluster) as client:
-        job = ddp.launch(client, on_gpu, n_workers=2, backend="gloo")
+        job = daskrun.launch(client, on_gpu, n_workers=2, backend="gloo")
         (numbers, weights), _ = job.result()
     assert difference(weights, on_gpu()[1]) < 1e-3 and math.isfinite(numbers["loss"])
     assert (job.metrics().comm_s.dropna() > 0).all()

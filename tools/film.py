@@ -33,7 +33,7 @@ KILL_AT = 5  # the step after which a worker is killed
 DONE, KILLED = "Trained.", "Worker killed"
 PREPARE = """\
 import os, signal, tempfile
-from workshop_utils import ddp
+import daskrun
 from workshop_utils.cluster import start_cluster
 from workshop_utils.data import HELD_OUT, find_data
 from workshop_utils.training import prepare, train
@@ -62,7 +62,7 @@ def die():
 def kill(worker):
     client.run(die, workers=[worker], on_error="ignore")"""
 KILL = """\
-with ddp.launch(client, training, max_restarts=1) as job:
+with daskrun.launch(client, training, max_restarts=1) as job:
     for row in job.rows():
         if "loss" in row and row["rank"] == 0:
             show(row)

@@ -24,10 +24,10 @@ from distributed.comm import get_address_host
 from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 
-from workshop_utils import children
-from workshop_utils.by_value import send_by_value
-from workshop_utils.forking import METHOD, ForkingNanny, start_method
-from workshop_utils.job.errors import check_client
+from daskrun import children
+from daskrun.by_value import send_by_value
+from daskrun.forking import METHOD, ForkingNanny, start_method
+from daskrun.errors import check_client
 from workshop_utils.joining import ClusterError, join, refuse_other_versions
 from workshop_utils.object_store import LOOPBACK, spare_loopback_the_proxy
 from workshop_utils.progress import waiting

@@ -10,7 +10,7 @@ from distributed.core import rpc
 from distributed.security import Security
 from distributed.versions import VersionMismatchWarning
 
-from workshop_utils.job.errors import check_client
+from daskrun.errors import check_client
 from workshop_utils.progress import waiting
 
 TLS_FILES = "CA_FILE", "CLIENT__CERT", "CLIENT__KEY"

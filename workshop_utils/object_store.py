@@ -92,7 +92,7 @@ def spare_loopback_the_proxy() -> None:
 def _refuse_other_hosts(port):
     from distributed import default_client
 
-    from workshop_utils.job.errors import check_client
+    from daskrun.errors import check_client
 
     try:
         client = default_client()

@@ -11,10 +11,10 @@ from pathlib import Path, PurePath, PurePosixPath
 
 from distributed import Client, Future, default_client, get_worker
 
-from workshop_utils.job.errors import check_client
-from workshop_utils.job.family import is_ranks_child
-from workshop_utils.job.on_scheduler import drop_events
-from workshop_utils.job.rank import assignment, send_row
+from daskrun.errors import check_client
+from daskrun.family import is_ranks_child
+from daskrun.on_scheduler import drop_events
+from daskrun.rank import assignment, send_row
 from workshop_utils.storage import local_path, new_shared_folder, open_address, whole_file
 
 

@@ -16,7 +16,7 @@ from torchvision.models import ResNet
 
 from workshop_utils import models
 from workshop_utils.data import HELD_OUT, DataSource, ImageFolder, train_val_split
-from workshop_utils.ddp import assert_equal_on_all_ranks
+from daskrun import assert_equal_on_all_ranks
 from workshop_utils.loop.batches import TrainBatches, evaluation_batches, naming_dead_children
 from workshop_utils.loop.chance import callers_chance_kept
 from workshop_utils.loop.checkpoint import RunCheckpoint

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from dask.distributed import Client, SSHCluster
 
-from workshop_utils import ddp
+import daskrun
 
 
 def add_up():
@@ -22,4 +22,4 @@ if __name__ == "__main__":
     hosts = ["localhost", *sys.argv[1:]]  # the scheduler's first
     with SSHCluster(hosts, worker_options={"nthreads": 1}) as cluster, Client(cluster) as client:
         client.wait_for_workers(len(hosts) - 1)
-        print(len(client.nthreads()), "workers over SSH; each rank has the sum", ddp.run(client, add_up))
+        print(len(client.nthreads()), "workers over SSH; each rank has the sum", daskrun.run(client, add_up))

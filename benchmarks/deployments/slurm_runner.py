@@ -8,7 +8,7 @@ import torch.distributed as dist
 from dask_jobqueue.slurm import SLURMRunner
 from distributed import Client
 
-from workshop_utils import ddp
+import daskrun
 
 
 def add_up():
@@ -21,5 +21,5 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # goes to all tasks: ranks that train save, and these outlive them
     with SLURMRunner(**nannies) as runner, Client(runner) as client:
         client.wait_for_workers(runner.n_workers)
-        for task, total in ddp.run(client, add_up):
+        for task, total in daskrun.run(client, add_up):
             print("a rank in task", task, "has the sum", total)

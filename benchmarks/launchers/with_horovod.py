@@ -9,7 +9,7 @@ from shared import BATCH_SIZE, EPOCHS, LR, MOMENTUM, N_RANKS, build_model, jobs,
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
-from workshop_utils import horovod
+from daskrun import horovod
 from workshop_utils.cluster import start_cluster
 
 

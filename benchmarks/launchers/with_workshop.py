@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from workshop_utils import ddp
+import daskrun
 from workshop_utils.cluster import start_cluster
 from workshop_utils.models import checkpoint_exists, load_checkpoint, save_checkpoint
 
@@ -42,4 +42,4 @@ def train(folder):
 if __name__ == "__main__":
     client = start_cluster(N_RANKS)
     for folder, restarts in jobs():  # measuring
-        ddp.run(client, train, folder, max_restarts=restarts)
+        daskrun.run(client, train, folder, max_restarts=restarts)

@@ -8,7 +8,7 @@ import torch
 from dask_jobqueue.slurm import SLURMRunner
 from distributed import Client
 
-from workshop_utils import ddp
+import daskrun
 from workshop_utils.cluster import own_gpu_first
 from workshop_utils.data import HELD_OUT, find_data
 from workshop_utils.training import prepare, train
@@ -28,4 +28,4 @@ if __name__ == "__main__":
     nannies = {"worker_class": "distributed.Nanny", "worker_options": {"death_timeout": 60}}
     with SLURMRunner(**nannies) as runner, Client(runner) as client:
         client.wait_for_workers(runner.n_workers)
-        print(ddp.run(client, teach, find_data(breeds=HELD_OUT), checkpoint, epochs)[0])
+        print(daskrun.run(client, teach, find_data(breeds=HELD_OUT), checkpoint, epochs)[0])

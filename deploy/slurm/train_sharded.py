@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import default_collate
 
-from workshop_utils import ddp
+import daskrun
 from workshop_utils.cluster import own_gpu_first
 from workshop_utils.data import HELD_OUT, ImageFolder, find_data
 from workshop_utils.loop.preemption import Preempted, ranks_told, sigterm_noticed
@@ -96,4 +96,4 @@ if __name__ == "__main__":
     nannies = {"worker_class": "distributed.Nanny", "worker_options": {"death_timeout": 60}}
     with SLURMRunner(**nannies) as runner, Client(runner) as client:
         client.wait_for_workers(runner.n_workers)
-        print(ddp.run(client, teach, find_data(breeds=HELD_OUT), folder, n_steps)[0])
+        print(daskrun.run(client, teach, find_data(breeds=HELD_OUT), folder, n_steps)[0])

@@ -121,7 +121,7 @@ def launchers():
     steps = ([run["step"] for run in result("ddp")["runs"][tool]] for tool in ("dask", "torchrun"))
     shown = []
     for tool, row in rows.items():
-        name = "**`ddp.launch` on Dask**" if tool == "this on Dask" else tool
+        name = "**`daskrun.launch` on Dask**" if tool == "this on Dask" else tool
         warm = f"{row['warm_s']:.1f}" if "warm_s" in row else "–"
         killed = [f"{row['says_s']:.1f}", f"{row['knows_s']:.1f}", f"{row['again_s']:.1f}"]
         shown.append((name, row["lines"], f"{row['cold_s']:.1f}", warm, f"{row['step_s']:.2f}", *killed))
@@ -158,7 +158,7 @@ def faults():
     cases = found["table"]
     kinds = ("hangs", "dead", "slow", "wrong")
     rows = []
-    for tool in ("ddp.launch", "torchrun"):
+    for tool in ("daskrun.launch", "torchrun"):
         told = {
             kind: [not case[tool]["said"].startswith("nothing") for case in cases if case["branch"] == kind]
             for kind in kinds

@@ -105,7 +105,7 @@ def test_the_reference_has_all_that_is_public_with_types(pages):
                 assert f"{code.__name__}.{name}" in page.ids, f"{module}.{name} has no docstring"
         assert page.all("dl", "field-list") and "<em" in page.text, f"{module}: no type is shown"
     wanted = ("Job", "Job.rows", "Job.explain", "JobError", "WorkerDied", "WorkersBusy")  # defined elsewhere
-    assert {f"workshop_utils.job.{name}" for name in wanted} <= pages["docs/reference/ddp.html"].ids
+    assert {f"daskrun.{name}" for name in wanted} <= pages["docs/reference/ddp.html"].ids
 
 
 def test_the_guide_has_a_row_for_each_guess_in_class_in_the_order_of_the_notebook(pages):

@@ -10,9 +10,10 @@ import torch
 import torch.distributed as dist
 from hosts import until
 
-from workshop_utils import ddp, horovod
+import daskrun
+from daskrun import horovod
 from workshop_utils.data import HELD_OUT, find_data
-from workshop_utils.job import JobError, WorkerDied
+from daskrun import JobError, WorkerDied
 from workshop_utils.results import log_metrics
 from workshop_utils.storage import NotShared, new_shared_folder
 from workshop_utils.training import prepare, train
@@ -28,7 +29,7 @@ def test_ranks_meet_at_rank_0s_own_address_through_the_hosts_own_network(on_host
         return total.item(), socket.gethostname(), *map(os.environ.get, names)
 
     where = hosts_cluster.hosts[0].address, "eth0", "=eth0"
-    assert ddp.run(on_hosts, sum_up, timeout=240) == [(3.0, "one", *where), (3.0, "two", *where)]
+    assert daskrun.run(on_hosts, sum_up, timeout=240) == [(3.0, "one", *where), (3.0, "two", *where)]
     listening = [c.laddr.ip for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN]
     assert not {hosts_cluster.network.address, "0.0.0.0", "::"} & {*listening}  # nobody has to reach the client
 
@@ -71,12 +72,12 @@ def test_a_host_that_is_cut_off_is_reported_and_the_others_are_free(on_hosts, ho
             log_metrics(step=1)
             time.sleep(0.1)
 
-    with ddp.launch(on_hosts, endless) as job:
+    with daskrun.launch(on_hosts, endless) as job:
         has_reached(1, job)
         hosts_cluster.lose(hosts_cluster.hosts[1])
         with pytest.raises(WorkerDied, match=f"Rank 1 .*{job.workers[1]}.*host, or the network to it, is lost"):
             job.result()
-    assert len(ddp.run(on_hosts, os.getpid, n_workers=1)) == 1  # it needs no successor of the lost host's
+    assert len(daskrun.run(on_hosts, os.getpid, n_workers=1)) == 1  # it needs no successor of the lost host's
 
 
 def test_ranks_that_cannot_reach_each_other_are_named_with_the_address_and_the_cure(on_hosts, hosts_cluster):
@@ -86,7 +87,7 @@ def test_ranks_that_cannot_reach_each_other_are_named_with_the_address_and_the_c
         with pytest.raises(
             JobError, match=rf"Rank 1, on worker \S+{two.address}\S+.* rank 0 at .*{one.address}.*firewall"
         ):
-            ddp.run(on_hosts, dist.barrier)
+            daskrun.run(on_hosts, dist.barrier)
     finally:
         two.run("ip", "route", "del", "blackhole", one.address)
 
@@ -95,7 +96,7 @@ def test_ranks_that_cannot_reach_each_other_are_named_with_the_address_and_the_c
 def test_training_goes_on_from_the_checkpoint_when_a_lost_host_is_back(on_hosts, hosts_cluster, teach):
     source, checkpoint = find_data(8, HELD_OUT, light="dusk"), f"{new_shared_folder()}/breeds.pt"
     settings = {"checkpoint": checkpoint, "checkpoint_every": 2, "epochs": 4}
-    with ddp.launch(on_hosts, teach, source, max_restarts=1, wait_for_successors=120, **settings) as job:
+    with daskrun.launch(on_hosts, teach, source, max_restarts=1, wait_for_successors=120, **settings) as job:
         has_reached(6, job)
         hosts_cluster.lose(hosts_cluster.hosts[1])
         until(lambda: len(on_hosts.nthreads()) == 1, hosts_cluster.network.said)
@@ -108,7 +109,7 @@ def test_training_goes_on_from_the_checkpoint_when_a_lost_host_is_back(on_hosts,
 def test_training_goes_on_from_the_checkpoint_on_the_hosts_that_are_left(on_hosts, hosts_cluster, teach):
     source, checkpoint = find_data(8, HELD_OUT, light="dusk"), f"{new_shared_folder()}/breeds.pt"
     settings = {"checkpoint": checkpoint, "checkpoint_every": 2, "epochs": 4, "wait_for_successors": 15}
-    with ddp.launch(on_hosts, teach, source, n_workers=(1, 2), max_restarts=1, **settings) as job:
+    with daskrun.launch(on_hosts, teach, source, n_workers=(1, 2), max_restarts=1, **settings) as job:
         has_reached(6, job)
         hosts_cluster.lose(hosts_cluster.hosts[1])
         results = job.result()

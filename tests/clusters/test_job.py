@@ -16,9 +16,9 @@ import pytest
 import torch.distributed as dist
 from distributed import Client, LocalCluster
 
-from workshop_utils import ddp
+import daskrun
 from workshop_utils.cluster import LOOPBACK, known_workers, worker_settings
-from workshop_utils.job import JobError, WorkerDied
+from daskrun import JobError, WorkerDied
 from workshop_utils.results import log_metrics
 
 ROOT = Path(__file__).parents[2]
@@ -104,13 +104,13 @@ def test_ranks_are_of_one_kind_and_stay_so_after_a_death(workers, tmp_path):
     client = workers.client
     address = {worker["name"]: address for address, worker in known_workers(client).items()}
     with pytest.warns(UserWarning, match=f"with a GPU.*{address['cpu-0']}"):
-        assert ddp.run(client, name) == ["gpu"]
+        assert daskrun.run(client, name) == ["gpu"]
     with pytest.warns(UserWarning, match=f"without a GPU.*{address['gpu']}"):
-        assert ddp.run(client, name, n_workers=2) == ["cpu-0", "cpu-1"]
+        assert daskrun.run(client, name, n_workers=2) == ["cpu-0", "cpu-1"]
     with pytest.raises(JobError, match="3 workers.*1 with a GPU and 2 without"):
-        ddp.run(client, name, n_workers=3)
+        daskrun.run(client, name, n_workers=3)
     with pytest.warns(UserWarning, match="with a GPU"):
-        job = ddp.launch(client, die_once, tmp_path / "marker", max_restarts=1)
+        job = daskrun.launch(client, die_once, tmp_path / "marker", max_restarts=1)
     until((tmp_path / "marker").exists)
     (worker,) = psutil.Process(workers.processes["gpu"].pid).children()[-1:]
     worker.kill()  # and its nanny starts another
@@ -120,17 +120,17 @@ def test_ranks_are_of_one_kind_and_stay_so_after_a_death(workers, tmp_path):
 def test_after_a_death_as_many_as_before_are_waited_for_and_fewer_have_to_be_enough(workers, tmp_path):
     workers.start("one", "two", "three")
     pair = {"n_workers": (2, 8), "max_restarts": 1}
-    job = ddp.launch(workers.client, die_once, tmp_path / "first", wait_for_successors=1000, **pair)
+    job = daskrun.launch(workers.client, die_once, tmp_path / "first", wait_for_successors=1000, **pair)
     assert len(job.workers) == 3
     until((tmp_path / "first").exists)
     workers.lose("three")
     workers.start("four")  # on another host, say
     assert sorted(job.result()) == ["four", "one", "two"]  # long before the thousand seconds are over
-    job = ddp.launch(workers.client, die_once, tmp_path / "second", wait_for_successors=10, **pair)
+    job = daskrun.launch(workers.client, die_once, tmp_path / "second", wait_for_successors=10, **pair)
     until((tmp_path / "second").exists)
     workers.lose("four")
     assert sorted(job.result()) == ["one", "two"] and len(job.failures) == 1
-    job = ddp.launch(workers.client, die_once, tmp_path / "third", wait_for_successors=2, max_restarts=1)
+    job = daskrun.launch(workers.client, die_once, tmp_path / "third", wait_for_successors=2, max_restarts=1)
     until((tmp_path / "third").exists)
     workers.lose("two")
     with pytest.raises(WorkerDied) as caught:
@@ -151,9 +151,9 @@ def test_a_cluster_that_adapts_is_asked_for_its_minimum_and_retires_no_rank(tmp_
     with LocalCluster(n_workers=0, **settings) as cluster, Client(cluster) as client:
         cluster.adapt(minimum=0, **adaptive)
         with pytest.raises(JobError, match=r"cluster.adapt\(minimum=2\)"):
-            ddp.launch(client, work, n_workers=2)
+            daskrun.launch(client, work, n_workers=2)
         cluster.adapt(minimum=3, **adaptive)
-        job = ddp.launch(client, work, n_workers=(2, 2), wait_for_workers=240)
+        job = daskrun.launch(client, work, n_workers=(2, 2), wait_for_workers=240)
         until(lambda: len(list(tmp_path.glob("began-*"))) == 2)
         cluster.adapt(minimum=0, **adaptive)
         until(lambda: set(client.nthreads()) == set(job.workers))  # the third is retired
@@ -170,13 +170,13 @@ INTERRUPTED = """
     from pathlib import Path
     import dask_jobqueue
     from distributed import Client
-    from workshop_utils import ddp
+    import daskrun
 
     def work(marker):
         Path(marker).touch()
         time.sleep(1000)
 
-    job = ddp.launch(Client(sys.argv[1]), work, sys.argv[2])
+    job = daskrun.launch(Client(sys.argv[1]), work, sys.argv[2])
     try:
         job.result()
     except SystemExit:
@@ -197,4 +197,4 @@ def test_ctrl_c_frees_the_workers_also_after_dask_jobqueue_has_changed_what_it_r
     finally:
         process.kill()
     assert told == "SystemExit\n"
-    assert len(ddp.run(workers.client, os.getpid, wait_for_workers=240)) == 2
+    assert len(daskrun.run(workers.client, os.getpid, wait_for_workers=240)) == 2

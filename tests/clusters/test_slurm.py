@@ -15,7 +15,7 @@ import pytest
 from distributed import as_completed
 from slurm import missing, slurm
 
-from workshop_utils import ddp
+import daskrun
 from workshop_utils.cluster import THREADS, describe_workers, start_cluster, unfit_for_pytorch
 from workshop_utils.data import HELD_OUT, find_data, list_photos
 from workshop_utils.inference import classify
@@ -127,7 +127,7 @@ def test_workers_that_are_jobs_classify_photos_train_many_models_and_are_the_ran
         dist.all_reduce(total)
         return os.environ["SLURMD_NODENAME"], total.item(), os.environ["OMP_NUM_THREADS"]  # of the job's prologue
 
-    assert sorted(ddp.run(client, node, timeout=240)) == [("n1", 2.0, "4"), ("n2", 2.0, "4")]
+    assert sorted(daskrun.run(client, node, timeout=240)) == [("n1", 2.0, "4"), ("n2", 2.0, "4")]
 
 
 before_its_time_is_over = ("scancel", "--signal=TERM")  # what #SBATCH --signal=TERM@120 does
@@ -203,7 +203,7 @@ def test_a_job_has_a_worker_for_each_gpu_of_its_node(gpu_nodes):
 
 WITHOUT_TRAINING = """
 import os, runpy, sys
-from workshop_utils import ddp
+import daskrun
 
 def seen():
     return os.environ["SLURMD_NODENAME"], os.environ["CUDA_VISIBLE_DEVICES"]
@@ -212,7 +212,7 @@ def run(client, function, *args):
     return [{"scheduler": client.run_on_scheduler(seen), "script": seen(), "ranks": sorted(in_ranks(client, seen))}]
 
 if __name__ == "__main__":
-    in_ranks, ddp.run = ddp.run, run
+    in_ranks, daskrun.run = daskrun.run, run
     runpy.run_path(os.environ["TRAIN"], run_name="__main__")
 """
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from hosts import ISOLATED, ROOT, lasting_port, until
 
-from workshop_utils import ddp
+import daskrun
 from workshop_utils.cluster import LOOPBACK, start_cluster
 
 asyncssh = pytest.importorskip("asyncssh", reason="needs: pip install asyncssh")
@@ -114,7 +114,7 @@ def test_ranks_meet(client):
         dist.all_reduce(total)
         return total.item()
 
-    assert ddp.run(client, sum_up, timeout=240) == [3.0, 3.0]
+    assert daskrun.run(client, sum_up, timeout=240) == [3.0, 3.0]
 
 
 def test_a_server_whose_key_is_unknown_is_not_trusted(login, tmp_path):

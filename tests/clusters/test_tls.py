@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from distributed import Client
 
-from workshop_utils import ddp
+import daskrun
 from workshop_utils.cluster import LOOPBACK, ClusterError, start_cluster, worker_settings
 
 pytestmark = pytest.mark.clusters
@@ -87,7 +87,7 @@ def test_ranks_meet_on_a_cluster_that_talks_tls(address, settings):
         return total.item()
 
     with dask.config.set(settings), start_cluster(address=address) as client:
-        assert ddp.run(client, sum_up, timeout=240) == [3.0, 3.0]
+        assert daskrun.run(client, sum_up, timeout=240) == [3.0, 3.0]
         assert all(worker.startswith("tls://") for worker in [address, *client.nthreads()])
 
 

@@ -21,7 +21,7 @@ class Client:
 
 
 class Ranks:
-    """Two threads that stand for two ranks of `ddp.run`, with the calls of torch.distributed that an answer needs.
+    """Two threads that stand for two ranks of `daskrun.run`, with the calls of torch.distributed that an answer needs.
 
     A rank waits until the other makes its next call or ends, so nothing depends on how busy the machine is.
     """

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from workshop_utils import horovod as launcher
+from daskrun import horovod as launcher
 from workshop_utils.exercises import NotYet, horovod
 from workshop_utils.models import checkpoint_exists, load_checkpoint
 

@@ -12,14 +12,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from workshop_utils import ddp
+import daskrun
 from workshop_utils.exercises import NotYet
 from workshop_utils.exercises import when_it_goes_wrong as checks
 from workshop_utils.exercises.gym.case import Case
 from workshop_utils.exercises.gym.drawn import Drawn
-from workshop_utils.job import WorkerDied
-from workshop_utils.job.explain import timed_out
-from workshop_utils.job.look import Call, Look
+from daskrun import WorkerDied
+from daskrun.explain import timed_out
+from daskrun.look import Call, Look
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "12-when-it-goes-wrong.ipynb"
 RIGHT_CULPRIT = (checks.SPOILED_RANK, checks.SPOILED_STEP)

@@ -14,7 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from workshop_utils import ddp
+import daskrun
 from workshop_utils.data import find_data
 from workshop_utils.loop import checkpoint
 from workshop_utils.models import WeightsError, load_checkpoint
@@ -245,7 +245,7 @@ def test_ranks_warn_once_at_the_client(client, tmp_path):
     run(path)
     cut_short(path)
     with pytest.warns(UserWarning, match="goes on from the checkpoint before it") as said:
-        ended = ddp.run(client, lambda: run(str(path))[0]["resumed_at"], n_workers=2)
+        ended = daskrun.run(client, lambda: run(str(path))[0]["resumed_at"], n_workers=2)
     assert ended == [2, 2] and sum("before it" in str(each.message) for each in said) == 1
 
 

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from distributed import CancelledError
 from processes import command_of
 
-from workshop_utils import ddp
+import daskrun
 from workshop_utils.cluster import start_cluster
-from workshop_utils.job import JobError, WorkerDied
+from daskrun import JobError, WorkerDied
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
 
@@ -75,7 +75,7 @@ def test_two_hundred_launches_with_faults_hang_and_leave_nothing(told):
     week = date.today().isocalendar()[:2]
     draw, before = random.Random(f"{week}"), {process.pid for process in psutil.Process().children(recursive=True)}
     client = start_cluster(2)
-    ddp.run(client, os.getpid)
+    daskrun.run(client, os.getpid)
     ends = {}
     try:
         for number in range(LAUNCHES):
@@ -83,7 +83,7 @@ def test_two_hundred_launches_with_faults_hang_and_leave_nothing(told):
             begun = time.monotonic()
             end = launch(client, fault, draw)
             # The next job needs both workers, and they are there: the dead are replaced, the others free.
-            assert ddp.run(client, work, "has no fault", 0, 0, n_workers=2, wait_for_workers=30) == ["done", "done"], (
+            assert daskrun.run(client, work, "has no fault", 0, 0, n_workers=2, wait_for_workers=30) == ["done", "done"], (
                 number,
                 fault,
             )
@@ -103,7 +103,7 @@ def launch(client, fault, draw):
     restarts, rank, step, after_s = draw.randrange(2), draw.randrange(2), draw.randrange(20), draw.uniform(0, 0.3)
     pids = list(client.run(os.getpid).values())
     limits = {"timeout": 4 if fault in ("is stopped", "sleeps") else LIMIT_S, "max_restarts": restarts}
-    job = ddp.launch(client, work, fault, rank, step, n_workers=2, wait_for_workers=30, **limits)
+    job = daskrun.launch(client, work, fault, rank, step, n_workers=2, wait_for_workers=30, **limits)
     ending = threading.Timer(after_s, lambda: end_from_outside(fault, job, pids[: 1 + ("both" in fault)]))
     ending.start()
     expected = ON_A_RANK.get(fault, ()) or FROM_OUTSIDE.get(fault, ())

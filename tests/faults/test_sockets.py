@@ -22,7 +22,7 @@ MARK = "WORKSHOP_TEST_OF_SOCKETS"  # an environment variable, by which all that 
 NOTEBOOK = """
 import os, subprocess, sys, time
 from pathlib import Path
-from workshop_utils import ddp
+import daskrun
 from workshop_utils.cluster import start_cluster
 from workshop_utils.object_store import local_object_store
 
@@ -32,7 +32,7 @@ def wait():
 if __name__ == "__main__":
     board = [Path(sys.executable).parent / "tensorboard", "--logdir", ".", "--port", "0"]
     with start_cluster(2) as client, local_object_store("."), subprocess.Popen(board):
-        with ddp.launch(client, wait) as job:
+        with daskrun.launch(client, wait) as job:
             while "in wait" not in job.stacks():
                 time.sleep(0.2)
             Path("ready").touch()

@@ -16,10 +16,10 @@ NOTEBOOKS = sorted((ROOT / "notebook_output").glob("[0-9]*.ipynb"))
 STOPPED_WITHIN_S, CELL_LIMIT_S = 60, 290
 LONGEST_WAIT_S = 8  # before the stop button is pressed
 TWO_RANKS = """
-from workshop_utils import ddp
+import daskrun
 from workshop_utils.cluster import start_cluster
 client = start_cluster(2)
-assert ddp.run(client, lambda: __import__("torch").distributed.get_world_size()) == [2, 2]
+assert daskrun.run(client, lambda: __import__("torch").distributed.get_world_size()) == [2, 2]
 client.shutdown()
 """
 

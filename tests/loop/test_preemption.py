@@ -15,7 +15,7 @@ import pytest
 import torch.distributed as dist
 from test_training import FIVE_STEPS, Reads, noise, trained
 
-from workshop_utils import ddp
+import daskrun
 from workshop_utils.loop.batches import heed_parent_alone
 from workshop_utils.loop.preemption import Preempted, sigterm_noticed
 from workshop_utils.models import load_checkpoint
@@ -140,9 +140,9 @@ def test_one_rank_is_told_and_both_save_the_same_step(client, tmp_path):
             assert signal.getsignal(signal.SIGTERM) == before, "the handler stays"
 
     with pytest.raises(Preempted, match="Rank 1 .*step 3"):
-        ddp.run(client, teach, True)
+        daskrun.run(client, teach, True)
     assert load_checkpoint(checkpoint)["training"]["step"] == 3
-    assert [numbers["resumed_at"] for numbers in ddp.run(client, teach, False)] == [3, 3]
+    assert [numbers["resumed_at"] for numbers in daskrun.run(client, teach, False)] == [3, 3]
 
 
 def test_in_another_thread_without_a_worker_the_handler_stays(handler):

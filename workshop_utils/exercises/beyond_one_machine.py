@@ -17,7 +17,7 @@ import torch.distributed as dist
 from fsspec.implementations.memory import MemoryFileSystem
 from torch.nn.functional import cross_entropy
 
-from workshop_utils import ddp
+import daskrun
 from workshop_utils.exercises import Answer, NotYet, exercise, expect, passed, which_mistake
 from workshop_utils.models import WeightsError, load_checkpoint, save_checkpoint
 
@@ -232,9 +232,9 @@ def check_time_is_up(answer: Answer, client: Answer) -> None:
         said = [answer(mine) for mine in (False, rank == 0, rank == last, True)]
         return [None if one is None else bool(one) for one in said]
 
-    ddp.run(client, _begin, n_workers=2, backend="gloo", wait_for_workers=60)  # imports, outside the time limit
+    daskrun.run(client, _begin, n_workers=2, backend="gloo", wait_for_workers=60)  # imports, outside the time limit
     try:
-        ranks = ddp.run(client, on_each_rank, n_workers=2, backend="gloo", timeout=ANSWER_S)
+        ranks = daskrun.run(client, on_each_rank, n_workers=2, backend="gloo", timeout=ANSWER_S)
     except TimeoutError as error:
         where = re.search(r"\((rank 0.*)\):", str(error))
         raise NotYet(

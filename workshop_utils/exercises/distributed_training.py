@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from distributed import Client
 
-from workshop_utils import ddp
+import daskrun
 from workshop_utils.exercises import Answer, NotYet, exercise, expect, passed, unanswered, which_mistake
 
 IMAGES_A_RANK = 4  # a rank's images of each batch in `check_fit_together`
@@ -71,7 +71,7 @@ def _expect_accuracy(client, answer, n_right, n_images):
     ranks = ", ".join(f"{right} of {n}" for right, n in zip(n_right, n_images, strict=True))
     about = f"where the ranks have {ranks} right"
     try:
-        given = ddp.run(client, on_each_rank, n_workers=len(n_right), backend="gloo", timeout=60)
+        given = daskrun.run(client, on_each_rank, n_workers=len(n_right), backend="gloo", timeout=60)
     except ZeroDivisionError:
         raise NotYet(f"{about}, one divides by zero: add up over the ranks first, then divide.") from None
     except (RuntimeError, TimeoutError) as error:
@@ -106,7 +106,7 @@ def _as_accuracy(value):
 
 def _n_ranks(client):
     """Return how many ranks a launch on all workers has, also while one that an earlier answer killed starts again."""
-    return len(ddp.run(client, int, backend="gloo"))
+    return len(daskrun.run(client, int, backend="gloo"))
 
 
 def _on_ranks(client, function, images, labels, batch_size, n_epochs, n_workers):
@@ -131,7 +131,7 @@ def _on_ranks(client, function, images, labels, batch_size, n_epochs, n_workers)
 
     n_images = 3 * batch_size  # the images of all batches, even where `images` is the first batch alone
     try:
-        return ddp.run(client, on_each_rank, n_workers=n_workers, backend="gloo", timeout=60)
+        return daskrun.run(client, on_each_rank, n_workers=n_workers, backend="gloo", timeout=60)
     except TimeoutError:
         raise NotYet("the ranks wait for each other: all of them have to take the same number of steps.") from None
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from workshop_utils import horovod
+from daskrun import horovod
 from workshop_utils.exercises import Answer, NotYet, exercise, expect, imported, passed, which_mistake
 from workshop_utils.models import WeightsError, load_checkpoint, save_checkpoint
 from workshop_utils.storage import new_shared_folder

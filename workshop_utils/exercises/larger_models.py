@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import cross_entropy, gelu
 
-from workshop_utils import ddp
+import daskrun
 from workshop_utils.exercises import Answer, NotYet, exercise, expect, passed
 from workshop_utils.storage import new_shared_folder
 
@@ -64,7 +64,7 @@ class Tower(nn.Module):
 @exercise
 def check_shard_evenly(shard_evenly: Answer, client: Answer) -> None:
     expect(callable(shard_evenly), "shard_evenly should be a function of a model and a mesh.")
-    found = ddp.run(client, _sharded, shard_evenly, n_workers=2, wait_for_workers=60, backend="gloo")[0]
+    found = daskrun.run(client, _sharded, shard_evenly, n_workers=2, wait_for_workers=60, backend="gloo")[0]
     sizes, whole = found["units"], found["whole"]
     expect(sizes, "no part of the model is sharded: call fully_shard on modules.")
     expect(
@@ -138,8 +138,8 @@ def _sharded(shard):
 def check_resume(resume: Answer, client: Answer) -> None:
     expect(callable(resume), "resume should be a function of a path, a model and an optimiser.")
     path, saved_step = f"{new_shared_folder()}/checkpoint", random.randint(100, 999)  # which no answer can know
-    saved = ddp.run(client, _train_and_save, path, saved_step, n_workers=2, wait_for_workers=60, backend="gloo")[0]
-    answers = ddp.run(client, _go_on, resume, path, n_workers=2, wait_for_workers=60, backend="gloo")
+    saved = daskrun.run(client, _train_and_save, path, saved_step, n_workers=2, wait_for_workers=60, backend="gloo")[0]
+    answers = daskrun.run(client, _go_on, resume, path, n_workers=2, wait_for_workers=60, backend="gloo")
     for rank, (step, losses) in enumerate(answers):
         about = f"on rank {rank}, "
         expect(step == saved_step, f"{about}resume returned {step!r}, and the checkpoint is of step {saved_step}.")

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
-from workshop_utils import ddp
+import daskrun
 from workshop_utils.exercises import Answer, NotYet, exercise, expect, passed
 from workshop_utils.exercises.gym import scores
-from workshop_utils.job import WorkerDied
+from daskrun import WorkerDied
 
 TARGET = 1.6  # mean loss below which exercise 1 stops
 LOSSES = (  # of rank 0 and of rank 1, and what that pair shows
@@ -35,9 +35,9 @@ TOO_LARGE = 64  # times
 @exercise
 def check_stop(stop: Answer, client: Answer) -> None:
     expect(callable(stop), "stop should be a function of this rank's loss.")
-    ddp.run(client, _meet, n_workers=2, backend="gloo", wait_for_workers=60)  # new workers import this module here
+    daskrun.run(client, _meet, n_workers=2, backend="gloo", wait_for_workers=60)  # new workers import this module here
     try:
-        answers = ddp.run(client, _asked, stop, n_workers=2, backend="gloo", wait_for_workers=60, timeout=CHECK_S)
+        answers = daskrun.run(client, _asked, stop, n_workers=2, backend="gloo", wait_for_workers=60, timeout=CHECK_S)
     except TimeoutError as error:
         raise NotYet(_why_they_wait(str(error))) from None
     except WorkerDied:

@@ -19,7 +19,7 @@ import psutil
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, get_worker_info
 
-from workshop_utils.by_value import by_value
+from daskrun.by_value import by_value
 from workshop_utils.loop.chance import derived_seed, seed_all
 from workshop_utils.loop.ranks import own_device, world
 from workshop_utils.loop.settings import whole

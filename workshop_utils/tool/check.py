@@ -232,17 +232,17 @@ def _shared_storage(client):
 
 
 def _ranks(client):
-    from workshop_utils import ddp
+    import daskrun
 
     def meet():
         import torch
         import torch.distributed as dist
 
-        from workshop_utils.job.rank import network_interface
+        from daskrun.rank import network_interface
 
         dist.all_reduce(total := torch.ones(1))
         _need(total.item() == dist.get_world_size(), f"the sum over {dist.get_world_size()} ranks was {total.item()}")
         return network_interface()
 
-    interfaces = ddp.run(client, meet, timeout=120)
+    interfaces = daskrun.run(client, meet, timeout=120)
     return f"{len(interfaces)} met and added up, over {', '.join(sorted(set(map(str, interfaces))))}"

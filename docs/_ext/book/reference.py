@@ -7,7 +7,7 @@ from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
 
-MADE_FOR_YOU = {"workshop_utils.job.Job"}  # by `ddp.launch`
+MADE_FOR_YOU = {"daskrun.Job"}  # by `daskrun.launch`
 SAID_BELOW = {"workshop_utils.loop.settings.Settings"}  # one by one, as attributes
 NAMES = re.compile(r"(?:^|(?<=[.;] ))((?:\w+, )*\w+): (?=\S)", re.MULTILINE)
 # What is said of the whole, after the last name.

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from solver import solve
 
-from workshop_utils import ddp
+import daskrun
 from workshop_utils.cluster import start_cluster
 from workshop_utils.exercises import gym
 from workshop_utils.exercises.gym import scores
@@ -62,7 +62,7 @@ def test_a_script_that_knows_only_the_looks_finds_the_fault_and_nothing_is_left_
     assert case.diagnose(**found, cure=cure) == scores.FULL, (found, capsys.readouterr().out)
     case.stop()
 
-    left = ddp.run(room, what_is_left, n_workers=2, wait_for_workers=90)
+    left = daskrun.run(room, what_is_left, n_workers=2, wait_for_workers=90)
     assert left == [{"replaced": [], "threads": 1}] * 2
     assert not any(room.processing().values())
     assert_ended(room, there)
@@ -88,7 +88,7 @@ def test_twenty_cases_that_are_left_at_any_time_leave_the_workers_free(room):
         with gym.start(room, seed) as case:
             case.result(wait_s=seed % 5)
             there = pids(case)
-    assert ddp.run(room, pow, 2, 3, n_workers=2, wait_for_workers=90) == [8, 8]
+    assert daskrun.run(room, pow, 2, 3, n_workers=2, wait_for_workers=90) == [8, 8]
     assert_ended(room, there)
 
 

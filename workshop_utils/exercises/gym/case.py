@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 from distributed import Client
 
-from workshop_utils import ddp
+import daskrun
 from workshop_utils.cluster import known_workers
 from workshop_utils.data import HELD_OUT
 from workshop_utils.dogs.sketches import DRAWING_VERSION, write_sketches
@@ -21,7 +21,7 @@ from workshop_utils.exercises.gym.faults import FOUND, SOON, draw, possible_with
 from workshop_utils.exercises.gym.processes import log_lines, worker_rows
 from workshop_utils.exercises.gym.run import BATCH_SIZE, PIECES, Plan, train_sketches
 from workshop_utils.exercises.gym.scores import CURES, FULL, Answer, checked, points, solution
-from workshop_utils.job import Job
+from daskrun import Job
 from workshop_utils.storage import cache_folder, new_shared_folder, open_address, share
 
 N_RANKS = 2
@@ -67,7 +67,7 @@ def start(client: Client, seed: int) -> "Case":
     `start_cluster(2, memory_limit="2 GiB")`; elsewhere no case leaks memory. The job trains a small model on sketches
     of 32 pixels, from step 9 to step 36, in a few seconds. The first call makes the clean run, which takes longer.
     Starting a case ends the one before.
-    Raises NotYet for a seed that is no whole number; what `ddp.launch` raises.
+    Raises NotYet for a seed that is no whole number; what `daskrun.launch` raises.
     """
     whole = isinstance(seed, Integral) and not isinstance(seed, bool) and seed >= 0  # NumPy's are, too
     expect(whole, f"seed is {seed!r}: give a whole number from 0 on, such as the one that the room was told.")
@@ -231,7 +231,7 @@ class Case:
 
     def _launch(self, drawn: Drawn, mended: dict | None = None, timeout: float | None = None) -> Job:
         plan = self._clean.plan(drawn, **(mended or {}))
-        return ddp.launch(
+        return daskrun.launch(
             self._client, train_sketches, plan, n_workers=N_RANKS, backend="gloo", wait_for_workers=60, timeout=timeout
         )
 
@@ -242,7 +242,7 @@ def make_clean(client: Client) -> Clean:
     write_sketches(folder, N_EACH, HELD_OUT, size=32)
     place, photos = new_shared_folder(), share(folder)
     plan = Plan(photos, f"{place}/clean.pt", Drawn(0), start=f"{place}/start.pt")
-    job = ddp.launch(client, train_sketches, plan, n_workers=N_RANKS, backend="gloo", wait_for_workers=60)
+    job = daskrun.launch(client, train_sketches, plan, n_workers=N_RANKS, backend="gloo", wait_for_workers=60)
     with job:
         job.result()
     metrics = _tidy(job)

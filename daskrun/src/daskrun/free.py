@@ -5,12 +5,12 @@ from contextlib import suppress
 
 from distributed import Client, Future
 
-from workshop_utils.job.ask import LOOK_S, ask_scheduler, ask_workers
-from workshop_utils.job.decide import Decisions, Free
-from workshop_utils.job.errors import listed
-from workshop_utils.job.on_scheduler import replace
-from workshop_utils.job.owners import Worker
-from workshop_utils.job.rank import Attempt, leave
+from daskrun.ask import LOOK_S, ask_scheduler, ask_workers
+from daskrun.decide import Decisions, Free
+from daskrun.errors import listed
+from daskrun.on_scheduler import replace
+from daskrun.owners import Worker
+from daskrun.rank import Attempt, leave
 
 
 async def free(

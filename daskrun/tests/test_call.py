@@ -5,7 +5,8 @@ import warnings
 
 import pytest
 
-from workshop_utils import ddp, horovod
+import daskrun
+from daskrun import horovod
 
 
 def fit(epochs, lr=0.1, *, timeout=60):
@@ -47,10 +48,10 @@ def with_first(function):
 )
 def test_a_call_that_cannot_be_is_refused_before_there_is_a_cluster(fn, args, kwargs, message):
     with pytest.raises(TypeError, match=message):
-        ddp.launch(None, fn, *args, **kwargs)
+        daskrun.launch(None, fn, *args, **kwargs)
 
 
-@pytest.mark.parametrize("launch", [ddp.run, horovod.launch, horovod.run])
+@pytest.mark.parametrize("launch", [daskrun.run, horovod.launch, horovod.run])
 def test_so_it_is_by_whatever_launches(launch, monkeypatch):
     monkeypatch.setattr(horovod, "available", lambda: True)
     with pytest.raises(TypeError, match="Did you mean epochs?"):
@@ -61,22 +62,22 @@ def test_a_backend_that_the_function_needs_and_launch_takes_is_explained():
     with pytest.raises(
         TypeError, match=r"backend goes to launch: .* launch functools.partial\(backend_first, backend="
     ):
-        ddp.launch(None, backend_first, backend="gloo")
+        daskrun.launch(None, backend_first, backend="gloo")
 
 
 @pytest.mark.smoke
 def test_any_other_call_goes_its_way(client):
-    assert ddp.run(client, swallow, 1, num_workers=2, lr=0.1, n_workers=1) == [((1,), {"num_workers": 2, "lr": 0.1})]
-    assert ddp.run(client, functools.partial(swallow, max_restart=1), n_workers=1) == [((), {"max_restart": 1})]
-    assert ddp.run(client, with_first(fit), 0.2, n_workers=1) == [(1, 0.2, 60)]
-    assert ddp.run(client, max, 2, 3, n_workers=1) == [3]  # it does not tell what it takes
-    assert ddp.run(client, dict, lr=1, n_workers=1) == [{"lr": 1}]
+    assert daskrun.run(client, swallow, 1, num_workers=2, lr=0.1, n_workers=1) == [((1,), {"num_workers": 2, "lr": 0.1})]
+    assert daskrun.run(client, functools.partial(swallow, max_restart=1), n_workers=1) == [((), {"max_restart": 1})]
+    assert daskrun.run(client, with_first(fit), 0.2, n_workers=1) == [(1, 0.2, 60)]
+    assert daskrun.run(client, max, 2, 3, n_workers=1) == [3]  # it does not tell what it takes
+    assert daskrun.run(client, dict, lr=1, n_workers=1) == [{"lr": 1}]
 
 
 @pytest.mark.smoke
 def test_a_setting_that_the_function_takes_too_goes_to_launch_with_a_warning(client):
     with pytest.warns(UserWarning, match=r"timeout=90 goes to launch, and not to fit, which takes a timeout, too"):
-        assert ddp.run(client, fit, 1, timeout=90, n_workers=1) == [(1, 0.1, 60)]
+        assert daskrun.run(client, fit, 1, timeout=90, n_workers=1) == [(1, 0.1, 60)]
     with warnings.catch_warnings(action="error"):
-        assert ddp.run(client, functools.partial(fit, timeout=5), 1, timeout=90, n_workers=1) == [(1, 0.1, 5)]
-        assert ddp.run(client, backend_first, "mine", backend="gloo", n_workers=1) == ["mine"]
+        assert daskrun.run(client, functools.partial(fit, timeout=5), 1, timeout=90, n_workers=1) == [(1, 0.1, 5)]
+        assert daskrun.run(client, backend_first, "mine", backend="gloo", n_workers=1) == ["mine"]

@@ -21,13 +21,13 @@ from distributed import CancelledError, Client, LocalCluster
 from distributed.comm import CommClosedError
 from waiting import awake, settled, until, wait_for, waits
 
-from workshop_utils import ddp
+import daskrun
 from workshop_utils.cluster import known_workers
-from workshop_utils.job import JobError, SchedulerLost, WorkersBusy, carry_out, on_scheduler
-from workshop_utils.job.ask import ask_scheduler
-from workshop_utils.job.look import may_follow_a_death
-from workshop_utils.job.owners import Claimed, Denied, Request
-from workshop_utils.job.rank import Attempt, Meeting, deliver, leave
+from daskrun import JobError, SchedulerLost, WorkersBusy, carry_out, on_scheduler
+from daskrun.ask import ask_scheduler
+from daskrun.look import may_follow_a_death
+from daskrun.owners import Claimed, Denied, Request
+from daskrun.rank import Attempt, Meeting, deliver, leave
 from workshop_utils.results import ResultsHandler, log_metrics
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
@@ -60,9 +60,9 @@ def paused(client):
 
 def test_a_paused_worker_is_named_and_keeps_nobody_else_from_the_cluster(client, paused):
     with pytest.raises(WorkersBusy, match=f"{paused} is paused.* of memory.*restart_workers"):
-        ddp.run(client, os.getpid)
+        daskrun.run(client, os.getpid)
     with Client(client.scheduler.address, set_as_default=False) as other:
-        assert len(ddp.run(other, os.getpid, n_workers=1)) == 1
+        assert len(daskrun.run(other, os.getpid, n_workers=1)) == 1
 
 
 @pytest.mark.weekly
@@ -74,9 +74,9 @@ def test_a_death_in_one_job_does_not_reach_the_job_of_another_kernel(client, tmp
             os.kill(os.getpid(), signal.SIGKILL)
         dist.all_reduce(torch.ones(1))
 
-    job = awake(ddp.launch(client, die, tmp_path / "die"))
+    job = awake(daskrun.launch(client, die, tmp_path / "die"))
     with Client(client.scheduler.address, set_as_default=False) as other, ThreadPoolExecutor(1) as pool:
-        second = pool.submit(ddp.launch, other, waits, tmp_path / "end", n_workers=1, wait_for_workers=60)
+        second = pool.submit(daskrun.launch, other, waits, tmp_path / "end", n_workers=1, wait_for_workers=60)
         (tmp_path / "die").touch()
         with pytest.raises(JobError, match="Rank 1 died"):
             job.result()
@@ -87,7 +87,7 @@ def test_a_death_in_one_job_does_not_reach_the_job_of_another_kernel(client, tmp
 @pytest.mark.parametrize("how", ["is refused", pytest.param("waits for ever", marks=pytest.mark.weekly)])
 def test_a_rank_that_cannot_reach_the_store_ends_the_job_and_is_named(client, how):
     def cut_off(how):  # in a process that is replaced after the job
-        from workshop_utils.job import rank
+        from daskrun import rank
 
         def unreachable(*args, **kwargs):
             if how == "waits for ever":
@@ -99,7 +99,7 @@ def test_a_rank_that_cannot_reach_the_store_ends_the_job_and_is_named(client, ho
     client = settled(client)
     client.run(cut_off, how, workers=by_name(client)[1:])
     with pytest.raises(JobError, match=r"Rank 1, on worker tcp://.* could not connect to rank 0 at \S+:\d+.*firewall"):
-        ddp.run(client, dist.barrier)
+        daskrun.run(client, dist.barrier)
 
 
 @pytest.mark.smoke
@@ -118,7 +118,7 @@ def test_nothing_of_a_job_stays_on_the_scheduler(client, tmp_path, monkeypatch):
 
     before = client.run_on_scheduler(kept)  # by other tests
     handler = ResultsHandler(client=client)
-    job = ddp.launch(client, send, handler)
+    job = daskrun.launch(client, send, handler)
     assert len(handler.process_results(tmp_path / "results", job.futures)) == 2
     assert (tmp_path / "results" / "1.bin").stat().st_size == 16 * 2**20
     assert len(job.metrics()) == 200
@@ -137,7 +137,7 @@ def test_large_arguments_are_sent_to_the_scheduler_once_for_all_ranks(client, mo
         return run(function, *args, **kwargs)
 
     monkeypatch.setattr(client, "run", count)
-    assert ddp.run(client, len, os.urandom(12_000_000)) == [12_000_000] * 2
+    assert daskrun.run(client, len, os.urandom(12_000_000)) == [12_000_000] * 2
     assert sum(size > 1_000_000 for size in sent) == 1
 
 
@@ -159,7 +159,7 @@ def test_the_environment_of_other_threads_never_changes_but_for_the_jobs_own_var
 
     settled(client).run(watch)
     for _ in range(20):
-        ddp.run(client, int)
+        daskrun.run(client, int)
     assert set(client.run(n_missing).values()) == {0}
 
 
@@ -175,11 +175,11 @@ def test_a_client_that_is_closed_leaves_no_rank_no_claim_and_no_message(client):
 
     before = set(settled(client).run(os.getpid).values())
     other = Client(client.scheduler.address, set_as_default=False)
-    job = awake(ddp.launch(other, chat), n_ranks=5)
+    job = awake(daskrun.launch(other, chat), n_ranks=5)
     other.close()
     with pytest.raises(CancelledError, match="client.close()"):
         job.result()
-    assert set(ddp.run(client, os.getpid, wait_for_workers=120)).isdisjoint(before)
+    assert set(daskrun.run(client, os.getpid, wait_for_workers=120)).isdisjoint(before)
     until(lambda: client.run_on_scheduler(topics) == [])
 
 
@@ -200,7 +200,7 @@ def test_a_scheduler_that_is_lost_while_it_is_asked_is_called_lost(client):
 def test_a_client_need_not_import_pytorch(client):
     program = (
         "import os, sys; from distributed import Client; from workshop_utils import ddp\n"
-        f"with Client({client.scheduler.address!r}) as client: ddp.run(client, os.getpid)\n"
+        f"with Client({client.scheduler.address!r}) as client: daskrun.run(client, os.getpid)\n"
         "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
@@ -214,16 +214,16 @@ def test_a_nanny_that_hears_late_of_the_end_of_a_job_does_not_kill_the_next(tmp_
         started = subprocess.Popen([*python, cluster.scheduler_address], cwd=tmp_path, start_new_session=True)
         try:
             client.wait_for_workers(1, timeout=120)
-            ddp.run(client, os.getpid)
-            job = awake(ddp.launch(client, waits, tmp_path / "end"), n_ranks=1)
+            daskrun.run(client, os.getpid)
+            job = awake(daskrun.launch(client, waits, tmp_path / "end"), n_ranks=1)
             nanny = psutil.Process(started.pid)
             nanny.suspend()
             job.cancel()
             with pytest.raises(WorkersBusy, match="belongs to the job"):
-                ddp.launch(client, os.getpid)
+                daskrun.launch(client, os.getpid)
             (tmp_path / "end").touch()  # the rank ends by itself, before its nanny hears that it has to
             nanny.resume()
-            assert ddp.run(client, os.getpid, wait_for_workers=120)
+            assert daskrun.run(client, os.getpid, wait_for_workers=120)
         finally:
             os.killpg(started.pid, signal.SIGKILL)
             started.wait()
@@ -242,8 +242,8 @@ def test_nothing_that_a_failed_job_held_is_in_the_process_of_the_next(client):
         raise error
 
     with pytest.raises(ValueError, match="with a tensor"):
-        ddp.run(client, fail)
-    assert ddp.run(client, n_held, wait_for_workers=60) == [0, 0]
+        daskrun.run(client, fail)
+    assert daskrun.run(client, n_held, wait_for_workers=60) == [0, 0]
 
 
 @pytest.mark.weekly
@@ -256,7 +256,7 @@ def test_nothing_that_an_attempt_held_is_in_the_process_of_the_next(client):
         dist.barrier()
         return n_before + held.numel() - held.numel()
 
-    assert ddp.launch(client, work, n_workers=2, max_restarts=1).result() == [1, 1]  # its own
+    assert daskrun.launch(client, work, n_workers=2, max_restarts=1).result() == [1, 1]  # its own
 
 
 @pytest.mark.smoke
@@ -268,7 +268,7 @@ def test_a_plain_task_beside_a_launch_waits_for_the_ranks(client):
     def plain(number):
         return os.getpid(), time.time()
 
-    job = ddp.launch(client, work)
+    job = daskrun.launch(client, work)
     tasks = client.map(plain, range(2), pure=False)  # in the next line
     ranks, plain_ones = dict(job.result()), client.gather(tasks)
     assert all(ranks[process] < began for process, began in plain_ones)
@@ -315,7 +315,7 @@ def there_first(client, tmp_path, monkeypatch):
 
 
 def test_a_plain_task_on_a_ranks_worker_is_named_and_the_rank_begins_once_it_has_ended(client, there_first):
-    job = ddp.launch(client, os.getpid)
+    job = daskrun.launch(client, os.getpid)
     until(lambda: client.run(os.getpid, workers=job.workers[:1]))
     named = f"Rank 1 has not begun: worker {there_first.worker} is busy with ['{there_first.key}']."
     until(lambda: named in job.explain())
@@ -325,7 +325,7 @@ def test_a_plain_task_on_a_ranks_worker_is_named_and_the_rank_begins_once_it_has
 
 @pytest.mark.weekly
 def test_a_rank_whose_worker_pauses_before_it_begins_is_named(client, there_first):
-    job = ddp.launch(client, os.getpid)
+    job = daskrun.launch(client, os.getpid)
     client.run(pause_above, 1e-6, workers=[there_first.worker])
     try:
         with pytest.raises(JobError, match=f"Rank 1 cannot begin: worker {there_first.worker} is paused"):
@@ -341,29 +341,29 @@ def test_a_plain_task_that_keeps_a_rank_from_its_worker_ends_the_job_and_is_not_
 ):
     monkeypatch.setattr(carry_out, "START_S", 1)
     with pytest.raises(JobError, match=rf"Rank 1 has not begun within 1 s: .* is busy with \['{there_first.key}'\]"):
-        ddp.run(client, os.getpid)
+        daskrun.run(client, os.getpid)
     assert there_first.ends()
-    assert ddp.run(client, os.getpid, wait_for_workers=60)[1:] == there_first.processes()
+    assert daskrun.run(client, os.getpid, wait_for_workers=60)[1:] == there_first.processes()
 
 
 @pytest.mark.weekly
 def test_a_client_that_is_closed_leaves_the_plain_task_on_a_ranks_worker_alone(client, there_first):
     with Client(client.scheduler.address, set_as_default=False) as other:
-        job = ddp.launch(other, time.sleep, 60)
+        job = daskrun.launch(other, time.sleep, 60)
         keeps = client.submit(there_first.work, there_first.folder, workers=[there_first.worker], key=there_first.key)
         until(lambda: "has not begun" in job.explain())
     there_first.task = keeps
     assert there_first.ends()
-    assert len(ddp.run(client, os.getpid, wait_for_workers=60)) == 2
+    assert len(daskrun.run(client, os.getpid, wait_for_workers=60)) == 2
 
 
 @pytest.mark.weekly
 @pytest.mark.parametrize("after_s", [0, 0.02, 0.1])
 def test_a_client_that_is_closed_while_its_ranks_begin_leaves_none_behind(client, after_s):
     with Client(client.scheduler.address, set_as_default=False) as other:
-        ddp.launch(other, time.sleep, 600, wait_for_workers=60)
+        daskrun.launch(other, time.sleep, 600, wait_for_workers=60)
         time.sleep(after_s)
-    assert len(ddp.run(client, os.getpid, wait_for_workers=120)) == 2
+    assert len(daskrun.run(client, os.getpid, wait_for_workers=120)) == 2
 
 
 def test_a_call_that_arrives_after_its_job_is_over_is_kept_nowhere():
@@ -423,7 +423,7 @@ def test_what_a_rank_raised_is_the_cause_also_where_another_process_ends_because
         except RuntimeError:
             os._exit(1)  # as NCCL's watchdog does
 
-    job = ddp.launch(client, work, max_restarts=restarts)
+    job = daskrun.launch(client, work, max_restarts=restarts)
     with pytest.raises((ValueError, RuntimeError), match=message):
         job.result()
     assert job.failures == []

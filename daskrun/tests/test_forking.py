@@ -22,9 +22,9 @@ from distributed import Client, LocalCluster
 from processes import command_of
 from waiting import until
 
-from workshop_utils import ddp
+import daskrun
 from workshop_utils.cluster import start_cluster
-from workshop_utils.forking import METHOD
+from daskrun.forking import METHOD
 
 corner = pytest.mark.weekly
 
@@ -232,13 +232,13 @@ def test_a_worker_forks_as_any_process_does(two):
 def test_of_two_clusters_each_keeps_its_number_of_threads():
     with start_cluster(2) as two, two.cluster, start_cluster(1) as other, other.cluster:
         server = server_of(two)
-        assert ddp.run(two, os.getpid) != ddp.run(other, os.getpid)
+        assert daskrun.run(two, os.getpid) != daskrun.run(other, os.getpid)
         os.kill(victim := min(two.run(os.getpid).values()), signal.SIGKILL)
         until_replaced(two, victim)
         threads = [set(client.run(os.getenv, "OMP_NUM_THREADS").values()) for client in (two, other)]
         assert threads == [{str(os.cpu_count() // 2)}, {str(os.cpu_count())}]
         assert server_of(two) == server != server_of(other)
-        assert len(ddp.run(two, os.getpid)) == 2
+        assert len(daskrun.run(two, os.getpid)) == 2
 
 
 @corner
@@ -253,7 +253,7 @@ def test_where_the_server_is_killed_its_workers_are_replaced_from_a_new_one(two)
 
     until(all_new, "the workers of the dead server are still in use")
     until(lambda: not any(map(psutil.pid_exists, before)), "workers of the dead server live on")
-    assert len(ddp.run(two, os.getpid)) == 2
+    assert len(daskrun.run(two, os.getpid)) == 2
 
 
 @corner

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from workshop_utils.job import WorkersBusy
-from workshop_utils.job.owners import REPLACED_S, Claimed, Denied, Owners, Request, Worker
+from daskrun import WorkersBusy
+from daskrun.owners import REPLACED_S, Claimed, Denied, Owners, Request, Worker
 
 
 def worker(name, **about):

@@ -30,12 +30,12 @@ import torch.distributed as dist
 from distributed import CancelledError, Client, LocalCluster, wait
 from waiting import awake, interrupted, settled, until, wait_for, waits
 
-from workshop_utils import ddp
+import daskrun
 from workshop_utils.cluster import LOOPBACK, known_workers, n_gpus, start_cluster
-from workshop_utils.job import Job, JobError, SchedulerLost, WorkerDied, WorkersBusy, on_scheduler
-from workshop_utils.job import rank as rank_module
-from workshop_utils.job.owners import Request
-from workshop_utils.job.travel import packed
+from daskrun import Job, JobError, SchedulerLost, WorkerDied, WorkersBusy, on_scheduler
+from daskrun import rank as rank_module
+from daskrun.owners import Request
+from daskrun.travel import packed
 from workshop_utils.results import log_metrics
 
 pytestmark = pytest.mark.filterwarnings("ignore:Port 8787 is busy", "ignore:Sending large graph")
@@ -52,7 +52,7 @@ def gate(tmp_path):
 @pytest.fixture
 def launches_work_before_and_after(client):
     for turn in range(2):
-        ranks, pids = zip(*ddp.run(client, lambda: (dist.get_rank(), os.getpid()), wait_for_workers=60), strict=True)
+        ranks, pids = zip(*daskrun.run(client, lambda: (dist.get_rank(), os.getpid()), wait_for_workers=60), strict=True)
         assert ranks == (0, 1) and len(set(pids)) == 2
         if turn == 0:
             yield
@@ -70,10 +70,10 @@ def test_arguments_arrive_and_results_are_in_rank_order(client):
     def told(*args, **kwargs):
         return dist.get_rank(), dist.get_world_size(), dist.get_backend(), args, kwargs
 
-    results = ddp.run(client, told, 1, "two", n_workers=2, three=[3], rank="mine", fn=None, client=1)
+    results = daskrun.run(client, told, 1, "two", n_workers=2, three=[3], rank="mine", fn=None, client=1)
     about = (1, "two"), {"three": [3], "rank": "mine", "fn": None, "client": 1}
     assert results == [(0, 2, "gloo", *about), (1, 2, "gloo", *about)]
-    assert ddp.run(client, len, bytes(50_000_000)) == [50_000_000] * 2
+    assert daskrun.run(client, len, bytes(50_000_000)) == [50_000_000] * 2
 
 
 @pytest.mark.smoke
@@ -83,7 +83,7 @@ def test_a_second_run_with_equal_arguments_runs_again_in_the_same_processes(clie
             file.write("x")
         return os.getpid()
 
-    first, second = (ddp.run(client, append, str(tmp_path / "runs")) for _ in range(2))
+    first, second = (daskrun.run(client, append, str(tmp_path / "runs")) for _ in range(2))
     assert first == second and (tmp_path / "runs").read_text() == "xxxx"
 
 
@@ -96,16 +96,16 @@ def test_ranks_go_by_host_and_then_by_the_names_of_workers(client):
 
         return get_worker().address
 
-    assert [names[address] for address in ddp.run(client, address)] == sorted(names.values())
+    assert [names[address] for address in daskrun.run(client, address)] == sorted(names.values())
 
 
 @pytest.mark.smoke
 def test_some_workers_can_do_a_job_while_others_do_another(client, gate):
     with ThreadPoolExecutor(2) as pool:  # launches from two threads do not take the same worker
-        first, second = pool.map(lambda _: ddp.launch(client, waits, gate, n_workers=1), range(2))
+        first, second = pool.map(lambda _: daskrun.launch(client, waits, gate, n_workers=1), range(2))
         assert first.workers != second.workers
         with pytest.raises(WorkersBusy, match=f"{first.workers[0]}.*waits.*job.cancel"):
-            ddp.launch(client, waits, gate, n_workers=1)
+            daskrun.launch(client, waits, gate, n_workers=1)
         gate.touch()  # two threads may wait for one job
         assert list(pool.map(lambda job: job.result(), [first, second, second])) == [[0], [0], [0]]
     assert first.done() and "1 rank, finished" in repr(first)
@@ -123,9 +123,9 @@ def test_two_clusters_work_at_once_whichever_client_is_the_latest(client, tmp_pa
 
     with LocalCluster(n_workers=2, threads_per_worker=1, host=LOOPBACK, dashboard_address=f"{LOOPBACK}:0") as cluster:
         with Client(cluster) as other:
-            jobs = [ddp.launch(which, meet, str(tmp_path)) for which in (client, other)]
+            jobs = [daskrun.launch(which, meet, str(tmp_path)) for which in (client, other)]
             assert [job.result() for job in jobs] == [[2.0, 2.0]] * 2
-        assert ddp.run(client, os.getppid)  # `other` is closed now
+        assert daskrun.run(client, os.getppid)  # `other` is closed now
 
 
 @pytest.mark.smoke
@@ -140,7 +140,7 @@ def test_everything_listens_on_the_workers_own_address_and_the_environment_stays
         return addresses, os.environ["MASTER_ADDR"], os.environ["RANK"]
 
     before = client.run(environment)
-    assert ddp.run(client, listening) == [({LOOPBACK}, LOOPBACK, "0"), ({LOOPBACK}, LOOPBACK, "1")]
+    assert daskrun.run(client, listening) == [({LOOPBACK}, LOOPBACK, "0"), ({LOOPBACK}, LOOPBACK, "1")]
     assert client.run(environment) == before
 
 
@@ -164,7 +164,7 @@ def test_workers_on_two_addresses_meet_and_stay_on_them(tmp_path):
                 workers.append(subprocess.Popen(command + flags, cwd=tmp_path, stderr=subprocess.DEVNULL))
             client.wait_for_workers(2, timeout=120)
             before = set().union(*client.run(listening).values())  # Dask's own, of which one is on all addresses
-            first, second = ({ip for ip, _ in new - before} for new in ddp.run(client, listening, dist.barrier))
+            first, second = ({ip for ip, _ in new - before} for new in daskrun.run(client, listening, dist.barrier))
         finally:
             for worker in workers:
                 worker.kill()
@@ -179,7 +179,7 @@ def test_rows_are_seen_while_the_job_runs_and_after_its_end(client, gate):
         wait_for(gate)
         log_metrics(step=2, failed=True, exception="none", attempts=1)  # any name will do
 
-    job = ddp.launch(client, step, gate, n_workers=1)
+    job = daskrun.launch(client, step, gate, n_workers=1)
     rows = job.rows()
     assert next(rows)["step"] == 1 and not job.done()
     gate.touch()
@@ -210,7 +210,7 @@ def test_a_rank_that_raises_ends_the_job_with_its_own_error(client, rank, other)
             time.sleep(1000)
 
     with pytest.raises(KeyError, match="no such breed") as caught:
-        ddp.run(client, fail_on, rank, other)
+        daskrun.run(client, fail_on, rank, other)
     assert frames(caught.value)[-2:] == ["fail_on", "fail"]
     assert f"Raised by rank {rank} of 2, on worker tcp://" in caught.value.__notes__[0]
 
@@ -265,7 +265,7 @@ def test_an_odd_exception_arrives_too(client, error_of, expected, message):
         raise error_of()
 
     with pytest.raises(expected, match=message) as caught:
-        ddp.run(client, fail, n_workers=1, wait_for_workers=60)
+        daskrun.run(client, fail, n_workers=1, wait_for_workers=60)
     assert "fail" in frames(caught.value) or expected is JobError
     assert expected is WithoutNotes or "Raised by rank 0 of 1" in caught.value.__notes__[0]
     assert expected is not Demanding or caught.value.number == 7
@@ -276,7 +276,7 @@ def test_a_recursion_without_end_arrives_as_that(client):
         return dig()
 
     with pytest.raises(RecursionError) as caught:
-        ddp.run(client, dig, n_workers=1)
+        daskrun.run(client, dig, n_workers=1)
     assert frames(caught.value)[-9:] == ["dig"] * 9 and "Raised by rank" in caught.value.__notes__[0]
 
 
@@ -290,7 +290,7 @@ def test_the_end_of_a_process_is_refused(client):
 
     for how, said in (leave, r"Rank 0 called sys.exit\(3\): let the function return"), (interrupt, "was interrupted"):
         with pytest.raises(JobError, match=said):
-            ddp.run(client, how, n_workers=1)
+            daskrun.run(client, how, n_workers=1)
 
 
 @pytest.mark.smoke
@@ -300,7 +300,7 @@ def test_a_rank_left_alone_in_a_collective_is_told_who_returned(client):
             dist.all_reduce(torch.ones(1))
 
     with pytest.raises(RuntimeError) as caught:
-        ddp.run(client, uneven)
+        daskrun.run(client, uneven)
     assert "Raised by rank 1 of 2" in caught.value.__notes__[0]
     assert "Rank 0 had returned by then" in caught.value.__notes__[0]
 
@@ -310,18 +310,18 @@ def test_a_group_that_cannot_be_made_is_reported_as_that(client):
         raise AssertionError("it ran")
 
     with pytest.raises(JobError, match="backend='nccl' needs a GPU of its own for each rank.*'auto' or 'gloo'"):
-        ddp.run(client, unreached, backend="nccl", n_workers=1)
+        daskrun.run(client, unreached, backend="nccl", n_workers=1)
 
 
 @pytest.mark.smoke
 def test_what_cannot_be_sent_is_refused(client):
     lock = threading.Lock()
     with pytest.raises(TypeError, match="'<lambda>' or one of its arguments cannot be sent to workers.*inside the"):
-        ddp.launch(client, lambda: lock)
+        daskrun.launch(client, lambda: lock)
     with pytest.raises(TypeError, match="cannot be sent to workers"):
-        ddp.launch(client, print, lock)
+        daskrun.launch(client, print, lock)
     with pytest.raises(TypeError, match="returned cannot be sent back: return numbers"):
-        ddp.run(client, lambda: (n for n in range(3)), n_workers=1)
+        daskrun.run(client, lambda: (n for n in range(3)), n_workers=1)
 
     def lost_on_the_way():
         raise RuntimeError("cannot be read on the worker")
@@ -331,7 +331,7 @@ def test_what_cannot_be_sent_is_refused(client):
             return lost_on_the_way, ()
 
     with pytest.raises(RuntimeError, match="cannot be read on the worker"):
-        ddp.run(client, id, Trap(), n_workers=1)
+        daskrun.run(client, id, Trap(), n_workers=1)
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ def test_what_cannot_be_sent_is_refused(client):
 )
 def test_wrong_settings_are_refused(client, settings, error, message):
     with pytest.raises(error, match=message):
-        ddp.launch(client, print, **settings)
+        daskrun.launch(client, print, **settings)
 
 
 # What ends a job from outside
@@ -372,7 +372,7 @@ def test_a_killed_rank_is_named(client, rank, other):
             dist.all_reduce(torch.ones(1))
         time.sleep(1000)
 
-    job = ddp.launch(client, die, rank, other)
+    job = daskrun.launch(client, die, rank, other)
     with pytest.raises(WorkerDied, match=f"Rank {rank} died: worker {job.workers[rank]} was killed.*max_restarts"):
         job.result()
 
@@ -380,34 +380,34 @@ def test_a_killed_rank_is_named(client, rank, other):
 @pytest.mark.smoke
 def test_ranks_that_hang_meet_the_timeout(client):
     with pytest.raises(TimeoutError, match="Ranks 0 and 1 had not returned after 2 s. "):
-        ddp.run(client, time.sleep, 1000, timeout=2)
+        daskrun.run(client, time.sleep, 1000, timeout=2)
 
 
 @pytest.mark.smoke
 def test_a_job_can_be_cancelled_at_any_time(client, gate):
-    before_the_ranks = ddp.launch(client, waits, gate)
+    before_the_ranks = daskrun.launch(client, waits, gate)
     before_the_ranks.cancel()
-    running = awake(ddp.launch(client, waits, gate, wait_for_workers=60))
+    running = awake(daskrun.launch(client, waits, gate, wait_for_workers=60))
     running.cancel()
     for job in (before_the_ranks, running):
         with pytest.raises(CancelledError, match="waits-.* was cancelled"):
             job.result()
     gate.touch()
-    finished = ddp.launch(client, waits, gate, wait_for_workers=60)
+    finished = daskrun.launch(client, waits, gate, wait_for_workers=60)
     assert finished.result() == [0, 1]
     finished.cancel()
     assert finished.result() == [0, 1]
 
 
 def test_cancelled_futures_end_the_job_and_free_its_workers(client, gate):
-    job = awake(ddp.launch(client, waits, gate, max_restarts=3))
+    job = awake(daskrun.launch(client, waits, gate, max_restarts=3))
     client.cancel(job.futures)
     with pytest.raises(CancelledError, match="lost its tasks to client.cancel()"):
         job.result()
 
 
 def test_a_restart_of_the_cluster_ends_the_job_and_frees_what_another_has_left_behind(client, gate):
-    job = awake(ddp.launch(settled(client), waits, gate, n_workers=1, max_restarts=3), n_ranks=1)
+    job = awake(daskrun.launch(settled(client), waits, gate, n_workers=1, max_restarts=3), n_ranks=1)
     client.run_on_scheduler(on_scheduler.claim, Request("left", client.id, 1, 1))
     assert len(client.run_on_scheduler(on_scheduler.owned)) == 2
     client.restart()
@@ -418,7 +418,7 @@ def test_a_restart_of_the_cluster_ends_the_job_and_frees_what_another_has_left_b
 
 @pytest.mark.smoke
 def test_an_interrupt_while_waiting_frees_the_workers(client, gate):
-    job = awake(ddp.launch(client, waits, gate))
+    job = awake(daskrun.launch(client, waits, gate))
     with pytest.raises(KeyboardInterrupt), interrupted(Job.result):
         job.result()
     with pytest.raises(CancelledError):
@@ -427,12 +427,12 @@ def test_an_interrupt_while_waiting_frees_the_workers(client, gate):
 
 @pytest.mark.smoke
 def test_leaving_the_block_early_frees_the_workers_and_leaving_it_late_keeps_the_result(client, gate):
-    with ddp.launch(client, waits, gate, n_workers=1) as job:
+    with daskrun.launch(client, waits, gate, n_workers=1) as job:
         awake(job, n_ranks=1)
     with pytest.raises(CancelledError):
         job.result()
     gate.touch()
-    with ddp.launch(client, waits, gate, n_workers=1) as job:
+    with daskrun.launch(client, waits, gate, n_workers=1) as job:
         assert job.result() == [0]
     assert job.result() == [0]
 
@@ -440,8 +440,8 @@ def test_leaving_the_block_early_frees_the_workers_and_leaving_it_late_keeps_the
 def test_an_interrupt_during_the_launch_frees_the_workers(client, gate):
     task = client.submit(wait_for, gate, pure=False)  # so that the launch waits
     until(lambda: any(client.processing().values()))
-    with pytest.raises(KeyboardInterrupt), interrupted(ddp.launch):
-        ddp.launch(client, waits, gate, wait_for_workers=1000)
+    with pytest.raises(KeyboardInterrupt), interrupted(daskrun.launch):
+        daskrun.launch(client, waits, gate, wait_for_workers=1000)
     assert client.run_on_scheduler(on_scheduler.owned) == {}
     gate.touch()
     wait(task)
@@ -451,7 +451,7 @@ SCRIPT = """
     import sys, time
     from pathlib import Path
     from distributed import Client
-    from workshop_utils import ddp
+    import daskrun
 
     def work(folder):
         Path(folder, "running").touch()
@@ -462,7 +462,7 @@ SCRIPT = """
         Path(sys.argv[2], sys.argv[3]).touch()
         while not Path(sys.argv[2], "go").exists():
             time.sleep(0.01)
-        ddp.run(client, work, sys.argv[2])
+        daskrun.run(client, work, sys.argv[2])
 """
 
 
@@ -498,7 +498,7 @@ def test_a_job_of_a_kernel_that_was_killed_does_not_keep_its_workers(client, tmp
     until((tmp_path / "running").exists)
     process.kill()
     process.communicate()
-    assert len(ddp.run(client, os.getpid, wait_for_workers=120)) == 2
+    assert len(daskrun.run(client, os.getpid, wait_for_workers=120)) == 2
 
 
 @pytest.mark.smoke
@@ -506,12 +506,12 @@ def test_busy_workers_are_left_alone_and_can_be_waited_for(client, gate):
     task = client.submit(wait_for, gate, pure=False)
     until(lambda: any(client.processing().values()))
     with pytest.raises(WorkersBusy, match="needs 2 idle workers.*busy with .*wait_for"):
-        ddp.launch(client, waits, gate)
-    job = ddp.launch(client, waits, gate, n_workers=1)
+        daskrun.launch(client, waits, gate)
+    job = daskrun.launch(client, waits, gate, n_workers=1)
     with pytest.raises(WorkersBusy, match=job.name):
-        ddp.launch(client, waits, gate)
+        daskrun.launch(client, waits, gate)
     with ThreadPoolExecutor(1) as pool:
-        second = pool.submit(ddp.run, client, waits, gate, wait_for_workers=120)
+        second = pool.submit(daskrun.run, client, waits, gate, wait_for_workers=120)
         gate.touch()
         assert second.result() == [0, 1] and job.done() and job.result() == [0] and task.done()
 
@@ -520,14 +520,14 @@ def test_workers_that_cannot_be_restarted_are_told_of(gate):
     settings = {"protocol": "tcp", "host": LOOPBACK, "dashboard_address": f"{LOOPBACK}:0", "threads_per_worker": 1}
     with LocalCluster(n_workers=2, processes=False, **settings) as cluster, Client(cluster) as client:
         with pytest.raises(JobError, match="share a process.*processes=True"):
-            ddp.launch(client, wait_for, gate)
-        job = ddp.launch(client, wait_for, gate, n_workers=1, timeout=1)
+            daskrun.launch(client, wait_for, gate)
+        job = daskrun.launch(client, wait_for, gate, n_workers=1, timeout=1)
         with pytest.warns(UserWarning, match="has no nanny to restart it, and stays busy"):
             with pytest.raises(TimeoutError):
                 job.result()
             job.cancel()
         with pytest.raises(WorkersBusy, match="wait_for"):
-            ddp.launch(client, wait_for, gate, n_workers=2)
+            daskrun.launch(client, wait_for, gate, n_workers=2)
         gate.touch()
 
 
@@ -541,7 +541,7 @@ def test_a_worker_that_dies_while_it_sends_its_result_is_named(client):
         return Deadly() if dist.get_rank() == 1 else None
 
     with pytest.raises(WorkerDied, match="Rank 1 died"):
-        ddp.run(client, deadly)
+        daskrun.run(client, deadly)
 
 
 @pytest.mark.weekly
@@ -556,7 +556,7 @@ def test_a_worker_that_dies_after_its_rank_has_returned_is_named(client, gate):
 
         threading.Thread(target=die).start()
 
-    with ddp.launch(client, work, gate) as job:
+    with daskrun.launch(client, work, gate) as job:
         until(lambda: [future.done() for future in job.futures] == [False, True])
         gate.touch()
         with pytest.raises(WorkerDied, match="Rank 1 died"):
@@ -569,7 +569,7 @@ def test_a_failure_is_reported_though_its_process_group_cannot_be_left(client):
         raise KeyError("the cause")
 
     with pytest.raises(KeyError, match="the cause"):
-        ddp.run(client, fail, n_workers=1, max_restarts=3)
+        daskrun.run(client, fail, n_workers=1, max_restarts=3)
 
 
 def test_a_lost_scheduler_is_named(tmp_path, gate):
@@ -584,14 +584,14 @@ def test_a_lost_scheduler_is_named(tmp_path, gate):
     try:
         with Client(scheduler_file=str(tmp_path / "scheduler.json"), timeout="120s") as client:
             client.wait_for_workers(1, timeout=120)
-            job = ddp.launch(client, work, gate, max_restarts=3)
+            job = daskrun.launch(client, work, gate, max_restarts=3)
             until(gate.exists)
             scheduler.kill()
             with pytest.raises(SchedulerLost, match="connection to the scheduler is lost.*Start or join a cluster"):
                 job.result()
             job.cancel()
             with pytest.raises(SchedulerLost, match="Start or join a cluster"):
-                ddp.launch(client, os.getpid)
+                daskrun.launch(client, os.getpid)
     finally:
         for process in (worker, scheduler):
             process.kill()
@@ -610,10 +610,10 @@ def test_a_hang_says_where_each_rank_stands(client):
             save()
         dist.all_reduce(torch.ones(10))
 
-    ddp.run(client, dist.barrier)  # the next job does not count its collectives
+    daskrun.run(client, dist.barrier)  # the next job does not count its collectives
     waits = r"Rank 1 waits in all_reduce 3 of \[10\], at test_ddp.py:\d+ in mismatched, in all_reduce"
     others = r"Rank 0 has not called it: it is at test_ddp.py:\d+ in save"
-    with ddp.launch(client, mismatched) as job:
+    with daskrun.launch(client, mismatched) as job:
         until(lambda: re.search(rf"{waits}. {others}", job.explain()))
         first, second = job.stacks().split("Rank 1")
         assert first.startswith("Rank 0") and "in mismatched" in first and "in save" in first and "dask" not in first
@@ -634,12 +634,12 @@ def test_models_that_differ_are_named_with_the_first_tensor_and_its_rank(client)
         if dist.get_rank() == 1 and what == "another model":
             model.append(torch.nn.Linear(1, 1))
         try:
-            ddp.assert_equal_on_all_ranks(model, buffers=what != "buffer left out")
+            daskrun.assert_equal_on_all_ranks(model, buffers=what != "buffer left out")
         except AssertionError as error:
             return str(error)
 
     names = ("", "weight", "buffer", "buffer left out", "another model")
-    said = {what: ddp.run(client, compare, what) for what in names}
+    said = {what: daskrun.run(client, compare, what) for what in names}
     assert said[""] == said["buffer left out"] == [None, None]
     assert all(first == second for first, second in said.values()), "the ranks come to the same"
     assert "1.weight: rank 1 has other values than rank 0. 1 of 7 tensors" in said["weight"][0]
@@ -647,7 +647,7 @@ def test_models_that_differ_are_named_with_the_first_tensor_and_its_rank(client)
     assert "1.running_mean: rank 1 has other values" in said["buffer"][0] and "1 of 7 tensors" in said["buffer"][0]
     assert "Only buffers differ" in said["buffer"][0] and ".module" not in said["buffer"][0]
     assert "2.weight: rank 0 has no such tensor. 2 of 9 tensors" in said["another model"][0]
-    ddp.assert_equal_on_all_ranks(torch.nn.Linear(2, 2))  # one process without a group is equal to itself
+    daskrun.assert_equal_on_all_ranks(torch.nn.Linear(2, 2))  # one process without a group is equal to itself
 
 
 def test_a_ddp_model_whose_batchnorm_sees_other_images_on_each_rank_is_equal_after_any_step(client):
@@ -661,11 +661,11 @@ def test_a_ddp_model_whose_batchnorm_sees_other_images_on_each_rank_is_equal_aft
             parallel(torch.randn(8, 3, 8, 8)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-            ddp.assert_equal_on_all_ranks(parallel)
+            daskrun.assert_equal_on_all_ranks(parallel)
         with pytest.raises(AssertionError, match="running_mean.*Only buffers differ.*buffers=False"):
-            ddp.assert_equal_on_all_ranks(parallel, buffers=True)
+            daskrun.assert_equal_on_all_ranks(parallel, buffers=True)
 
-    ddp.run(client, train)
+    daskrun.run(client, train)
 
 
 def test_models_of_equal_numbers_in_other_shapes_or_types_differ_and_some_cannot_be_compared(client):
@@ -673,7 +673,7 @@ def test_models_of_equal_numbers_in_other_shapes_or_types_differ_and_some_cannot
         model = torch.nn.Module()
         model.register_buffer("kept", second if dist.get_rank() else first)
         try:
-            ddp.assert_equal_on_all_ranks(model, buffers=True)
+            daskrun.assert_equal_on_all_ranks(model, buffers=True)
         except (AssertionError, TypeError) as error:
             return re.search("rank 1 has .*? than rank 0|kept of rank 1 .* (quantized|meta device)", str(error))[0]
 
@@ -690,15 +690,15 @@ def test_models_of_equal_numbers_in_other_shapes_or_types_differ_and_some_cannot
     }
     for expected, pairs in cases.items():
         for pair in pairs:
-            assert ddp.run(client, compare, *pair) == [expected, expected], pair
+            assert daskrun.run(client, compare, *pair) == [expected, expected], pair
 
     def sharded():
         from torch.distributed.fsdp import fully_shard
 
         with pytest.raises(TypeError, match="weight of ranks 0 and 1 cannot be compared, as it is in shards"):
-            ddp.assert_equal_on_all_ranks(fully_shard(torch.nn.Linear(4, 4)))
+            daskrun.assert_equal_on_all_ranks(fully_shard(torch.nn.Linear(4, 4)))
 
-    ddp.run(client, sharded)
+    daskrun.run(client, sharded)
 
 
 @pytest.mark.smoke
@@ -708,7 +708,7 @@ def test_what_ranks_return_keeps_its_type(client):
         weight = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
         return {"half": half, "weight": weight, "layer": torch.nn.Linear(2, 1).bfloat16()}
 
-    for found in ddp.run(client, tensors):
+    for found in daskrun.run(client, tensors):
         assert found["half"].dtype == torch.bfloat16 and found["half"].tolist() == [1.5, 1.5]
         assert isinstance(found["weight"], torch.nn.Parameter) and found["weight"].requires_grad
         assert found["layer"](torch.ones(2, dtype=torch.bfloat16)).dtype == torch.bfloat16
@@ -735,7 +735,7 @@ def test_ranks_find_the_environment_of_torchrun(client):
         names = ("TORCHELASTIC_", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "RANK", "WORLD_SIZE")
         return {name: value for name, value in os.environ.items() if name.startswith(names)}
 
-    first, second = ddp.run(client, environment, max_restarts=2)
+    first, second = daskrun.run(client, environment, max_restarts=2)
     expected = {
         "RANK": "0",
         "WORLD_SIZE": "2",
@@ -764,7 +764,7 @@ def test_a_script_for_torchrun_runs_as_it_is(client):
         dist.destroy_process_group()
         return total.item()
 
-    assert ddp.run(client, main) == [3.0, 3.0]
+    assert daskrun.run(client, main) == [3.0, 3.0]
 
     def again_and_again():
         from torch.distributed import init_process_group
@@ -776,7 +776,7 @@ def test_a_script_for_torchrun_runs_as_it_is(client):
             dist.destroy_process_group()
         return total.item()
 
-    assert ddp.run(client, again_and_again) == [2.0, 2.0]
+    assert daskrun.run(client, again_and_again) == [2.0, 2.0]
 
 
 BY_NAME = """
@@ -808,7 +808,7 @@ def test_a_module_that_has_imported_init_process_group_by_name_runs_in_each_job(
         return script_by_name.main()
 
     for _ in range(2):
-        assert ddp.run(client, main, timeout=120) == [(4.0, 0), (4.0, 1)]
+        assert daskrun.run(client, main, timeout=120) == [(4.0, 0), (4.0, 1)]
 
 
 @pytest.mark.smoke
@@ -835,10 +835,10 @@ def test_settings_of_pytorch_that_a_function_changed_are_restored_and_draws_are_
         numbers = torch.get_default_dtype(), torch.get_num_threads(), torch.get_float32_matmul_precision()
         return os.getpid(), os.getcwd(), str(torch.empty(1).device), switches, numbers
 
-    before = ddp.run(client, settings)
-    ddp.run(client, change)
-    assert ddp.run(client, settings) == before
-    drawn = ddp.run(client, lambda: [torch.rand(1).item(), random.random(), float(np.random.random())])
+    before = daskrun.run(client, settings)
+    daskrun.run(client, change)
+    assert daskrun.run(client, settings) == before
+    drawn = daskrun.run(client, lambda: [torch.rand(1).item(), random.random(), float(np.random.random())])
     assert len({number for rank in drawn for number in rank}) == 6  # though all ranks had set one seed
 
 
@@ -849,8 +849,8 @@ def test_a_group_that_could_not_be_made_does_not_break_the_next_job(client):
             with pytest.raises(RuntimeError, match="wait timeout"):
                 dist.init_process_group("gloo", timeout=timedelta(seconds=1))
 
-    ddp.run(client, alone)
-    assert ddp.run(client, dist.get_rank) == [0, 1]
+    daskrun.run(client, alone)
+    assert daskrun.run(client, dist.get_rank) == [0, 1]
 
 
 def test_interfaces_that_an_administrator_has_set_are_kept(client):
@@ -860,10 +860,10 @@ def test_interfaces_that_an_administrator_has_set_are_kept(client):
     def set_interface(value):
         os.environ.update(GLOO_SOCKET_IFNAME=value) if value else os.environ.pop("GLOO_SOCKET_IFNAME")
 
-    assert ddp.run(client, interfaces) == [{"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}] * 2
+    assert daskrun.run(client, interfaces) == [{"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}] * 2
     client.run(set_interface, "lo,eth0")
     try:
-        assert ddp.run(client, interfaces) == [{"GLOO_SOCKET_IFNAME": "lo,eth0", "NCCL_SOCKET_IFNAME": "=lo"}] * 2
+        assert daskrun.run(client, interfaces) == [{"GLOO_SOCKET_IFNAME": "lo,eth0", "NCCL_SOCKET_IFNAME": "=lo"}] * 2
     finally:
         client.run(set_interface, None)
 
@@ -883,9 +883,9 @@ def test_interfaces_that_an_administrator_has_set_are_kept(client):
 def test_the_backend_suits_the_gpus_of_all_ranks(gpus, backend, expected):
     if " " in expected:
         with pytest.raises(JobError, match=expected):
-            ddp.backend_for(backend, gpus)
+            daskrun.backend_for(backend, gpus)
     else:
-        assert ddp.backend_for(backend, gpus) == expected
+        assert daskrun.backend_for(backend, gpus) == expected
 
 
 def test_a_store_listens_wider_only_where_its_address_is_not_this_hosts(monkeypatch):
@@ -958,7 +958,7 @@ def test_accelerate_trains_on_all_ranks_to_the_loss_of_the_plain_loop(client):
         return accelerator.num_processes, accelerator.process_index, ((model(x) - y) ** 2).mean().item()
 
     expected = loss_of_the_plain_loop()
-    for rank, answer in enumerate(ddp.run(client, train, *data)):
+    for rank, answer in enumerate(daskrun.run(client, train, *data)):
         assert answer == (2, rank, pytest.approx(expected, rel=1e-5))
 
 
@@ -1005,7 +1005,7 @@ def test_lightning_trains_on_all_ranks_to_the_loss_of_the_plain_loop(client, tmp
         return trainer.world_size, trainer.global_rank, loss, model.mean.compute().item()
 
     expected = loss_of_the_plain_loop()
-    for rank, answer in enumerate(ddp.run(client, train, *data, str(tmp_path), timeout=180)):
+    for rank, answer in enumerate(daskrun.run(client, train, *data, str(tmp_path), timeout=180)):
         assert answer[:2] == (2, rank)
         assert answer[2] == pytest.approx(expected, rel=1e-5)
         assert answer[3] == pytest.approx(data[1].mean().item(), abs=1e-6)  # torchmetrics' over all ranks
@@ -1048,7 +1048,7 @@ def test_transformers_trains_on_all_ranks_to_the_loss_of_the_plain_loop(client, 
         return settings.world_size, settings.process_index, ((model.layer(x) - y) ** 2).mean().item()
 
     expected = loss_of_the_plain_loop()
-    for rank, answer in enumerate(ddp.run(client, train, *data, str(tmp_path), timeout=180)):
+    for rank, answer in enumerate(daskrun.run(client, train, *data, str(tmp_path), timeout=180)):
         assert answer == (2, rank, pytest.approx(expected, rel=1e-5))
 
 
@@ -1070,7 +1070,7 @@ def test_a_job_goes_on_from_its_checkpoint_after_a_death(client, tmp_path):
                 checkpoint.write_text(str(step + 1))
         return at
 
-    job = ddp.launch(client, count, tmp_path / "step", (3, 1, 0), max_restarts=1)
+    job = daskrun.launch(client, count, tmp_path / "step", (3, 1, 0), max_restarts=1)
     assert job.result() == [3, 3]
     assert [type(death) for death in job.failures] == [WorkerDied] and "Rank 1 died" in str(job.failures[0])
     rows = job.metrics()
@@ -1086,13 +1086,13 @@ def test_restarts_are_for_deaths_alone_and_run_out(client, tmp_path):
         raise ValueError("every time")
 
     with pytest.raises(ValueError, match="every time"):
-        ddp.run(client, fail, tmp_path / "raised", n_workers=1, max_restarts=3)
+        daskrun.run(client, fail, tmp_path / "raised", n_workers=1, max_restarts=3)
     assert (tmp_path / "raised").read_text() == "x"
 
     def die():
         os.kill(os.getpid(), signal.SIGKILL)
 
-    job = ddp.launch(client, die, n_workers=1, max_restarts=1)
+    job = daskrun.launch(client, die, n_workers=1, max_restarts=1)
     with pytest.raises(WorkerDied, match="Rank 0 died"):
         job.result()
     assert len(job.failures) == 1
@@ -1118,11 +1118,11 @@ def test_a_hundred_launches_leave_nothing_behind(client):
         return {"client": open_things(), **client.run(open_things)}
 
     for _ in range(5):
-        ddp.run(client, total)
+        daskrun.run(client, total)
     gc.collect()
     before = everywhere()
     for _ in range(100):
-        assert ddp.run(client, total, timeout=60) == [2.0, 2.0]
+        assert daskrun.run(client, total, timeout=60) == [2.0, 2.0]
     gc.collect()
 
     def leaked():
@@ -1150,10 +1150,10 @@ def test_ranks_with_a_gpu_each_talk_over_nccl():
 
     client = start_cluster()
     try:
-        answers = ddp.run(client, totals, timeout=120)
+        answers = daskrun.run(client, totals, timeout=120)
         assert [total for total, _ in answers] == [[n_gpus(), n_gpus()]] * n_gpus()
         assert len({gpu for _, gpu in answers}) == n_gpus()
-        assert ddp.run(client, dist.get_backend, backend="nccl", timeout=120) == ["nccl"] * n_gpus()
+        assert daskrun.run(client, dist.get_backend, backend="nccl", timeout=120) == ["nccl"] * n_gpus()
     finally:
         client.shutdown()
 
@@ -1174,10 +1174,10 @@ def test_a_failure_under_nccl_reaches_the_client_and_frees_the_gpus(n_ranks):
 
     client = start_cluster(n_ranks)
     try:
-        assert ddp.run(client, dist.get_backend, backend="nccl", timeout=120) == ["nccl"] * n_ranks  # warms up
+        assert daskrun.run(client, dist.get_backend, backend="nccl", timeout=120) == ["nccl"] * n_ranks  # warms up
         with pytest.raises(ZeroDivisionError, match="the last rank's own mistake"):
-            ddp.run(client, fail_on_the_last, backend="nccl", timeout=120)
-        assert ddp.run(client, dist.get_world_size, backend="nccl", timeout=120) == [n_ranks] * n_ranks
+            daskrun.run(client, fail_on_the_last, backend="nccl", timeout=120)
+        assert daskrun.run(client, dist.get_world_size, backend="nccl", timeout=120) == [n_ranks] * n_ranks
     finally:
         client.shutdown()
 
@@ -1194,7 +1194,7 @@ def test_a_rank_killed_under_nccl_is_started_anew(tmp_path):
 
     client = start_cluster(1)
     try:
-        job = ddp.launch(client, die_once, str(tmp_path / "marker"), backend="nccl", max_restarts=1, timeout=120)
+        job = daskrun.launch(client, die_once, str(tmp_path / "marker"), backend="nccl", max_restarts=1, timeout=120)
         assert job.result() == [1] and len(job.failures) == 1
     finally:
         client.shutdown()
@@ -1204,6 +1204,6 @@ def test_a_rank_killed_under_nccl_is_started_anew(tmp_path):
 def test_ranks_that_share_a_gpu_are_refused_nccl_and_get_gloo():
     settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": f"{LOOPBACK}:0"}
     with LocalCluster(**settings) as cluster, Client(cluster) as client:
-        assert ddp.run(client, dist.get_backend, timeout=120) == ["gloo"] * 2
+        assert daskrun.run(client, dist.get_backend, timeout=120) == ["gloo"] * 2
         with pytest.raises(JobError, match="needs a GPU of its own"):
-            ddp.run(client, dist.get_backend, backend="nccl", timeout=120)
+            daskrun.run(client, dist.get_backend, backend="nccl", timeout=120)

@@ -1,4 +1,4 @@
-"""A Horovod function runs as ranks on Dask workers under the contract of `ddp.run`, and computes what DDP computes."""
+"""A Horovod function runs as ranks on Dask workers under the contract of `daskrun.run`, and computes what DDP computes."""
 
 import os
 import re
@@ -15,8 +15,9 @@ import torch
 from distributed import CancelledError
 from waiting import awake, settled, until
 
-from workshop_utils import ddp, horovod
-from workshop_utils.job import JobError, WorkersBusy
+import daskrun
+from daskrun import horovod
+from daskrun import JobError, WorkersBusy
 from workshop_utils.models import checkpoint_exists, load_checkpoint, save_checkpoint
 from workshop_utils.progress import FINISHED
 from workshop_utils.results import log_metrics
@@ -51,7 +52,7 @@ def test_jobs_follow_one_another_with_any_number_of_ranks_and_beside_ddp(client)
     for n_workers in (1, 2, 1, 1, 2):
         expected = [(rank, n_workers, rank, sum(range(1, n_workers + 1))) for rank in range(n_workers)]
         assert ranks(client, n_workers=n_workers) == expected
-    assert ddp.run(client, torch.distributed.get_rank) == [0, 1]
+    assert daskrun.run(client, torch.distributed.get_rank) == [0, 1]
 
 
 @built
@@ -176,7 +177,7 @@ def test_with_equal_seeds_and_data_its_losses_are_those_of_ddp(client):
         optimizer.step()
         return loss.item()
 
-    theirs, ours = torch.tensor(horovod.run(client, under_horovod)), torch.tensor(ddp.run(client, under_ddp))
+    theirs, ours = torch.tensor(horovod.run(client, under_horovod)), torch.tensor(daskrun.run(client, under_ddp))
     assert theirs.shape == (2, 20) and theirs[:, -5:].mean() < 0.5 * theirs[:, 0].mean()
     assert ((theirs - ours).abs() / ours).max() <= 1e-3
 
@@ -193,7 +194,7 @@ def test_where_it_is_not_built_a_cell_shows_its_stored_output(tmp_path):
     code = """
 import nbformat
 from IPython.core.interactiveshell import InteractiveShell
-from workshop_utils import horovod
+from daskrun import horovod
 cells = [c for c in nbformat.read(horovod.RENDERED, 4).cells
          if c.source.startswith("%%horovod") and c.outputs and c.outputs[0].output_type == "stream"]
 chosen = max(cells, key=lambda c: c.outputs[0].text.count("["))  # where it took long, with a finished bar

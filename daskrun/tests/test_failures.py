@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 from waiting import settled, until, wait_for
 
-from workshop_utils import ddp
+import daskrun
 from workshop_utils.cluster import start_cluster
-from workshop_utils.job import WorkerDied, ask
-from workshop_utils.job.look import write_stacks
+from daskrun import WorkerDied, ask
+from daskrun.look import write_stacks
 from workshop_utils.results import log_metrics
 
 pytestmark = pytest.mark.filterwarnings("ignore:Port 8787 is busy", "ignore:Sending large graph")
@@ -100,7 +100,7 @@ corner = pytest.mark.weekly
     ids=["calls another", "holds the GIL", "is stopped", "has called none yet", "has another group"],
 )
 def test_a_job_that_hangs_explains_itself(client, function, said):
-    with ddp.launch(client, function, wait_for_workers=60) as job:
+    with daskrun.launch(client, function, wait_for_workers=60) as job:
 
         def explained():  # takes five seconds where a worker does not answer
             text = job.explain()
@@ -121,7 +121,7 @@ def test_a_rank_runs_where_its_stacks_cannot_be_written(client):
     folders = settled(client).run(lambda dask_worker: dask_worker.local_directory)
     client.run(lose_the_folder)
     try:
-        assert ddp.run(client, dist.get_rank, wait_for_workers=60) == [0, 1]
+        assert daskrun.run(client, dist.get_rank, wait_for_workers=60) == [0, 1]
     finally:
         for address, folder in folders.items():
             client.run(find_it, folder, workers=[address])
@@ -132,7 +132,7 @@ def test_files_of_stacks_of_workers_that_are_gone_are_removed(tmp_path):
     (tmp_path / "worker-there").mkdir()
     for name in ("worker-there", "worker-gone"):
         (tmp_path / f"{name}.stacks").touch()
-    script = f"from workshop_utils.job.look import write_stacks; write_stacks({str(tmp_path / 'worker-new')!r})"
+    script = f"from daskrun.look import write_stacks; write_stacks({str(tmp_path / 'worker-new')!r})"
     subprocess.run([sys.executable, "-c", script], check=True)
     assert sorted(path.name for path in tmp_path.glob("*.stacks")) == ["worker-new.stacks", "worker-there.stacks"]
 
@@ -147,7 +147,7 @@ def quiet(*gates):
 
 def test_a_job_that_logs_nothing_says_so_once_each_time_and_goes_on(client, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
-    job = ddp.launch(client, quiet, first, second, stall_after=0.5, wait_for_workers=60)
+    job = daskrun.launch(client, quiet, first, second, stall_after=0.5, wait_for_workers=60)
     said = []
 
     def hear(message, *_):
@@ -179,7 +179,7 @@ def test_the_warning_of_a_stall_never_ends_the_job(client, gate, monkeypatch):
     monkeypatch.setattr("builtins.print", heard)  # what is printed where warnings are errors
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert ddp.run(client, quiet, gate, stall_after=0.5, wait_for_workers=60) == ["done", "done"]
+        assert daskrun.run(client, quiet, gate, stall_after=0.5, wait_for_workers=60) == ["done", "done"]
 
 
 def test_what_a_diagnosis_raises_never_ends_the_job(client, gate, monkeypatch):
@@ -193,7 +193,7 @@ def test_what_a_diagnosis_raises_never_ends_the_job(client, gate, monkeypatch):
     monkeypatch.setattr(ask, "ask_workers", fails)
     with warnings.catch_warnings():
         warnings.showwarning = heard
-        assert ddp.run(client, quiet, gate, stall_after=0.5, wait_for_workers=60) == ["done", "done"]
+        assert daskrun.run(client, quiet, gate, stall_after=0.5, wait_for_workers=60) == ["done", "done"]
 
 
 def crashes():
@@ -218,7 +218,7 @@ def exits(code):
 )
 def test_a_death_is_told_with_its_signal_or_exit_code(client, fn, args, said):
     with pytest.raises(WorkerDied, match=f"Rank 1 died: worker tcp://.*{said}"):
-        ddp.run(client, fn, *args, wait_for_workers=60)
+        daskrun.run(client, fn, *args, wait_for_workers=60)
 
 
 @pytest.mark.weekly
@@ -233,4 +233,4 @@ def test_a_death_by_dasks_memory_limit_is_told_with_both_figures():
     # Rank 0 may have failed first, because of the death: then its note follows in another line.
     said = "(?m)Rank 1 died.* had .*limit of 1.20 GiB, so Dask ended it. .* a larger memory_limit.$"
     with start_cluster(2, memory_limit="1.2 GiB") as client, client.cluster, pytest.raises(WorkerDied, match=said):
-        ddp.run(client, leaks)
+        daskrun.run(client, leaks)

@@ -11,8 +11,8 @@ from typing import Any
 
 from distributed import Client
 
-from workshop_utils.job import Job, JobError, check_call, limits
-from workshop_utils.job.rank import environment, network_interface
+from daskrun import Job, JobError, check_call, limits
+from daskrun.rank import environment, network_interface
 from workshop_utils.progress import FINISHED
 
 LEAVE_S = 5  # for the other ranks to leave Horovod, before the server through which they met is closed
@@ -36,7 +36,7 @@ def launch(
     """Start `fn(*args, **kwargs)` as one Horovod rank per worker process, and return the `Job` at once.
 
     `hvd.init()` has been called before the function runs, and `hvd.shutdown()` is after it. All else is as in
-    `ddp.launch`. Raises JobError where Horovod is not built.
+    `daskrun.launch`. Raises JobError where Horovod is not built.
     """
     if not available():
         raise JobError(NOT_BUILT)
@@ -89,7 +89,7 @@ def show_stored(source: str) -> None:
 def _run_or_show(lines):
     if not lines or lines[0].rstrip() != "%%horovod":
         return lines
-    show = ["from workshop_utils.horovod import show_stored\n", f"show_stored({''.join(lines).strip()!r})\n"]
+    show = ["from daskrun.horovod import show_stored\n", f"show_stored({''.join(lines).strip()!r})\n"]
     return lines[1:] if available() else show
 
 

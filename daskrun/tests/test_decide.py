@@ -3,9 +3,9 @@
 import pytest
 from distributed import CancelledError
 
-from workshop_utils.job import JobError, Stopped, WorkerDied, decide
-from workshop_utils.job.decide import Decisions, Limits, Phase
-from workshop_utils.job.errors import GO_ON
+from daskrun import JobError, Stopped, WorkerDied, decide
+from daskrun.decide import Decisions, Limits, Phase
+from daskrun.errors import GO_ON
 
 TWO = ("chosen", ("tcp://a", "tcp://b"))
 KILLED, LEFT = (

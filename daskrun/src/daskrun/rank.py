@@ -21,13 +21,13 @@ from distributed import Worker, get_worker
 from distributed.comm import get_address_host
 from distributed.core import error_message
 
-from workshop_utils.by_value import send_by_value
-from workshop_utils.job.decide import SETTLE_S
-from workshop_utils.job.errors import JobError, Stopped, ranks_named
-from workshop_utils.job.family import known_to_children
-from workshop_utils.job.look import described, may_follow_a_death, write_stacks
-from workshop_utils.job.private import forget_collectives, recorded_collectives
-from workshop_utils.job.travel import packed
+from daskrun.by_value import send_by_value
+from daskrun.decide import SETTLE_S
+from daskrun.errors import JobError, Stopped, ranks_named
+from daskrun.family import known_to_children
+from daskrun.look import described, may_follow_a_death, write_stacks
+from daskrun.private import forget_collectives, recorded_collectives
+from daskrun.travel import packed
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore

@@ -6,7 +6,7 @@ It is plain data without Dask: `on_scheduler` keeps the one table of a cluster a
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from workshop_utils.job.errors import JobError, WorkersBusy, listed
+from daskrun.errors import JobError, WorkersBusy, listed
 
 REPLACED_S = 30.0  # how long a launch waits for a killed worker's successor, or for the end of a job that has failed
 KINDS = {True: "with a GPU", False: "without a GPU"}

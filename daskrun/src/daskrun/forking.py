@@ -92,7 +92,7 @@ class _Server(forkserver.ForkServer):
 
     def __init__(self):
         super().__init__()
-        self.set_forkserver_preload(["workshop_utils.preloaded"])
+        self.set_forkserver_preload(["daskrun.preloaded"])
 
     def _stop(self):
         with suppress(FileNotFoundError):  # at this process's end, multiprocessing has removed its socket before

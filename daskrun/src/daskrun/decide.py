@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from workshop_utils.job.errors import GO_ON, Stopped, WorkerDied, add_note, ranks_named
+from daskrun.errors import GO_ON, Stopped, WorkerDied, add_note, ranks_named
 
 SETTLE_S = 1.0  # from a rank's error to the verdict: a worker's death, which may be the cause, can come to light later
 GATHER_S = 0.1  # from a worker's death to the verdict: the message names all workers that died together
@@ -30,7 +30,7 @@ class Phase(Enum):
 
 
 class Limits(NamedTuple):
-    """What a job may take: see `ddp.launch`. fewest, most: of its n_workers, None for all of a kind."""
+    """What a job may take: see `daskrun.launch`. fewest, most: of its n_workers, None for all of a kind."""
 
     fewest: int | None = None
     most: int | None = None

@@ -17,11 +17,11 @@ from distributed.protocol import deserialize
 from distributed.protocol.serialize import Serialized
 from distributed.scheduler import WorkerState
 
-from workshop_utils.job.errors import JobError
-from workshop_utils.job.explain import how_it_ended
-from workshop_utils.job.nanny import End, Process, killing, looking, remembering, watching
-from workshop_utils.job.owners import Claimed, Denied, Owners, Request, Worker
-from workshop_utils.job.private import forget_topic, truncate_topic
+from daskrun.errors import JobError
+from daskrun.explain import how_it_ended
+from daskrun.nanny import End, Process, killing, looking, remembering, watching
+from daskrun.owners import Claimed, Denied, Owners, Request, Worker
+from daskrun.private import forget_topic, truncate_topic
 
 NANNY_S = 5  # how long a job's end waits for nannies; one whose host is lost gives no answer
 FORGET_S = 2  # from a job's end until its messages are dropped

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from workshop_utils.job.private import recorded_collectives, stack_of
+from daskrun.private import recorded_collectives, stack_of
 
 LIBRARIES = (*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), "<frozen", "<string>")
 # What decorators call their function, PyTorch's collectives' too, and what a module's call goes through.

@@ -12,11 +12,11 @@ import pandas as pd
 from distributed import CancelledError, Client, Future
 from tqdm import tqdm
 
-from workshop_utils.job.carry_out import Shell, Task
-from workshop_utils.job.decide import Decisions, Limits
-from workshop_utils.job.errors import WorkerDied, check_client
-from workshop_utils.job.explain import explain, stacks
-from workshop_utils.job.travel import pickled, unpacked
+from daskrun.carry_out import Shell, Task
+from daskrun.decide import Decisions, Limits
+from daskrun.errors import WorkerDied, check_client
+from daskrun.explain import explain, stacks
+from daskrun.travel import pickled, unpacked
 
 LOOK_S = 1.0  # between two looks whether the client was closed, and two updates of the line that shows the wait
 SHOWN_AFTER_S = 2.0
@@ -42,7 +42,7 @@ class Job:
 
         bootstrap: called on each rank as (run, store, mine), it returns what run() returns; `store` is a
         `torch.distributed.TCPStore` that all ranks of this attempt share, served by rank 0's worker, and `mine` a
-        `rank.Assignment`. What is raised is as in `ddp.launch`.
+        `rank.Assignment`. What is raised is as in `daskrun.launch`.
         """
         check_client(client)
         self._function = getattr(fn, "__name__", "function")
@@ -205,7 +205,7 @@ def limits(
     stall_after: float | None = None,
     **waits: Any,
 ) -> Limits:
-    """Return the limits of a job; raise ValueError for one that cannot be. All is as in `ddp.launch`."""
+    """Return the limits of a job; raise ValueError for one that cannot be. All is as in `daskrun.launch`."""
     pair = n_workers if isinstance(n_workers, tuple) else (n_workers, n_workers)
     whole = len(pair) == 2 and all(isinstance(number, Integral) and number is not True for number in pair)
     if n_workers is not None and not (whole and 1 <= pair[0] <= pair[1]):  # type: ignore[operator]

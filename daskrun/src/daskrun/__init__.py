@@ -9,8 +9,8 @@ be replaced, so a job that ends early gives it up at work; the next launch asks 
 workers. `call` looks at the function first. `rank` runs on the workers, `owners` on the scheduler.
 """
 
-from workshop_utils.job.call import check_call
-from workshop_utils.job.errors import JobError, SchedulerLost, Stopped, WorkerDied, WorkersBusy
-from workshop_utils.job.supervise import Job, limits
+from daskrun.call import check_call
+from daskrun.errors import JobError, SchedulerLost, Stopped, WorkerDied, WorkersBusy
+from daskrun.job import Job, limits
 
 __all__ = ["Job", "JobError", "SchedulerLost", "Stopped", "WorkerDied", "WorkersBusy", "check_call", "limits"]

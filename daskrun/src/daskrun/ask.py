@@ -7,12 +7,12 @@ from typing import Any
 
 from distributed import CancelledError, Client, Future
 
-from workshop_utils.job.errors import JobError, SchedulerLost
-from workshop_utils.job.explain import not_begun, silent
-from workshop_utils.job.look import Look, look_here
-from workshop_utils.job.on_scheduler import known, processes, watch_ends
-from workshop_utils.job.owners import Worker
-from workshop_utils.job.rank import Attempt
+from daskrun.errors import JobError, SchedulerLost
+from daskrun.explain import not_begun, silent
+from daskrun.look import Look, look_here
+from daskrun.on_scheduler import known, processes, watch_ends
+from daskrun.owners import Worker
+from daskrun.rank import Attempt
 
 ANSWER_S = 15  # time limit for a worker's answer
 LOOK_S = 5  # time limit for its answer to how its rank looks

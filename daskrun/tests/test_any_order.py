@@ -5,10 +5,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from workshop_utils.job import decide
-from workshop_utils.job.decide import Decisions, Limits, Phase
-from workshop_utils.job.errors import Stopped
-from workshop_utils.job.owners import Claimed, Owners, Request, Worker
+from daskrun import decide
+from daskrun.decide import Decisions, Limits, Phase
+from daskrun.errors import Stopped
+from daskrun.owners import Claimed, Owners, Request, Worker
 
 SLOTS = ("a", "b", "c")
 

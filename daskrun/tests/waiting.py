@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import cloudpickle
 import torch.distributed as dist
 
-from workshop_utils import ddp
+import daskrun
 from workshop_utils.results import log_metrics
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
@@ -49,7 +49,7 @@ def awake(job, n_ranks=2):
 
 def settled(client):
     """Return the client once no worker of an earlier job is being replaced: Dask lists it a moment longer."""
-    ddp.run(client, os.getpid, wait_for_workers=GIVE_UP_S)
+    daskrun.run(client, os.getpid, wait_for_workers=GIVE_UP_S)
     return client
 
 

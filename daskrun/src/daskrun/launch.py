@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from distributed import Client
 
-from workshop_utils.job import Job, JobError, check_call, limits
-from workshop_utils.job.errors import ranks_do, ranks_named
-from workshop_utils.job.private import RECORDER, forget_collectives, name_groups_from_zero
-from workshop_utils.job.rank import Assignment, environment, network_interface
+from daskrun import Job, JobError, check_call, limits
+from daskrun.errors import ranks_do, ranks_named
+from daskrun.private import RECORDER, forget_collectives, name_groups_from_zero
+from daskrun.rank import Assignment, environment, network_interface
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from distributed import Client
 
-from workshop_utils.job.ask import ask_scheduler, ask_workers
-from workshop_utils.job.decide import Choose
-from workshop_utils.job.errors import JobError, listed
-from workshop_utils.job.on_scheduler import claim, give_back, task_name
-from workshop_utils.job.owners import Claimed, Denied, Request, Worker
-from workshop_utils.job.rank import at_work
+from daskrun.ask import ask_scheduler, ask_workers
+from daskrun.decide import Choose
+from daskrun.errors import JobError, listed
+from daskrun.on_scheduler import claim, give_back, task_name
+from daskrun.owners import Claimed, Denied, Request, Worker
+from daskrun.rank import at_work
 
 POLL_S = 0.2  # between two questions to the scheduler
 

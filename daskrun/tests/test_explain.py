@@ -7,9 +7,9 @@ from traceback import FrameSummary
 import pytest
 import torch
 
-from workshop_utils.job import rank
-from workshop_utils.job.explain import explain, how_it_ended, silent, stacks, timed_out, verdict
-from workshop_utils.job.look import (
+from daskrun import rank
+from daskrun.explain import explain, how_it_ended, silent, stacks, timed_out, verdict
+from daskrun.look import (
     Call,
     Look,
     below_the_launcher,
@@ -17,7 +17,7 @@ from workshop_utils.job.look import (
     is_in_waiting_code,
     place_of,
 )
-from workshop_utils.job.nanny import End, Process
+from daskrun.nanny import End, Process
 
 TORCH = Path(torch.__file__).parent
 RANK_PY = rank.__file__  # the launcher's file, which calls the user's function

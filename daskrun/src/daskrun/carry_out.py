@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 from distributed import CancelledError, Client, Future
 from distributed.core import clean_exception
 
-from workshop_utils.job.ask import LOST, ask_looks, ask_scheduler, let_ends_be_watched, lost_tasks, results_of
-from workshop_utils.job.choose import choose
-from workshop_utils.job.decide import Action, Choose, Decisions, Examine, Fetch, Free, Later, Limits, Phase, Start
-from workshop_utils.job.errors import JobError, SchedulerLost, add_note, listed
-from workshop_utils.job.explain import cannot_begin, stalled, timed_out
-from workshop_utils.job.free import free, free_all_the_same
-from workshop_utils.job.look import Look
-from workshop_utils.job.on_scheduler import ends, known
-from workshop_utils.job.owners import KINDS, Claimed, Request, Worker
-from workshop_utils.job.rank import Assignment, Attempt, Meeting, deliver, run_rank
+from daskrun.ask import LOST, ask_looks, ask_scheduler, let_ends_be_watched, lost_tasks, results_of
+from daskrun.choose import choose
+from daskrun.decide import Action, Choose, Decisions, Examine, Fetch, Free, Later, Limits, Phase, Start
+from daskrun.errors import JobError, SchedulerLost, add_note, listed
+from daskrun.explain import cannot_begin, stalled, timed_out
+from daskrun.free import free, free_all_the_same
+from daskrun.look import Look
+from daskrun.on_scheduler import ends, known
+from daskrun.owners import KINDS, Claimed, Request, Worker
+from daskrun.rank import Assignment, Attempt, Meeting, deliver, run_rank
 
 START_S = 300  # time limit for all ranks to begin
 FIRST = 100  # the ranks' priority: they come before what waits on a worker
