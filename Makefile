@@ -98,7 +98,7 @@ NEWEST := --upgrade --extra lab --extra test --extra clusters 'torch>=2.11rc0' '
 newest: setup-test  # the lessons with the newest versions that the ranges allow; what changed is printed first
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/$@
 	$(INTO) -r pyproject.toml $(NEWEST)
-	$(INTO) --no-deps --editable .
+	$(INTO) --no-deps --editable . --editable ./daskrun
 	@$(BIN)/uv pip freeze --quiet --python $(BIN)/python >build/$@/pinned
 	@$(BIN)/uv pip freeze --quiet --python build/$@ | diff build/$@/pinned - || true
 	$(OFFLINE) build/$@/bin/python tests/notebooks/compare.py --side-by-side
@@ -107,8 +107,8 @@ oldest: setup-test  # some tests with the lowest versions that the ranges of the
 	$(BIN)/uv venv --quiet --clear --python 3.11 build/$@
 	$(INTO) --resolution lowest-direct -r pyproject.toml
 	$(INTO) hypothesis pytest pytest-timeout
-	$(INTO) --no-deps --editable .
-	build/$@/bin/python -m pytest -m smoke $(addprefix tests/test_,cluster.py ddp.py inference.py precision.py results.py training.py)
+	$(INTO) --no-deps --editable . --editable ./daskrun
+	build/$@/bin/python -m pytest -m smoke daskrun/tests $(addprefix tests/test_,cluster.py inference.py precision.py results.py training.py)
 
 film: setup-test  # img/kill.webm, its still and img/lab.png, from a real run; needs chromium and ffmpeg
 	$(BIN)/python tools/film.py
@@ -125,7 +125,7 @@ setup: $(READY)  # what the notebooks need
 
 setup-test: $(TEST_READY)  # and what the tests and the book add
 
-$(READY): requirements.txt pyproject.toml
+$(READY): requirements.txt pyproject.toml daskrun/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' || \
 	  { echo "Python 3.11 to 3.14 is needed: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	@tools/why_broken.sh $(VENV) remove
@@ -134,7 +134,7 @@ $(READY): requirements.txt pyproject.toml
 	@echo $$PPID >$(INSTALLING)
 	$(BIN)/pip install --quiet --disable-pip-version-check uv
 	@tools/install.sh $(VENV) $(WHEELS)
-	$(UV_INSTALL) --no-deps --editable .
+	$(UV_INSTALL) --no-deps --editable . --editable ./daskrun
 	@rm $(INSTALLING)
 	@touch $@
 

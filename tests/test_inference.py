@@ -24,6 +24,7 @@ from samples import make_weights, sign_in
 from torchvision.models import get_model
 from waiting import until
 
+from daskrun import SchedulerLost
 from workshop_utils import inference, int8
 from workshop_utils.data import list_photos, read_files
 from workshop_utils.decode import load_on_cpu
@@ -39,7 +40,6 @@ from workshop_utils.inference import (
     loaded_model,
     split_guided,
 )
-from daskrun import SchedulerLost
 from workshop_utils.models import WeightsError, load_checkpoint, load_resnet, save_checkpoint
 
 MISSING = ["prediction", "probability", "correct"]

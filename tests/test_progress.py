@@ -8,11 +8,11 @@ import time
 import pytest
 
 import daskrun
+from daskrun import log_metrics
 from workshop_utils import progress
 from workshop_utils.data import list_photos
 from workshop_utils.inference import classify
 from workshop_utils.progress import bar, waiting
-from workshop_utils.results import log_metrics
 
 
 @pytest.fixture

@@ -15,13 +15,9 @@ import torch.distributed as dist
 from distributed import get_worker
 
 import daskrun
+from daskrun import log_metrics
 from workshop_utils.cluster import start_cluster
-from workshop_utils.results import (
-    ResultError,
-    ResultsHandler,
-    log_metrics,
-    write_tensorboard,
-)
+from workshop_utils.results import ResultError, ResultsHandler, write_tensorboard
 
 ROWS = [{"rank": 0, "step": 1, "loss": 0.5}, {"rank": 1, "step": 1, "loss": float("nan"), "note": "dög"}]
 
@@ -78,7 +74,7 @@ def from_a_process(method):
 
 
 def from_a_program():
-    program = "from workshop_utils.results import log_metrics; log_metrics(step=1)"
+    program = "from daskrun import log_metrics; log_metrics(step=1)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     raise ResultError(done.stderr)
 
@@ -96,7 +92,9 @@ def from_a_program():
 def test_a_child_of_a_rank_is_told_that_its_rows_would_not_arrive(client, log):
     with pytest.raises(ResultError, match="log_metrics was called in process .*return the values to the rank's own"):
         daskrun.run(client, log, n_workers=1)
-    assert list(daskrun.launch(client, log_metrics, n_workers=1, step=1).rows())[0]["step"] == 1  # the rank itself is none
+    assert (
+        list(daskrun.launch(client, log_metrics, n_workers=1, step=1).rows())[0]["step"] == 1
+    )  # the rank itself is none
 
 
 @pytest.mark.weekly

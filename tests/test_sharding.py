@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from daskrun.errors import JobError, WorkerDied
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
@@ -18,7 +19,6 @@ from torch.distributed.tensor import DTensor
 
 import daskrun
 from workshop_utils.cluster import start_cluster
-from daskrun.errors import JobError, WorkerDied
 
 pytestmark = pytest.mark.filterwarnings("ignore:Port 8787 is busy")  # with the cluster that all tests share
 BATCH, STEPS = 12, 4  # images a step, which all ranks share; 12 is divided by 1, 2 and 3 ranks

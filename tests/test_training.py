@@ -272,7 +272,11 @@ def test_training_leaves_the_callers_random_numbers_alone_also_on_a_rank_and_aft
 
     for wrong in ({}, {"lr": 1e30}):
         one, other = drawn_around(1, wrong), drawn_around(2, wrong)
-        for expected, found, _, _ in (one, other, *daskrun.run(client, drawn_around, 3, wrong, n_workers=2, timeout=240)):
+        for expected, found, _, _ in (
+            one,
+            other,
+            *daskrun.run(client, drawn_around, 3, wrong, n_workers=2, timeout=240),
+        ):
             assert found == expected
         assert one[2] != other[2], "Python's numbers are fixed; Dask's threads draw some, too, so no more is known"
         assert wrong or not changed(one[3], other[3]), "the run depends on what the caller has drawn"
@@ -317,7 +321,10 @@ def test_a_users_own_loader_reads_a_dataset_that_its_children_cannot_import(clie
         return [type(sample) is Sample for sample in samples], torch.stack([sample.image for sample in samples])
 
     expected = noise(8).tensors[0][:7]
-    for known, images in (*daskrun.run(client, read, n_workers=1, timeout=120), client.submit(read, pure=False).result()):
+    for known, images in (
+        *daskrun.run(client, read, n_workers=1, timeout=120),
+        client.submit(read, pure=False).result(),
+    ):
         assert known == [True] * 7 and torch.equal(images, expected)
 
 

@@ -1,41 +1,35 @@
 """Start or join a Dask cluster whose workers suit PyTorch."""
 
+import asyncio
 import builtins
 import importlib.util
-import logging
 import os
 import platform
-import shlex
-import signal
 import socket
-import sys
 import warnings
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from multiprocessing import current_process, set_start_method
-from threading import Lock
+from typing import Any
 
 import dask
 import pandas as pd
-from dask.system import CPU_COUNT
-from distributed import Client, LocalCluster
-from distributed.comm import get_address_host
-from distributed.core import Status
-from distributed.diagnostics.plugin import WorkerPlugin
-
-from daskrun import children
-from daskrun.by_value import send_by_value
-from daskrun.forking import METHOD, ForkingNanny, start_method
 from daskrun.errors import check_client
-from workshop_utils.joining import ClusterError, join, refuse_other_versions
+from daskrun.settings import known_workers, n_gpus, unfit_for_pytorch
+from distributed import Client
+from distributed.core import Status, rpc
+from distributed.security import Security
+from distributed.versions import VersionMismatchWarning
+
+from daskrun import ClusterError, start_local, worker_environment
 from workshop_utils.object_store import LOOPBACK, spare_loopback_the_proxy
 from workshop_utils.progress import waiting
 
 DASHBOARD_PORT = 8787
 VENDOR_TIMEOUT_S = 600  # a vendor's machines may have to start first
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # PyTorch uses the smallest of them
-_starting = Lock()
+TLS_FILES = "CA_FILE", "CLIENT__CERT", "CLIENT__KEY"
+# Other versions of these on client and workers would fail late and far away, so they are refused at once.
+SAME_ON_SCHEDULER = ("python", "dask", "distributed", "cloudpickle", "daskrun", "workshop-dask-pytorch")
+SAME_ON_WORKERS = (*SAME_ON_SCHEDULER, "numpy", "pandas", "torch", "torchvision")
+ANSWER_S = 30  # time limit for the versions of all workers
 _started: list = []  # clients of the local clusters that start_cluster started in this notebook
 
 
@@ -56,9 +50,7 @@ def start_cluster(
     `workshop.dashboard-port` (`DASK_WORKSHOP__DASHBOARD_PORT`), 8787 unless set, and any free port for 0. A notebook
     has one local cluster at a time: starting another closes the one before, and a line says so.
 
-    On Linux without a GPU, local workers are forked from a process that has imported PyTorch, so that one that died is
-    back in a second (in six where the environment variables of this process have changed). With Dask's setting
-    `workshop.fork-workers` (`DASK_WORKSHOP__FORK_WORKERS`) False, each starts Python anew, as Dask has it.
+    Local workers are those of `daskrun.start_local`.
 
     n_workers: how many workers to start; None for the default above. Ignored where a running cluster is joined.
     threads_per_worker: tasks that one local worker runs at a time.
@@ -70,11 +62,8 @@ def start_cluster(
     versions of the scheduler or of a worker differ from this process's, or a script calls it while it is imported.
     Warns of joined workers that do not suit PyTorch, with the lines of `worker_environment`.
     """
-    for name, value in (("n_workers", n_workers), ("threads_per_worker", threads_per_worker)):
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise ClusterError(f"{name} is {value!r}: give a whole number of at least 1, or None for the default.")
     if address := address or dask.config.get("scheduler-address", None):
-        client = join(address, timeout_s, wait_for_workers)
+        client = _join(address, timeout_s, wait_for_workers)
         _warn_of_unfit_workers(client)
         return client
     if importlib.util.find_spec("dask_saturn") and "SATURN_BASE_URL" in os.environ:
@@ -82,46 +71,9 @@ def start_cluster(
 
         client = Client(SaturnCluster(**({} if n_workers is None else {"n_workers": n_workers})))
         client.wait_for_workers(1, timeout=VENDOR_TIMEOUT_S)
-        refuse_other_versions(client)
+        _refuse_other_versions(client)
         return client
     return _start_local(n_workers, threads_per_worker, memory_limit)
-
-
-def worker_settings(torch_threads: int) -> dict[str, str]:
-    """Return the environment variables under which `dask worker` starts workers that suit PyTorch.
-
-    torch_threads: cores that one PyTorch operation may use.
-    """
-    # Dask's own MALLOC_TRIM_THRESHOLD_ freezes glibc's mmap threshold at 128 KiB. Each large tensor is then mapped and
-    # faulted in anew, and training steps took 1.6 times as long. Dask merges settings: only None removes its value.
-    before: dict[str, int | None] = {"MALLOC_TRIM_THRESHOLD_": None} | dict.fromkeys(THREADS, torch_threads)
-    return {
-        "DASK_DISTRIBUTED__WORKER__DAEMON": "False",  # a daemonic worker's DataLoader could have no children
-        "DASK_DISTRIBUTED__NANNY__PRE_SPAWN_ENVIRON": str(before).replace("'", '"'),  # easier to quote in a shell
-    }
-
-
-def worker_environment(torch_threads: int) -> str:
-    """Return `worker_settings` as lines to type in a shell before `dask worker`."""
-    return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in worker_settings(torch_threads).items())
-
-
-def unfit_for_pytorch(client: Client) -> tuple[list[str], int]:
-    """Return (what is wrong with how a cluster's workers were started, cores that one of them could use)."""
-    check_client(client)
-    found = client.run(_how_started, on_error="ignore")
-    workers_on = Counter(get_address_host(worker) for worker in found)
-    wrong, cores = set(), 1
-    for worker, (trim, daemonic, threads, all_cores) in found.items():
-        share = max(1, all_cores // workers_on[get_address_host(worker)])
-        cores = max(cores, share)
-        if trim:
-            wrong.add(f"MALLOC_TRIM_THRESHOLD_ is {trim}, which makes training slower")
-        if daemonic:
-            wrong.add("they are daemonic, so that a DataLoader can have no children")
-        if trim and threads < share:  # without Dask's trim, somebody chose the threads, for workers still to come
-            wrong.add(f"PyTorch uses {threads} of the {share} cores that each could have")
-    return sorted(wrong), cores
 
 
 def describe_workers(client: Client) -> pd.DataFrame:
@@ -145,59 +97,125 @@ def describe_workers(client: Client) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).sort_values("worker", ignore_index=True)
 
 
-def known_workers(client: Client) -> dict[str, dict]:
-    """Return what the scheduler knows of each worker, by address.
+def _join(address: str, timeout_s: float, wait_for_workers: float) -> Client:
+    """Return a client of the running cluster whose scheduler is at `address`.
 
-    `Client.scheduler_info` may answer without any worker: a periodic call, which asks for none, overwrites its answer.
+    timeout_s: seconds to wait for the scheduler. wait_for_workers: seconds to wait for its first worker.
+    Raises ClusterError where no scheduler answers, no worker comes, or their versions differ from this process's.
     """
+    _ask(address, timeout_s)
+    with warnings.catch_warnings(action="ignore", category=VersionMismatchWarning):  # refused below, with the cure
+        client = Client(address, timeout=timeout_s)
+    _refuse_other_versions(client)
+    if not client.nthreads():
+        _await_worker(client, wait_for_workers)
+        _refuse_other_versions(client)
+    return client
+
+
+def _ask(address, timeout_s):
+    """Raise ClusterError unless a scheduler answers at `address`."""
+    try:
+        with ThreadPoolExecutor(1) as pool:  # a notebook's own thread already runs an event loop
+            pool.submit(asyncio.run, _identity(address, timeout_s)).result()
+    except (ValueError, TypeError) as error:
+        if "ssl_context" in str(error):  # what Dask says where the certificate's files are not set
+            names = ", ".join(f"DASK_DISTRIBUTED__COMM__TLS__{name}" for name in TLS_FILES)
+            raise ClusterError(
+                f"{address!r} asks for a certificate, and Dask's settings name none: set {names} to the "
+                "paths of its files before Python starts."
+            ) from error
+        raise ClusterError(f"{address!r} is not a scheduler's address ({error}): write tcp://HOST:PORT.") from error
+    except OSError as error:  # also TimeoutError
+        cause: BaseException = error
+        while cause.__cause__:  # the first cause says most, such as a certificate that is not trusted
+            cause = cause.__cause__
+        why = f" ({cause})" if str(cause) else ""
+        raise ClusterError(
+            f"No Dask scheduler answered at {address!r} within {timeout_s} s{why}. Check that it runs, "
+            "that it is tcp:// or tls:// as you write, and that this is the scheduler's port, not the "
+            "dashboard's; or unset DASK_SCHEDULER_ADDRESS to start a cluster on this machine."
+        ) from error
+
+
+async def _identity(address, timeout_s):
+    # Client's own timeout never ends a connection to something that listens but is no scheduler.
+    security = Security().get_connection_args("client")
+    async with asyncio.timeout(timeout_s), rpc(address, connection_args=security) as scheduler:
+        return await scheduler.identity()
+
+
+def _await_worker(client, timeout_s):
+    print(f"{client.scheduler.address} has no workers yet; waiting for one, up to {timeout_s} s.")
+    work = client.submit(int, pure=False)  # an adaptive cluster starts a worker only for a task
+    try:
+        with waiting("waiting for a worker"):
+            client.wait_for_workers(1, timeout=timeout_s)
+    except TimeoutError as error:
+        raise ClusterError(
+            f"The cluster at {client.scheduler.address!r} has no workers, and none came within "
+            f"{timeout_s} s. Start one with: workshop join {client.scheduler.address}"
+        ) from error
+    finally:
+        work.cancel()
+        if not client.nthreads():
+            client.close()
+
+
+def _refuse_other_versions(client: Client) -> None:
+    """Close the client and raise ClusterError if its scheduler or a worker has other versions than this process."""
     check_client(client)
-    return client.sync(client.scheduler.identity, n_workers=-1)["workers"]  # type: ignore[union-attr]
+    known = list(client.nthreads())
+    # This sends no code: a function pickled by one version of Python can crash the interpreter of another.
+    packages = [name for name in SAME_ON_WORKERS if name != "python"]
+    try:
+        answers: Any = client.sync(client.get_versions, packages=packages, callback_timeout=ANSWER_S)
+    except TimeoutError as error:
+        client.close()
+        raise ClusterError(
+            f"A worker of the cluster has not answered within {ANSWER_S} s; the scheduler knows {sorted(known)}. End "
+            "the process that hangs, or start the cluster again."
+        ) from error
+    theirs = {("the scheduler", name): _version(answers["scheduler"], name) for name in SAME_ON_SCHEDULER}
+    for worker, answer in answers["workers"].items():
+        theirs |= {(worker, name): _version(answer, name) for name in SAME_ON_WORKERS}
+    mine = {name: _version(answers["client"], name) for name in SAME_ON_WORKERS}
+    others = [
+        f"  {who}: {name} {version}, here {mine[name]}"
+        for (who, name), version in theirs.items()
+        if version != mine[name]
+    ]
+    if others:
+        client.close()
+        raise ClusterError(
+            "The cluster's versions differ from this process's:\n"
+            + "\n".join(others)
+            + "\nInstall the same on both sides, with the same Python, in a copy of the workshop's folder: "
+            "pip install -r requirements.txt && pip install --no-deps . Then start the scheduler and the workers again."
+        )
 
 
-def n_gpus() -> int:
-    """Return how many CUDA devices PyTorch sees in this process."""
-    import torch
-
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-def own_gpu_first(position: int) -> dict[str, str]:
-    """Return the variable under which each process of a machine has another GPU as cuda:0; nothing without a GPU.
-
-    Every process still sees all of them, as a worker of dask-cuda does: NCCL needs that to copy between GPUs directly.
-    position: of the process among those of this machine, from 0. Where they are more than the GPUs, some share one.
-    """
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    # Slurm, or the user, may have chosen some of this machine's GPUs: their numbers have to stay.
-    gpus = [str(i) for i in range(n_gpus())] if seen is None else seen.split(",") if seen else []
-    if not gpus:
-        return {}
-    first = position % len(gpus)
-    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[first:] + gpus[:first])}
+def _version(answer, name):
+    # Python 3.11.2 and 3.11.9 may meet, and so may torch 2.15.0+cpu and 2.15.0+cu130.
+    version = answer["packages"].get(name) or "missing"
+    return ".".join(version.split(".")[:2]) if name == "python" else version.split("+")[0]
 
 
 def _start_local(n_workers, threads_per_worker, memory_limit):
-    children.refuse_if_imported_again()
-    n_workers, Cluster = _choose_local(n_workers)
     port = _dashboard_port()
-    about = f"starting {n_workers} workers" if n_workers > 1 else "starting a worker"
-    with _starting, waiting(about):  # nannies read, when they are made, settings that hold for the process
-        _set_worker_environment(torch_threads=max(1, CPU_COUNT // n_workers))
-        _close_earlier()
-        busy = not port_is_free(port)
-        children.prepare()
-        client = _start_to_its_end(
-            Cluster,
-            n_workers=n_workers,
+    spare_loopback_the_proxy()
+    _close_earlier()
+    busy = not port_is_free(port)
+    with waiting("starting a worker" if n_workers == 1 else "starting workers"):
+        client = start_local(
+            n_workers,
             threads_per_worker=threads_per_worker,
             memory_limit=memory_limit,
-            host=LOOPBACK,
-            silence_logs=logging.CRITICAL,  # a failed task's error waits in its future
-            worker_dashboard_address=f"{LOOPBACK}:0",
-            dashboard_address=f"{LOOPBACK}:{0 if busy else port}",
+            dashboard_port=0 if busy else port,
+            preload=["workshop_utils.inference", "workshop_utils.training"],
         )
-        if hasattr(builtins, "__IPYTHON__"):  # a program may want two clusters side by side
-            _started.append(client)
+    if hasattr(builtins, "__IPYTHON__"):  # a program may want two clusters side by side
+        _started.append(client)
     if busy:
         warnings.warn(
             f"Port {port} is busy, probably with the cluster of another notebook, so this one's dashboard "
@@ -206,63 +224,6 @@ def _start_local(n_workers, threads_per_worker, memory_limit):
             stacklevel=3,
         )
     return client
-
-
-def _start_to_its_end(Cluster, **settings):
-    """Return a client of a new cluster; where the stop button is pressed meanwhile, shut down what has been started.
-
-    Dask closes no cluster that is half started, and what nobody closes keeps its workers and its port.
-    """
-
-    def start():
-        client = Client(Cluster(**settings))
-        client.register_plugin(_LocalWorker())
-        return client
-
-    with ThreadPoolExecutor(1) as elsewhere:  # the stop button reaches the main thread alone, also when pressed twice
-        starting = elsewhere.submit(start)
-        try:
-            return starting.result()
-        except KeyboardInterrupt:
-            starting.add_done_callback(lambda started: started.exception() or started.result().shutdown())
-            raise
-        except RuntimeError:
-            children.explain_failure()
-            raise
-
-
-class _LocalWorker(WorkerPlugin):
-    """Keeps a worker when the stop button is pressed, and has a forked one start its own children as others do."""
-
-    def __init__(self):
-        self.method = start_method()
-
-    def setup(self, worker):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Jupyter signals all processes of the kernel's group
-        # A process starts children as it was started. Those of a fork server, as a DataLoader has, would outlive it.
-        set_start_method(self.method, force=True)
-        dask.config.set({METHOD: self.method})
-        send_by_value()
-
-
-def _choose_local(n_workers):
-    """Return (number of workers, class of cluster) for this machine."""
-    gpus = n_gpus()
-    if not gpus:
-        forks = sys.platform == "linux" and dask.config.get("workshop.fork-workers", True)
-        Cluster = partial(LocalCluster, worker_class=ForkingNanny) if forks else LocalCluster
-        return n_workers or min(4, CPU_COUNT), Cluster
-    hide = "hide the GPUs with CUDA_VISIBLE_DEVICES='' to work on the CPU"
-    if n_workers and n_workers > gpus:
-        raise ClusterError(
-            f"n_workers is {n_workers}, but this machine has {gpus} GPU(s) and each worker needs one of "
-            f"its own: call start_cluster({gpus}), or {hide}."
-        )
-    try:
-        from dask_cuda import LocalCUDACluster
-    except ImportError as error:
-        raise ClusterError(f"This machine has {gpus} GPU(s): pip install dask-cuda, or {hide}.") from error
-    return n_workers or gpus, LocalCUDACluster
 
 
 def _dashboard_port():
@@ -283,26 +244,6 @@ def _close_earlier():
             print("The cluster that this notebook started before is closed.")
 
 
-def _set_worker_environment(torch_threads):
-    spare_loopback_the_proxy()
-    # Nannies read these settings whenever they start a worker again, so they hold for the process, not for a block.
-    # MALLOC_TRIM_THRESHOLD_, Dask's default, is left out on purpose: see worker_settings.
-    os.environ.pop("MALLOC_TRIM_THRESHOLD_", None)
-    for name, value in dask.config.get("distributed.nanny.pre-spawn-environ").items():
-        if os.environ.get(name) == str(value):
-            del os.environ[name]  # the nannies of an earlier cluster left it here, and it would win over the next value
-    # Without ERROR, each rank that loses a peer prints a page of C++ stack. The error itself reaches the client.
-    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
-    dask.config.set(
-        {
-            "distributed.nanny.pre-spawn-environ": dict.fromkeys(THREADS, torch_threads) | quiet,
-            "distributed.worker.daemon": False,  # daemonic processes may have no children, and DataLoader needs some
-            # After this time LocalCluster ends a nanny whose worker is gone, such as one that has just died twice.
-            "distributed.deploy.lost-worker-timeout": "1 day",
-        }
-    )
-
-
 def port_is_free(port: int) -> bool:
     """Return whether a server could listen on this port of the loopback address."""
     try:
@@ -320,12 +261,6 @@ def _warn_of_unfit_workers(client):
             f"{worker_environment(cores)}",
             stacklevel=3,
         )
-
-
-def _how_started():
-    given = [int(os.environ[name]) for name in THREADS if os.environ.get(name, "").isdigit()]
-    trim = os.environ.get("MALLOC_TRIM_THRESHOLD_")
-    return trim, current_process().daemon, min(given, default=CPU_COUNT), CPU_COUNT
 
 
 def _describe_this_worker():

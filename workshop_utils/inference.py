@@ -14,16 +14,16 @@ from itertools import chain, islice, pairwise
 
 import pandas as pd
 import torch
+from daskrun.errors import SchedulerLost, check_client
+from daskrun.settings import known_workers
 from distributed import Client, Future
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from workshop_utils.cluster import known_workers
 from workshop_utils.data import IN_BREED, read_files
 from workshop_utils.decode import load_on_cpu, load_on_gpu
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.int8 import Calibration, calibrated, for_calibration
-from daskrun.errors import SchedulerLost, check_client
 from workshop_utils.models import IMAGENET_WEIGHTS, WeightsError, load_resnet, named_weights, resolve_weights
 from workshop_utils.precision import PRECISIONS, ieee_float32, precision_of
 from workshop_utils.progress import bar

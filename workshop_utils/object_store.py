@@ -90,9 +90,8 @@ def spare_loopback_the_proxy() -> None:
 
 
 def _refuse_other_hosts(port):
-    from distributed import default_client
-
     from daskrun.errors import check_client
+    from distributed import default_client
 
     try:
         client = default_client()

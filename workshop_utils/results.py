@@ -1,41 +1,22 @@
-"""Bring metrics and files from running ranks to the client while they run, and keep them."""
+"""Keep what ranks send: metrics as TensorBoard files, and files of their own."""
 
-import os
 import time
 import uuid
 from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import cache
-from math import prod
 from pathlib import Path, PurePath, PurePosixPath
 
+from daskrun.errors import check_client
+from daskrun.metrics import refuse_children
+from daskrun.scheduler import drop_events
 from distributed import Client, Future, default_client, get_worker
 
-from daskrun.errors import check_client
-from daskrun.family import is_ranks_child
-from daskrun.on_scheduler import drop_events
-from daskrun.rank import assignment, send_row
 from workshop_utils.storage import local_path, new_shared_folder, open_address, whole_file
 
 
 class ResultError(ValueError):
     """A result cannot be sent or stored; the message says which, and what to do."""
-
-
-def log_metrics(**values: object) -> None:
-    """Send one row of named numbers, strings or booleans from a rank to the client, and go on at once.
-
-    `Job.rows()` shows rows as they come, `Job.metrics()` all of them; each begins with rank, attempt and time (Unix
-    seconds, by the rank's clock), and ends with worker, its address. One-element tensors and NumPy numbers become
-    numbers. Outside a job nothing happens, so that the same function runs alone. A rank's threads may log, too.
-    Raises ResultError for other values, and in a child process of a rank, such as a DataLoader's.
-    """
-    _refuse_children("log_metrics")
-    if mine := assignment():
-        about = {"rank": mine.rank, "attempt": mine.attempt, "time": time.time()}
-        if taken := sorted(values.keys() & {*about, "worker"}):
-            raise ResultError(f"log_metrics writes {taken} itself: choose other names.")
-        send_row(about | {name: _plain(name, value) for name, value in values.items()})
 
 
 def write_tensorboard(rows: Iterable[dict], folder: str | Path, *, step: str = "step") -> None:
@@ -80,7 +61,7 @@ class ResultsHandler:
 
     def submit_result(self, path: str | PurePath, data: str | bytes) -> None:
         """Send a file from a worker, but not from a child process of a rank. path: relative, with /."""
-        _refuse_children("submit_result")
+        refuse_children("submit_result")
         relative, data = _relative(path), data.encode() if isinstance(data, str) else data
         if not isinstance(data, bytes):
             raise ResultError(f"data for {relative!r} is a {type(data).__name__}: give str or bytes.")
@@ -124,26 +105,6 @@ class ResultsHandler:
             part.write_bytes(fs.cat_file(there))
         fs.rm_file(there)
         return target
-
-
-def _refuse_children(name):
-    if is_ranks_child():
-        raise ResultError(
-            f"{name} was called in process {os.getpid()}, which a rank has started, as a DataLoader does, and from "
-            "which nothing reaches the client: return the values to the rank's own process, and send them there."
-        )
-
-
-def _plain(name, value):
-    if (n_values := prod(getattr(value, "shape", ()))) != 1:  # of a tensor or an array
-        raise ResultError(f"{name} has {n_values} values: log one number, such as its mean.")
-    value = value.item() if hasattr(value, "item") else value
-    if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        raise ResultError(f"{name} is {value}, which has more than 64 bits: log a float.")
-    if not isinstance(value, (int, float, str, type(None))):
-        raise ResultError(f"{name} is a {type(value).__name__}: log a number, a string or a boolean.")
-    # A lone surrogate would end the worker's connection.
-    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
 
 
 def _relative(path):

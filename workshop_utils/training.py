@@ -14,9 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision.models import ResNet
 
+from daskrun import assert_equal_on_all_ranks, log_metrics
 from workshop_utils import models
 from workshop_utils.data import HELD_OUT, DataSource, ImageFolder, train_val_split
-from daskrun import assert_equal_on_all_ranks
 from workshop_utils.loop.batches import TrainBatches, evaluation_batches, naming_dead_children
 from workshop_utils.loop.chance import callers_chance_kept
 from workshop_utils.loop.checkpoint import RunCheckpoint
@@ -24,7 +24,6 @@ from workshop_utils.loop.preemption import sigterm_noticed
 from workshop_utils.loop.ranks import check_all_alike, own_device, world
 from workshop_utils.loop.settings import COMPRESSIONS, Settings, check_run, whole
 from workshop_utils.precision import ieee_float32, precision_of
-from workshop_utils.results import log_metrics
 
 LR_BATCH = 32  # images a step that `lr` is meant for
 MOMENTUM, WEIGHT_DECAY = 0.9, 1e-4

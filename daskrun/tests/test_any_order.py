@@ -1,14 +1,14 @@
 """Whatever happens in whatever order: a worker belongs to one job, no job hurts another, each comes to its end."""
 
 import pytest
+from daskrun.claims import Claimed, Owners, Request, Worker
+from daskrun.decide import Decisions, Limits, Phase
+from daskrun.errors import Stopped
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from daskrun import decide
-from daskrun.decide import Decisions, Limits, Phase
-from daskrun.errors import Stopped
-from daskrun.owners import Claimed, Owners, Request, Worker
 
 SLOTS = ("a", "b", "c")
 

@@ -67,7 +67,9 @@ def test_a_backend_that_the_function_needs_and_launch_takes_is_explained():
 
 @pytest.mark.smoke
 def test_any_other_call_goes_its_way(client):
-    assert daskrun.run(client, swallow, 1, num_workers=2, lr=0.1, n_workers=1) == [((1,), {"num_workers": 2, "lr": 0.1})]
+    assert daskrun.run(client, swallow, 1, num_workers=2, lr=0.1, n_workers=1) == [
+        ((1,), {"num_workers": 2, "lr": 0.1})
+    ]
     assert daskrun.run(client, functools.partial(swallow, max_restart=1), n_workers=1) == [((), {"max_restart": 1})]
     assert daskrun.run(client, with_first(fit), 0.2, n_workers=1) == [(1, 0.2, 60)]
     assert daskrun.run(client, max, 2, 3, n_workers=1) == [3]  # it does not tell what it takes

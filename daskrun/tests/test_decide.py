@@ -1,11 +1,11 @@
 """What a job does next, whatever comes first: each order of events is a test without a cluster."""
 
 import pytest
+from daskrun.decide import Decisions, Limits, Phase
+from daskrun.errors import GO_ON
 from distributed import CancelledError
 
 from daskrun import JobError, Stopped, WorkerDied, decide
-from daskrun.decide import Decisions, Limits, Phase
-from daskrun.errors import GO_ON
 
 TWO = ("chosen", ("tcp://a", "tcp://b"))
 KILLED, LEFT = (

@@ -6,10 +6,7 @@ from traceback import FrameSummary
 
 import pytest
 import torch
-
-from daskrun import rank
-from daskrun.explain import explain, how_it_ended, silent, stacks, timed_out, verdict
-from daskrun.look import (
+from daskrun.why.look import (
     Call,
     Look,
     below_the_launcher,
@@ -17,7 +14,10 @@ from daskrun.look import (
     is_in_waiting_code,
     place_of,
 )
-from daskrun.nanny import End, Process
+from daskrun.why.process import End, Process
+from daskrun.why.verdict import explain, how_it_ended, silent, stacks, timed_out, verdict
+
+from daskrun import rank
 
 TORCH = Path(torch.__file__).parent
 RANK_PY = rank.__file__  # the launcher's file, which calls the user's function

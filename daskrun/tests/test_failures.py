@@ -13,13 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.distributed as dist
+from daskrun.why.look import write_stacks
 from waiting import settled, until, wait_for
 
 import daskrun
+from daskrun import WorkerDied, ask, log_metrics
 from workshop_utils.cluster import start_cluster
-from daskrun import WorkerDied, ask
-from daskrun.look import write_stacks
-from workshop_utils.results import log_metrics
 
 pytestmark = pytest.mark.filterwarnings("ignore:Port 8787 is busy", "ignore:Sending large graph")
 
@@ -132,7 +131,7 @@ def test_files_of_stacks_of_workers_that_are_gone_are_removed(tmp_path):
     (tmp_path / "worker-there").mkdir()
     for name in ("worker-there", "worker-gone"):
         (tmp_path / f"{name}.stacks").touch()
-    script = f"from daskrun.look import write_stacks; write_stacks({str(tmp_path / 'worker-new')!r})"
+    script = f"from daskrun.why.look import write_stacks; write_stacks({str(tmp_path / 'worker-new')!r})"
     subprocess.run([sys.executable, "-c", script], check=True)
     assert sorted(path.name for path in tmp_path.glob("*.stacks")) == ["worker-new.stacks", "worker-there.stacks"]
 

@@ -18,13 +18,13 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from daskrun.forking import METHOD
 from distributed import Client, LocalCluster
 from processes import command_of
 from waiting import until
 
 import daskrun
 from workshop_utils.cluster import start_cluster
-from daskrun.forking import METHOD
 
 corner = pytest.mark.weekly
 

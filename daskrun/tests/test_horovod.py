@@ -16,11 +16,9 @@ from distributed import CancelledError
 from waiting import awake, settled, until
 
 import daskrun
-from daskrun import horovod
-from daskrun import JobError, WorkersBusy
+from daskrun import JobError, WorkersBusy, horovod, log_metrics
 from workshop_utils.models import checkpoint_exists, load_checkpoint, save_checkpoint
 from workshop_utils.progress import FINISHED
-from workshop_utils.results import log_metrics
 
 built = pytest.mark.skipif(not horovod.available(), reason="Horovod is not built: make horovod")
 pytestmark = pytest.mark.filterwarnings("ignore:Port 8787 is busy")

@@ -27,16 +27,16 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from daskrun.claims import Request
+from daskrun.pickling import packed
+from daskrun.settings import known_workers, n_gpus
 from distributed import CancelledError, Client, LocalCluster, wait
 from waiting import awake, interrupted, settled, until, wait_for, waits
 
 import daskrun
-from workshop_utils.cluster import LOOPBACK, known_workers, n_gpus, start_cluster
-from daskrun import Job, JobError, SchedulerLost, WorkerDied, WorkersBusy, on_scheduler
+from daskrun import Job, JobError, SchedulerLost, WorkerDied, WorkersBusy, log_metrics, on_scheduler
 from daskrun import rank as rank_module
-from daskrun.owners import Request
-from daskrun.travel import packed
-from workshop_utils.results import log_metrics
+from workshop_utils.cluster import LOOPBACK, start_cluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:Port 8787 is busy", "ignore:Sending large graph")
 
@@ -52,7 +52,9 @@ def gate(tmp_path):
 @pytest.fixture
 def launches_work_before_and_after(client):
     for turn in range(2):
-        ranks, pids = zip(*daskrun.run(client, lambda: (dist.get_rank(), os.getpid()), wait_for_workers=60), strict=True)
+        ranks, pids = zip(
+            *daskrun.run(client, lambda: (dist.get_rank(), os.getpid()), wait_for_workers=60), strict=True
+        )
         assert ranks == (0, 1) and len(set(pids)) == 2
         if turn == 0:
             yield

@@ -17,18 +17,18 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from daskrun.ask import ask_scheduler
+from daskrun.claims import Claimed, Denied, Request
+from daskrun.rank import Attempt, Meeting, deliver, leave
+from daskrun.settings import known_workers
+from daskrun.why.look import may_follow_a_death
 from distributed import CancelledError, Client, LocalCluster
 from distributed.comm import CommClosedError
 from waiting import awake, settled, until, wait_for, waits
 
 import daskrun
-from workshop_utils.cluster import known_workers
-from daskrun import JobError, SchedulerLost, WorkersBusy, carry_out, on_scheduler
-from daskrun.ask import ask_scheduler
-from daskrun.look import may_follow_a_death
-from daskrun.owners import Claimed, Denied, Request
-from daskrun.rank import Attempt, Meeting, deliver, leave
-from workshop_utils.results import ResultsHandler, log_metrics
+from daskrun import JobError, SchedulerLost, WorkersBusy, carry_out, log_metrics, on_scheduler
+from workshop_utils.results import ResultsHandler
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
 
@@ -199,7 +199,7 @@ def test_a_scheduler_that_is_lost_while_it_is_asked_is_called_lost(client):
 @pytest.mark.weekly
 def test_a_client_need_not_import_pytorch(client):
     program = (
-        "import os, sys; from distributed import Client; from workshop_utils import ddp\n"
+        "import os, sys; from distributed import Client; import daskrun\n"
         f"with Client({client.scheduler.address!r}) as client: daskrun.run(client, os.getpid)\n"
         "print('torch' in sys.modules)"
     )

@@ -3,9 +3,9 @@
 import dataclasses
 
 import pytest
+from daskrun.claims import REPLACED_S, Claimed, Denied, Owners, Request, Worker
 
 from daskrun import WorkersBusy
-from daskrun.owners import REPLACED_S, Claimed, Denied, Owners, Request, Worker
 
 
 def worker(name, **about):

@@ -12,7 +12,7 @@ import cloudpickle
 import torch.distributed as dist
 
 import daskrun
-from workshop_utils.results import log_metrics
+from daskrun import log_metrics
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
 

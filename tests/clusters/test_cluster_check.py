@@ -8,9 +8,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from daskrun.settings import THREADS, worker_settings
 from distributed import Client
-
-from workshop_utils.cluster import THREADS, worker_settings
 
 pytestmark = pytest.mark.clusters
 WORKSHOP = Path(sys.executable).parent / "workshop"

@@ -11,10 +11,8 @@ import torch.distributed as dist
 from hosts import until
 
 import daskrun
-from daskrun import horovod
+from daskrun import JobError, WorkerDied, horovod, log_metrics
 from workshop_utils.data import HELD_OUT, find_data
-from daskrun import JobError, WorkerDied
-from workshop_utils.results import log_metrics
 from workshop_utils.storage import NotShared, new_shared_folder
 from workshop_utils.training import prepare, train
 

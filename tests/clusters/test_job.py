@@ -14,12 +14,12 @@ import cloudpickle
 import psutil
 import pytest
 import torch.distributed as dist
+from daskrun.settings import known_workers, worker_settings
 from distributed import Client, LocalCluster
 
 import daskrun
-from workshop_utils.cluster import LOOPBACK, known_workers, worker_settings
-from daskrun import JobError, WorkerDied
-from workshop_utils.results import log_metrics
+from daskrun import JobError, WorkerDied, log_metrics
+from workshop_utils.cluster import LOOPBACK
 
 ROOT = Path(__file__).parents[2]
 FAKE_GPU = "def dask_setup(worker): worker.startup_information['gpu'] = lambda worker: {'name': 'a fake GPU'}"

@@ -13,10 +13,12 @@ import torch.distributed as dist
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from daskrun.settings import worker_settings
 from distributed import Client
 
 import daskrun
-from workshop_utils.cluster import LOOPBACK, ClusterError, start_cluster, worker_settings
+from daskrun import ClusterError
+from workshop_utils.cluster import LOOPBACK, start_cluster
 
 pytestmark = pytest.mark.clusters
 ROLES = "scheduler", "worker", "client"

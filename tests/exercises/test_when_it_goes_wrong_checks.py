@@ -10,16 +10,15 @@ import pytest
 import stand_ins
 import torch
 import torch.distributed as dist
+from daskrun.why.look import Call, Look
+from daskrun.why.verdict import timed_out
 from torch import nn
 
-import daskrun
+from daskrun import WorkerDied
 from workshop_utils.exercises import NotYet
 from workshop_utils.exercises import when_it_goes_wrong as checks
 from workshop_utils.exercises.gym.case import Case
 from workshop_utils.exercises.gym.drawn import Drawn
-from daskrun import WorkerDied
-from daskrun.explain import timed_out
-from daskrun.look import Call, Look
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "12-when-it-goes-wrong.ipynb"
 RIGHT_CULPRIT = (checks.SPOILED_RANK, checks.SPOILED_STEP)

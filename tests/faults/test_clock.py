@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import daskrun
 from workshop_utils.cluster import start_cluster
-from workshop_utils.results import log_metrics
+from daskrun import log_metrics
 
 def work():
     pause = threading.Event()

@@ -17,8 +17,8 @@ from distributed import CancelledError
 from processes import command_of
 
 import daskrun
-from workshop_utils.cluster import start_cluster
 from daskrun import JobError, WorkerDied
+from workshop_utils.cluster import start_cluster
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
 
@@ -83,7 +83,10 @@ def test_two_hundred_launches_with_faults_hang_and_leave_nothing(told):
             begun = time.monotonic()
             end = launch(client, fault, draw)
             # The next job needs both workers, and they are there: the dead are replaced, the others free.
-            assert daskrun.run(client, work, "has no fault", 0, 0, n_workers=2, wait_for_workers=30) == ["done", "done"], (
+            assert daskrun.run(client, work, "has no fault", 0, 0, n_workers=2, wait_for_workers=30) == [
+                "done",
+                "done",
+            ], (
                 number,
                 fault,
             )

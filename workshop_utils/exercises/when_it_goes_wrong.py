@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
 import daskrun
+from daskrun import WorkerDied
 from workshop_utils.exercises import Answer, NotYet, exercise, expect, passed
 from workshop_utils.exercises.gym import scores
-from daskrun import WorkerDied
 
 TARGET = 1.6  # mean loss below which exercise 1 stops
 LOSSES = (  # of rank 0 and of rank 1, and what that pair shows

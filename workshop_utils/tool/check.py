@@ -189,7 +189,7 @@ def _graphviz():
 
 
 def _environment(client):
-    from workshop_utils.cluster import unfit_for_pytorch
+    from daskrun.settings import unfit_for_pytorch
 
     wrong, _ = unfit_for_pytorch(client)
     _need(not wrong, "; ".join(wrong))
@@ -237,7 +237,6 @@ def _ranks(client):
     def meet():
         import torch
         import torch.distributed as dist
-
         from daskrun.rank import network_interface
 
         dist.all_reduce(total := torch.ones(1))

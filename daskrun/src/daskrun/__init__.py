@@ -1,16 +1,31 @@
-"""One function on several workers at once, as the ranks of one job: choose workers, watch, restart, set them free.
+"""torchrun's contract on the workers of any Dask cluster: one function on several workers, as the ranks of one job.
 
-The invariant: a worker belongs to a job from the moment it is chosen until its rank is over and it is idle again or
-replaced, and it changes hands only in one step of the scheduler's event loop, which nothing interrupts (see
-`on_scheduler`). No question to Dask, and no wait, is inside such a step. One exception: a worker without a nanny cannot
-be replaced, so a job that ends early gives it up at work; the next launch asks it, and finds it busy.
-
-`supervise` is what the user holds. `decide` says what the job does next; `carry_out` does it, with `choose` to get
-workers. `call` looks at the function first. `rank` runs on the workers, `owners` on the scheduler.
+`launch` starts a `Job`; `control` is a job's life, read it first. `cluster` is all that it asks of Dask, `claims` who owns
+which worker, `scheduler` what runs in the scheduler's process, `rank` what runs on a worker, `why` how hangs and deaths are
+explained.
 """
 
-from daskrun.call import check_call
-from daskrun.errors import JobError, SchedulerLost, Stopped, WorkerDied, WorkersBusy
-from daskrun.job import Job, limits
+from daskrun.equal import assert_equal_on_all_ranks
+from daskrun.errors import ClusterError, JobError, SchedulerLost, Stopped, WorkerDied, WorkersBusy
+from daskrun.job import Job
+from daskrun.launch import launch, run
+from daskrun.local import start_local
+from daskrun.metrics import log_metrics
+from daskrun.settings import worker_environment, worker_settings
 
-__all__ = ["Job", "JobError", "SchedulerLost", "Stopped", "WorkerDied", "WorkersBusy", "check_call", "limits"]
+__all__ = [
+    "ClusterError",
+    "Job",
+    "JobError",
+    "SchedulerLost",
+    "Stopped",
+    "WorkerDied",
+    "WorkersBusy",
+    "assert_equal_on_all_ranks",
+    "launch",
+    "log_metrics",
+    "run",
+    "start_local",
+    "worker_environment",
+    "worker_settings",
+]

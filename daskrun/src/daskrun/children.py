@@ -10,9 +10,9 @@ from multiprocessing import current_process
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
 
-from workshop_utils.joining import ClusterError
+from daskrun.errors import ClusterError
 
-MARK = "WORKSHOP_IMPORTED_AGAIN"  # names the file that a new process makes if it comes to start_cluster, too
+MARK = "DASKRUN_IMPORTED_AGAIN"  # names the file that a new process makes if it comes to start_local, too
 LONGEST = 107 - len("/listener-12345678")  # bytes of the folder of a Unix socket, and of what multiprocessing adds
 
 
@@ -46,8 +46,8 @@ def explain_failure() -> None:
 
 def _cure() -> str:
     return (
-        "Each new worker imports this program again, which would start another cluster: put start_cluster, and what "
-        "comes after it, below the line if __name__ == '__main__':"
+        "Each new worker imports this program again, which would start another cluster: put the call that "
+        "starts it, and what comes after it, below the line if __name__ == '__main__':"
     )
 
 

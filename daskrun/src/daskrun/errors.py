@@ -1,4 +1,4 @@
-"""How a job can fail, other than by its own function's exception."""
+"""How a job or a cluster can fail, other than by the job's own function."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -26,6 +26,10 @@ class SchedulerLost(JobError):
 
 class Stopped(JobError):
     """This rank ended because another one failed first."""
+
+
+class ClusterError(RuntimeError):
+    """A cluster could not be started or joined; the message says why and what to do."""
 
 
 def check_client(client: Client) -> None:

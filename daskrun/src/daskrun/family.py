@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import current_process, parent_process
 
-OF_RANK = "WORKSHOP_RANK_PID"  # which children inherit
+OF_RANK = "DASKRUN_RANK_PID"  # which children inherit
 RANK = "A rank of a job"  # a process's name, which its children know
 
 

@@ -6,18 +6,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from distributed import Client
 
-from daskrun import Job, JobError, check_call, limits
+from daskrun.call import check_call
+from daskrun.errors import JobError
+from daskrun.job import Job
+from daskrun.launch import limits
 from daskrun.rank import environment, network_interface
-from workshop_utils.progress import FINISHED
 
 LEAVE_S = 5  # for the other ranks to leave Horovod, before the server through which they met is closed
 NOT_BUILT = "Horovod is not built here. To build it, on Linux with a C++ compiler: make horovod"
-RENDERED = Path(__file__).parents[1] / "notebook_output" / "09-horovod.ipynb"
 
 
 def launch(
@@ -64,33 +64,6 @@ def available() -> bool:
     except Exception:  # built for another version, its library lacks a symbol
         return False
     return True
-
-
-def load_ipython_extension(shell: Any) -> None:
-    """Make cells that begin with %%horovod show their stored output where Horovod is not built; say so in one line."""
-    shell.input_transformers_cleanup.append(_run_or_show)
-    print("Horovod is built here." if available() else f"{NOT_BUILT}. Its cells show stored outputs.")
-
-
-def show_stored(source: str) -> None:
-    """Show what the cell with this source shows in the rendered notebook 09."""
-    import nbformat
-    from IPython.display import publish_display_data
-
-    cells = nbformat.read(RENDERED, as_version=4).cells if RENDERED.exists() else []
-    unknown = nbformat.v4.new_output("stream", text="There is no stored output of this cell: it was changed.\n")
-    for output in next((cell.outputs for cell in cells if cell.source == source), [unknown]):
-        if output.output_type == "stream":
-            print(FINISHED.sub("", output.text), end="")
-        else:
-            publish_display_data(output.data, output.metadata)
-
-
-def _run_or_show(lines):
-    if not lines or lines[0].rstrip() != "%%horovod":
-        return lines
-    show = ["from daskrun.horovod import show_stored\n", f"show_stored({''.join(lines).strip()!r})\n"]
-    return lines[1:] if available() else show
 
 
 def _in_horovod(run, store, mine):

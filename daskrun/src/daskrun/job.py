@@ -1,25 +1,28 @@
 """A job on the client: what its user sees of it, and the ways in which it is left."""
 
+import asyncio
 import builtins
 import sys
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
-from numbers import Integral, Real
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 from distributed import CancelledError, Client, Future
 from tqdm import tqdm
 
-from daskrun.carry_out import Shell, Task
-from daskrun.decide import Decisions, Limits
+from daskrun.cluster import Cluster
+from daskrun.control import Control, Limits
 from daskrun.errors import WorkerDied, check_client
-from daskrun.explain import explain, stacks
-from daskrun.travel import pickled, unpacked
+from daskrun.pickling import pickled, unpacked
+from daskrun.why.verdict import explain, stacks
 
 LOOK_S = 1.0  # between two looks whether the client was closed, and two updates of the line that shows the wait
 SHOWN_AFTER_S = 2.0
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Job:
@@ -42,29 +45,29 @@ class Job:
 
         bootstrap: called on each rank as (run, store, mine), it returns what run() returns; `store` is a
         `torch.distributed.TCPStore` that all ranks of this attempt share, served by rank 0's worker, and `mine` a
-        `rank.Assignment`. What is raised is as in `daskrun.launch`.
+        `rank.Assignment`. What is raised is as in `launch`.
         """
         check_client(client)
         self._function = getattr(fn, "__name__", "function")
         self.name = f"{self._function}-{uuid.uuid4().hex}"
         call = pickled(fn, args, kwargs)
-        self._state = Decisions(limits)
-        self._shell = Shell(client, self._state, Task(self.name, bootstrap, call, limits))
         self._client = client
+        self._control = Control(Cluster(client, self.name), self.name, bootstrap, call, limits)
+        self._running = asyncio.run_coroutine_threadsafe(self._control.run(), self._control.loop)
         self._results: list[Any] | None = None
-        self._traceback: Any = None
         try:
             # Until the ranks are submitted: what is submitted to Dask after `launch` comes after them.
-            self._wait(lambda: self._shell.ranks or self._state.over, "choosing the workers")
+            self._wait(lambda: self._futures or self.done(), "choosing the workers")
         except BaseException:
             self.cancel()
             raise
-        if self._state.error is not None and not self._state.workers:
-            raise self._state.error
+        if self._control.error is not None and self._control.attempt is None:
+            raise self._control.error
 
     def __repr__(self) -> str:
-        phase = self._state.phase.value if self._state.error is None else f"failed: {self._state.error!r}"
-        return f"<Job {self._function}, {_counted(self._state.size, 'rank')}, {phase}>"
+        error = self._control.error
+        doing = self._control.doing if error is None else f"failed: {error!r}"
+        return f"<Job {self._function}, {_counted(self._control.size, 'rank')}, {doing}>"
 
     def __enter__(self) -> "Job":
         return self
@@ -75,12 +78,13 @@ class Job:
     @property
     def workers(self) -> list[str]:
         """The workers' addresses, in rank order; none while a dead one's successor is awaited."""
-        return list(self._state.workers)
+        attempt = self._control.attempt
+        return [member.address for member in attempt.members] if attempt else []
 
     @property
     def failures(self) -> list[WorkerDied]:
         """The deaths that the job survived."""
-        return self._state.failures
+        return self._control.failures
 
     @property
     def futures(self) -> list[Future]:
@@ -90,12 +94,12 @@ class Job:
         has others. After a failure, all but those with an error are cancelled. After a success there are none, as
         workers then keep no results; but they keep what a future is for as long as you hold that future.
         """
-        self._wait(lambda: self._shell.ranks or self._state.over)
-        return self._shell.ranks
+        self._wait(lambda: self._futures or self.done())
+        return self._futures
 
     def done(self) -> bool:
         """Return whether the job has ended, well or not."""
-        return self._state.over
+        return self._control.over
 
     def result(self) -> list[Any]:
         """Return what each rank returned, in rank order; wait for it. Tensors come back on the CPU.
@@ -103,11 +107,11 @@ class Job:
         Raises the exception of the rank that failed first, with that rank's traceback; WorkerDied; SchedulerLost;
         TimeoutError; CancelledError. An interrupt (Ctrl-C, or the notebook's stop button) cancels the job.
         """
-        self._wait(lambda: self._state.over, f"{self._function} on {_counted(self._state.size, 'rank')}")
-        if (error := self._state.error) is not None:
-            raise error.with_traceback(self._remote_traceback())
+        self._wait(self.done, f"{self._function} on {_counted(self._control.size, 'rank')}")
+        if (error := self._control.error) is not None:
+            raise error.with_traceback(self._control.traceback)  # each raise adds to the error's own
         if self._results is None:
-            self._results = [unpacked(rank, result) for rank, result in enumerate(self._shell.packed)]
+            self._results = [unpacked(rank, result) for rank, result in enumerate(self._control.results)]
         return self._results
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -115,24 +119,29 @@ class Job:
 
         Where the loop's body may be interrupted, write `with job:` around it, which frees the workers then.
         """
-        rows, seen = self._shell.rows, 0
-        while not (self._state.over and seen == len(rows)):
-            self._wait(lambda: self._state.over or len(rows) > seen)  # noqa: B023  it is called within the turn
+        rows, seen = self._control.rows, 0
+        while not (self.done() and seen == len(rows)):
+            self._wait(lambda: self.done() or len(rows) > seen)  # noqa: B023  it is called within the turn
             new = rows[seen:]
             seen += len(new)
             yield from new
         self.result()
 
-    def metrics(self) -> pd.DataFrame:
-        """Return the rows of metrics that have arrived so far: rank, attempt, time, and what the ranks logged."""
-        return pd.DataFrame(list(self._shell.rows))
+    def metrics(self) -> "pd.DataFrame":
+        """Return the rows of metrics that have arrived so far: rank, attempt, time, and what the ranks logged.
+
+        Needs pandas.
+        """
+        import pandas as pd
+
+        return pd.DataFrame(list(self._control.rows))
 
     def stacks(self) -> str:
         """Return where each rank at work stands, as text: its Python stack, from the function's first line on.
 
         Ranks with the same stack stand together, and the odd one first.
         """
-        return stacks(self._client.sync(self._shell.looks)[0])
+        return stacks(self._client.sync(self._control.looks)[0])
 
     def explain(self) -> str:
         """Return who waits for whom, and the stacks: for a job that seems to hang.
@@ -143,15 +152,16 @@ class Job:
         rank in `work.wait()` of an asynchronous call has no frame there, so it is said to have called it. A worker that
         does not answer costs five seconds.
         """
-        return explain(*self._client.sync(self._shell.looks))
+        return explain(*self._client.sync(self._control.looks))
 
     def cancel(self) -> None:
         """End the job, if it runs, and free its workers.
 
         Those whose ranks are still at work are restarted; one without a nanny cannot be, and stays busy.
         """
-        self._shell.stop(CancelledError(f"{self.name} was cancelled."))
-        self._until(lambda: self._state.over)
+        with suppress(RuntimeError):  # the client is closed and its loop has ended, and so has the job
+            self._control.loop.call_soon_threadsafe(self._control.stop, CancelledError(f"{self.name} was cancelled."))
+        self._until(self.done)
 
     def _wait(self, condition: Callable[[], object], what: str = "") -> None:
         """Wait until the condition holds; an interrupt cancels the job. what: shown from the third second on."""
@@ -165,18 +175,16 @@ class Job:
         with _line(what) as line:
             reached = False
             while not reached:
-                reached = self._shell.wait(condition, LOOK_S)
-                while self._shell.warnings:
-                    _warn(self._shell.warnings.pop(0))
-                if self._shell.rows:
-                    line.set_postfix_str(_counted(len(self._shell.rows), "row") + " of metrics", refresh=False)
+                reached = self._control.wait(condition, LOOK_S)
+                while self._control.warnings:
+                    _warn(self._control.warnings.pop(0))
+                if rows := len(self._control.rows):
+                    line.set_postfix_str(_counted(rows, "row") + " of metrics", refresh=False)
                 line.update(0)
 
-    def _remote_traceback(self) -> Any:
-        """Return the traceback that the error came with: each raise adds to the error's own."""
-        if self._traceback is None and self._state.error is not None:
-            self._traceback = self._state.error.__traceback__
-        return self._traceback
+    @property
+    def _futures(self) -> list[Future]:
+        return self._control.attempt.futures if self._control.attempt else []
 
 
 def _warn(text: str) -> None:
@@ -196,33 +204,3 @@ def _line(what: str) -> tqdm:
 
 def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def limits(
-    n_workers: int | tuple[int, int] | None,
-    timeout: float | None,
-    max_restarts: int,
-    stall_after: float | None = None,
-    **waits: Any,
-) -> Limits:
-    """Return the limits of a job; raise ValueError for one that cannot be. All is as in `daskrun.launch`."""
-    pair = n_workers if isinstance(n_workers, tuple) else (n_workers, n_workers)
-    whole = len(pair) == 2 and all(isinstance(number, Integral) and number is not True for number in pair)
-    if n_workers is not None and not (whole and 1 <= pair[0] <= pair[1]):  # type: ignore[operator]
-        raise ValueError(
-            f"n_workers is {n_workers!r}: give a whole number of at least 1, a pair (fewest, most) of them, or None "
-            "for all workers."
-        )
-    for name, value in (("timeout", timeout), ("stall_after", stall_after)):
-        if value is not None and not (_is_seconds(value) and value > 0):
-            raise ValueError(f"{name} is {value!r}: give seconds, or None for no limit.")
-    if not isinstance(max_restarts, int) or max_restarts < 0:
-        raise ValueError(f"max_restarts is {max_restarts!r}: give a whole number of at least 0.")
-    for name, seconds in waits.items():
-        if not (_is_seconds(seconds) and seconds >= 0):
-            raise ValueError(f"{name} is {seconds!r}: give seconds, 0 not to wait.")
-    return Limits(*pair, timeout=timeout, max_restarts=max_restarts, stall_after=stall_after, **waits)
-
-
-def _is_seconds(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)

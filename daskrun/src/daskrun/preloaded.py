@@ -1,4 +1,4 @@
-"""What the process has imported that local workers are forked from: see `forking`.
+"""What the process imports that local workers are forked from: see `local`.
 
 Nothing else may import this, as it has the process ignore signals.
 """
@@ -21,8 +21,7 @@ import distributed.nanny  # noqa: F401
 import numpy as np
 import torch
 
-import workshop_utils.inference
-import workshop_utils.training  # noqa: F401
+import daskrun  # noqa: F401
 
 SERVER = os.getpid()
 
@@ -30,6 +29,7 @@ SERVER = os.getpid()
 def _begin(server: int) -> None:
     if os.getppid() != server:  # a worker's own forks come here too
         return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     np.random.seed()  # else all workers would draw the same numbers; Python sees to its own
     torch.seed()

@@ -22,18 +22,19 @@ from distributed.comm import get_address_host
 from distributed.core import error_message
 
 from daskrun.by_value import send_by_value
-from daskrun.decide import SETTLE_S
 from daskrun.errors import JobError, Stopped, ranks_named
 from daskrun.family import known_to_children
-from daskrun.look import described, may_follow_a_death, write_stacks
+from daskrun.pickling import packed
 from daskrun.private import forget_collectives, recorded_collectives
-from daskrun.travel import packed
+from daskrun.why.look import described, may_follow_a_death, write_stacks
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
 REACH_S = 30  # time limit for connecting to the store of rank 0, which serves already
+STOPPED_AFTER_S = 1.0  # so that whoever looks at the futures alone meets the cause before a Stopped
 JOIN_S = 300  # time limit for all ranks to arrive: each imports and unpickles at its own speed
+TOPIC = "daskrun-"  # the topic of a client, whose id follows; a message is (kind, job, …)
 MAX_FRAMES = 30  # the innermost ones of a traceback that travels; Dask drops one of over 10 kB
 
 
@@ -45,8 +46,8 @@ class Meeting(NamedTuple):
     call: bytes
 
 
-class Attempt(NamedTuple):
-    """One start of a job's function on all ranks."""
+class AttemptId(NamedTuple):
+    """One start of a job's function on all ranks. number: from 0."""
 
     job: str
     number: int
@@ -54,28 +55,24 @@ class Attempt(NamedTuple):
 
 @dataclass(frozen=True)
 class Assignment:
-    """Which rank of which attempt of which job a worker is. process: the worker's id, which no successor shares."""
+    """Which rank of which attempt a worker is. client: its id. process: the worker's id, which no successor shares."""
 
-    job: str
+    attempt: AttemptId
+    client: str
     rank: int
     world_size: int
-    attempt: int
     max_restarts: int
     process: str
-
-    @property
-    def of(self) -> Attempt:
-        """The attempt that the rank belongs to."""
-        return Attempt(self.job, self.attempt)
 
 
 # (worker, assignment) while this process runs a rank, else None. A process runs one rank at a time, and the rank's
 # function may log from any of its threads, so this belongs to the process and not to a context.
 _running: tuple[Worker, Assignment] | None = None
 
-_begins: dict[Attempt, bool] = {}  # False where `leave` came before the rank
-_mail: dict[Attempt, SimpleQueue] = {}  # holds the Meeting, once the client has sent it
-_stores: "dict[Attempt, TCPStore]" = {}  # that rank 0 serves to the others, who may need it longer than rank 0
+_begins: dict[AttemptId, bool] = {}  # False where `leave` came before the rank
+_mail: dict[AttemptId, SimpleQueue] = {}  # holds the Meeting, once the client has sent it
+_listening: dict[AttemptId, socket.socket] = {}  # of rank 0, until its store has it
+_stores: "dict[AttemptId, TCPStore]" = {}  # that rank 0 serves to the others, who may need it longer than rank 0
 
 
 def assignment() -> Assignment | None:
@@ -87,7 +84,12 @@ def send_row(row: Mapping[str, object]) -> None:
     """Send a row of metrics to the client; it ends with the worker's address. Only for a process that runs a rank."""
     assert _running
     worker, mine = _running
-    worker.log_event(mine.job, ("row", {**row, "worker": worker.address}))
+    _log(worker, mine, "row", {**row, "worker": worker.address})
+
+
+def _log(worker: Worker, mine: Assignment, kind: str, *about: Any) -> None:
+    """Send a message about this rank's job to its client."""
+    worker.log_event(TOPIC + mine.client, (kind, mine.attempt.job, *about))
 
 
 @cache
@@ -176,13 +178,13 @@ def torch_as_found() -> Iterator[None]:
             random.seed()
 
 
-def deliver(attempt: Attempt, meeting: Meeting) -> None:
+def deliver(attempt: AttemptId, meeting: Meeting) -> None:
     """Let the rank of this attempt in this process go on: it waits until it knows where to meet the others."""
     if _begins.get(attempt) is not False:  # a large call may come after `leave`
         _mail.setdefault(attempt, SimpleQueue()).put(meeting)
 
 
-def leave(attempt: Attempt) -> bool:
+def leave(attempt: AttemptId) -> bool:
     """Return whether a rank of this attempt has begun in this process; if not, it never will.
 
     The attempt is over: what was sent for it, and a store that is served for it, go. A rank that still waits to hear
@@ -190,22 +192,35 @@ def leave(attempt: Attempt) -> bool:
     """
     if waited_for := _mail.pop(attempt, None):
         waited_for.put(None)
+    if unused := _listening.pop(attempt, None):
+        unused.close()
     _stores.pop(attempt, None)
     return _begins.setdefault(attempt, False)
 
 
-def serve_store(host: str) -> "TCPStore":
-    """Return a store for the ranks of a job, which listens on this worker's address alone, until it is released."""
-    import torch.distributed as dist
+def listen(attempt: AttemptId, dask_worker: Any = None) -> tuple[str, int, str]:
+    """Open a port for the store of the ranks, on this worker's address alone; return (host, port, what went wrong).
 
+    It takes milliseconds, where importing PyTorch takes seconds. Who connects before the store serves waits.
+    """
+    host = get_address_host(dask_worker.address)
+    if _begins.get(attempt) is False:
+        return host, 0, "the job is over"
     try:
-        listening = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        _listening[attempt] = listening = open_port(host)
+    except OSError as error:
+        return host, 0, str(error)
+    return host, listening.getsockname()[1], ""
+
+
+def open_port(host: str) -> socket.socket:
+    """Return a socket that listens on any free port of this address; of all, where the address is not this host's."""
+    try:
+        return socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         if error.errno != errno.EADDRNOTAVAIL:
             raise
-        listening = socket.create_server(("", 0))  # behind NAT our address is not local: listen on all interfaces
-    port = listening.getsockname()[1]
-    return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
+        return socket.create_server(("", 0))  # behind NAT our address is not local: listen on all interfaces
 
 
 def run_rank(bootstrap: Callable, mine: Assignment) -> bytes:
@@ -221,12 +236,12 @@ def run_rank(bootstrap: Callable, mine: Assignment) -> bytes:
             f"Rank {mine.rank} was started a second time by Dask, on a successor of its worker: a job's ranks start "
             "together or not at all."
         )
-    if not _begins.setdefault(mine.of, True):
+    if not _begins.setdefault(mine.attempt, True):
         raise Stopped(f"Rank {mine.rank} did not begin, as its job was over.")
     with suppress(OSError):  # the disk is full, or somebody removed the folder: only explanations need the file
         write_stacks(worker.local_directory)
     forget_collectives()
-    worker.log_event(mine.job, ("began", mine.attempt, mine.rank, worker.address))
+    _log(worker, mine, "began", mine.attempt.number, mine.rank, worker.address)
     store, call = _meet(mine)
     told: list[Exception] = []
 
@@ -250,9 +265,9 @@ def run_rank(bootstrap: Callable, mine: Assignment) -> bytes:
             told.append(_tell(store, mine, error))
     finally:
         _running = None
-    # Raised out of the `except`: a Stopped with the other error as its context could not be sent where that cannot.
+    # Outside `except`, so that Stopped has no __context__: that error may not pickle.
     if isinstance(told[0], Stopped):
-        time.sleep(SETTLE_S)  # so that whoever looks at the futures alone meets the cause before this
+        time.sleep(STOPPED_AFTER_S)
     raise told[0]
 
 
@@ -260,19 +275,24 @@ def _meet(mine: Assignment) -> "tuple[TCPStore, bytes]":
     """Return (the ranks' common store, the pickled call), once the client has sent where to meet."""
     import torch.distributed as dist  # takes seconds in a new process, on all ranks at once
 
-    worker = get_worker()
-    if mine.rank == 0:
-        _stores[mine.of] = serve_store(get_address_host(worker.address))
-        worker.log_event(mine.job, ("serves", mine.attempt, _stores[mine.of].host, _stores[mine.of].port))
     try:
-        meeting = _mail.setdefault(mine.of, SimpleQueue()).get(timeout=JOIN_S)
+        meeting = _mail.setdefault(mine.attempt, SimpleQueue()).get(timeout=JOIN_S)
     except Empty:
         raise JobError(f"Rank {mine.rank} has waited {JOIN_S} s to hear where rank 0 is.") from None
     if meeting is None:
         raise Stopped(f"Rank {mine.rank} ended, as its job was over.")
-    store = _stores[mine.of] if mine.rank == 0 else _reach(dist.TCPStore, meeting, mine)
+    store = _serve(dist.TCPStore, meeting, mine) if mine.rank == 0 else _reach(dist.TCPStore, meeting, mine)
     store.set_timeout(timedelta(seconds=JOIN_S))
     return store, meeting.call
+
+
+def _serve(make: "type[TCPStore]", meeting: Meeting, mine: Assignment) -> "TCPStore":
+    """Return the ranks' common store, which this process serves until `leave`."""
+    listening = _listening.pop(mine.attempt)
+    fd = listening.detach()
+    store = make(meeting.host, meeting.port, is_master=True, wait_for_workers=False, master_listen_fd=fd)
+    _stores[mine.attempt] = store
+    return store
 
 
 def _reach(make: "type[TCPStore]", meeting: Meeting, mine: Assignment) -> "TCPStore":
@@ -324,7 +344,7 @@ def _tell(store: "TCPStore", mine: Assignment, error: BaseException) -> Exceptio
         message = _as_message(error)
     exception, remote = (getattr(message[name], "data", None) for name in ("exception", "traceback"))
     about = exception, remote, _about(store, mine), follows
-    get_worker().log_event(mine.job, ("failed", mine.attempt, mine.rank, *about))
+    _log(get_worker(), mine, "failed", mine.attempt.number, mine.rank, *about)
     return error
 
 

@@ -8,10 +8,11 @@ from numbers import Integral
 from typing import Any
 
 import pandas as pd
+from daskrun.settings import known_workers
 from distributed import Client
 
 import daskrun
-from workshop_utils.cluster import known_workers
+from daskrun import Job
 from workshop_utils.data import HELD_OUT
 from workshop_utils.dogs.sketches import DRAWING_VERSION, write_sketches
 from workshop_utils.exercises import Answer as Given
@@ -21,7 +22,6 @@ from workshop_utils.exercises.gym.faults import FOUND, SOON, draw, possible_with
 from workshop_utils.exercises.gym.processes import log_lines, worker_rows
 from workshop_utils.exercises.gym.run import BATCH_SIZE, PIECES, Plan, train_sketches
 from workshop_utils.exercises.gym.scores import CURES, FULL, Answer, checked, points, solution
-from daskrun import Job
 from workshop_utils.storage import cache_folder, new_shared_folder, open_address, share
 
 N_RANKS = 2

@@ -3,9 +3,18 @@
 A nanny may lack this package, so it gets functions that hold nothing of ours, pickled by value.
 """
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from distributed import Scheduler
+from distributed.protocol import deserialize
 from distributed.protocol.pickle import dumps
+from distributed.protocol.serialize import Serialized
+
+from daskrun.claims import Worker
+
+ANSWER_S = 5  # time limit for a nanny's answer
 
 
 class Process(NamedTuple):
@@ -34,21 +43,21 @@ class End(NamedTuple):
     written: str
 
 
-def killing(address: str | None) -> bytes:
-    """Return the function that kills the worker of this address; with None it only shows that the nanny is there."""
+def killing(pid: int) -> bytes:
+    """Return the function that kills the worker's process of this pid, and not its successor."""
 
     def kill(dask_worker: Any) -> None:
         import os
         import signal
 
-        if address and dask_worker.pid and dask_worker.worker_address == address:
-            os.kill(dask_worker.pid, signal.SIGKILL)
+        if dask_worker.pid == pid:
+            os.kill(pid, signal.SIGKILL)
 
     return dumps(kill)
 
 
-def looking(address: str) -> bytes:
-    """Return the function that looks at the process of this worker for half a second; it returns Process's fields."""
+def looking(pid: int) -> bytes:
+    """Return the function that looks at the worker's process of this pid for half a second; it returns Process's fields."""
 
     async def look(dask_worker: Any) -> tuple:
         import asyncio
@@ -59,7 +68,7 @@ def looking(address: str) -> bytes:
 
         import psutil
 
-        def is_handled(pid: int) -> bool:
+        def is_handled() -> bool:
             """Return whether the process handles SIGUSR1, which would end it otherwise."""
             with contextlib.suppress(OSError):
                 for line in Path(f"/proc/{pid}/status").read_text().splitlines():
@@ -67,18 +76,18 @@ def looking(address: str) -> bytes:
                         return bool(int(line.split()[1], 16) >> (signal.SIGUSR1 - 1) & 1)
             return True  # no Linux: the file of stacks says so
 
-        if not dask_worker.pid or dask_worker.worker_address != address:  # a successor is no rank
+        if dask_worker.pid != pid:  # a successor is no rank
             return (None,)
         file = Path(f"{dask_worker.worker_dir}.stacks")
         try:
-            process = psutil.Process(dask_worker.pid)
+            process = psutil.Process(pid)
             status, before = process.status(), file.stat().st_size if file.exists() else None
-            if before is not None and status != psutil.STATUS_STOPPED and is_handled(process.pid):
-                os.kill(process.pid, signal.SIGUSR1)
+            if before is not None and status != psutil.STATUS_STOPPED and is_handled():
+                os.kill(pid, signal.SIGUSR1)
             process.cpu_percent()
             await asyncio.sleep(0.5)
             written = "" if before is None else file.read_text()[before:][:100_000]
-            return process.pid, status, process.cpu_percent() / 100, written
+            return pid, status, process.cpu_percent() / 100, written
         except (psutil.NoSuchProcess, OSError):  # it has just ended
             return (None,)
 
@@ -105,7 +114,7 @@ def watching() -> bytes:
                             return int(counts["oom_kill"])
             return 0
 
-        process, address, pid = dask_worker.process, dask_worker.worker_address, dask_worker.pid
+        process, pid = dask_worker.process, dask_worker.pid
         file, dask_worker.last_end = Path(f"{dask_worker.worker_dir}.stacks"), None
         tell, before = getattr(process.on_exit, "told", process.on_exit), killed_by_the_kernel()
 
@@ -115,7 +124,7 @@ def watching() -> bytes:
             with contextlib.suppress(OSError):
                 written = file.read_text()[-100_000:]
                 file.unlink()
-            dask_worker.last_end = address, pid, code, killed_by_the_kernel() - before, limit, written
+            dask_worker.last_end = pid, code, killed_by_the_kernel() - before, limit, written
             tell(code)
 
         on_exit.told = tell  # type: ignore[attr-defined]
@@ -124,8 +133,8 @@ def watching() -> bytes:
     return dumps(watch)
 
 
-def remembering(address: str) -> bytes:
-    """Return the function that says how the worker of this address ended; it waits up to two seconds for the end.
+def remembering(pid: int) -> bytes:
+    """Return the function that says how the worker's process of this pid ended; it waits up to two seconds for the end.
 
     It returns the fields of End, None where nobody watched.
     """
@@ -135,9 +144,60 @@ def remembering(address: str) -> bytes:
 
         for _ in range(20):
             end = getattr(dask_worker, "last_end", None)
-            if end and end[0] == address:
-                return end[1:]
+            if end and end[0] == pid:
+                return end
             await asyncio.sleep(0.1)
         return None
 
     return dumps(remember)
+
+
+async def watch_ends(workers: Sequence[Worker], dask_scheduler: Any = None) -> None:
+    """Let nannies remember how their workers end."""
+    await _ask_nannies(dask_scheduler, [(worker, watching()) for worker in workers])
+
+
+async def processes(workers: Sequence[Worker], dask_scheduler: Any = None) -> list[Process | None]:
+    """Return how the nannies of these workers see their processes; None for one that does not answer."""
+    answers = await _ask_nannies(dask_scheduler, [(worker, looking(worker.pid)) for worker in workers])
+    return [Process(*found) if there and found else None for there, found in answers]
+
+
+async def ends(workers: Sequence[Worker], dask_scheduler: Any = None) -> list[tuple[End | None, bool, int | None]]:
+    """Return for each worker: how its process ended, whether its nanny lives, and its bytes if Dask ended it for them."""
+    answers = await _ask_nannies(dask_scheduler, [(worker, remembering(worker.pid)) for worker in workers])
+    events = [event for _, event in dask_scheduler.get_events("worker-restart-memory")]
+    by_dask = {(event["worker"], event["pid"]): event["rss"] for event in events}
+    return [
+        (End(*known) if known else None, there, by_dask.get((worker.address, worker.pid)))
+        for worker, (there, known) in zip(workers, answers, strict=True)
+    ]
+
+
+async def ask_nanny(scheduler: Scheduler, worker: Worker, function: bytes) -> tuple[bool, Any]:
+    """Return (whether the worker's nanny is there, what the function returned on it), whenever it answers.
+
+    Only the scheduler reaches the nanny of a dead worker.
+    """
+    if not worker.has_nanny:
+        return False, None
+    try:
+        answer = await scheduler.rpc(worker.slot).run(function=function)
+    except Exception:  # each way of being away has its own
+        return False, None
+    result = answer.get("result")  # none where the function failed
+    if isinstance(result, Serialized):  # a scheduler passes on unread what it is sent
+        result = deserialize(result.header, result.frames)
+    return True, result
+
+
+async def _ask_nannies(scheduler: Scheduler, orders: Sequence[tuple[Worker, bytes]]) -> list[tuple[bool, Any]]:
+    """Return what `ask_nanny` returns for each order; a nanny that does not answer in time is not there."""
+
+    async def ask(worker: Worker, function: bytes) -> tuple[bool, Any]:
+        try:
+            return await asyncio.wait_for(ask_nanny(scheduler, worker, function), ANSWER_S)
+        except TimeoutError:
+            return False, None
+
+    return await asyncio.gather(*(ask(*order) for order in orders))

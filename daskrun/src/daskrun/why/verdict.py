@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from dask.utils import format_bytes
 
+from daskrun.claims import Worker, unfit
 from daskrun.errors import GO_ON, JobError, ranks_do, ranks_named
-from daskrun.look import Call, Look, frames_written, is_current, place_of, stack_of_code
-from daskrun.nanny import End, Process
-from daskrun.owners import Worker, unfit
+from daskrun.why.look import Call, Look, frames_written, is_current, place_of, stack_of_code
+from daskrun.why.process import End, Process
 
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 CODE_UNKNOWN = 255  # what multiprocessing reports where the fork server is gone

@@ -1,6 +1,6 @@
 """Who owns which worker: the table that all jobs of a cluster share.
 
-It is plain data without Dask: `on_scheduler` keeps the one table of a cluster and tells it what the workers do.
+It is plain data without Dask: `scheduler` keeps the one table of a cluster and tells it what the workers do.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from daskrun.errors import JobError, WorkersBusy, listed
 
-REPLACED_S = 30.0  # how long a launch waits for a killed worker's successor, or for the end of a job that has failed
+RENEWED_S = 30.0  # how long a launch waits for a killed worker's successor, or for the end of a job that has failed
 KINDS = {True: "with a GPU", False: "without a GPU"}
 
 
@@ -16,9 +16,9 @@ KINDS = {True: "with a GPU", False: "without a GPU"}
 class Worker:
     """What the scheduler knows of a worker.
 
-    process: an id that its successor does not share. slot: its nanny's address, which its successor does share; its
-    own without a nanny. status: Dask's, such as "running" or "paused". memory: for a message. tasks: names of those
-    that the scheduler has given it.
+    process: an id that its successor does not share. pid: of that process. slot: its nanny's address, which its
+    successor does share; its own without a nanny. status: Dask's, such as "running" or "paused". memory: for a message.
+    tasks: names of those that the scheduler has given it.
     """
 
     address: str
@@ -26,6 +26,7 @@ class Worker:
     slot: str
     host: str
     name: str
+    pid: int = 0
     has_nanny: bool = True
     has_gpu: bool = False
     status: str = "running"
@@ -61,116 +62,130 @@ class Claimed:
 
 @dataclass(frozen=True)
 class Denied:
-    """The job gets no worker now. soon: it needs workers that are being replaced, or that an ending job gives up."""
+    """The job gets no worker now. soon: it needs workers that are being renewed."""
 
     error: JobError
     soon: bool = False
 
 
 @dataclass
-class _Claim:
-    job: str
+class _Slot:
+    """A worker's place, which its successor takes over.
+
+    job: who owns it; None while only a successor is awaited. worker: the one that was claimed. begun: whether the job's
+    rank has begun there. until: the worker's process is about to be replaced, and a successor is awaited until then.
+    """
+
+    job: str | None
     client: str
-    address: str
-    begun: bool = False  # whether its rank has
-    ends_by: float = 0.0  # until when an ending job is waited for
+    worker: Worker
+    begun: bool = False
+    until: float = 0.0
 
 
-class Owners:
-    """Which job owns which worker, and which workers are being replaced."""
+class Claims:
+    """Each slot that is not free: it is owned by a job, or its worker is being renewed, or both."""
 
     def __init__(self) -> None:
-        self._claims: dict[str, _Claim] = {}  # by slot
-        self._replaced: dict[str, tuple[Worker, float]] = {}  # slot: (the old worker, until when another is awaited)
+        self._slots: dict[str, _Slot] = {}
 
     def claim(self, request: Request, workers: Sequence[Worker], now: float) -> Claimed | Denied:
         """Make idle workers the job's own, by host and name; or say why not, and change nothing.
 
-        workers: all of the cluster. now: seconds on the clock of `replace` and `expect_end`.
+        workers: all of the cluster. now: seconds on the clock of `renew` and `expect_end`.
         """
         present = self._without_the_killed(workers, now)
-        coming = [old for slot, (old, _) in self._replaced.items() if self._is_open(slot, request)]
+        there = {worker.slot for worker in present}
+        renewed = {name: slot for name, slot in self._slots.items() if now < slot.until and name not in there}
+        coming = [slot.worker for slot in renewed.values() if slot.job in (None, request.job)]
         of_kind = _of_one_kind(present, coming, request)
-        awaited = [old.slot for old in coming]
-        awaited += [slot for slot, claim in self._claims.items() if claim.job != request.job and now < claim.ends_by]
         wanted = request.fewest or len(of_kind)
         reasons = {worker.address: self._unfit(worker, request) for worker in of_kind}
         idle = sorted((worker for worker in of_kind if not reasons[worker.address]), key=_by_host_and_name)
-        if awaited and (request.fewest is None or len(idle) < wanted):
-            return Denied(WorkersBusy(f"Workers are being freed: {listed(awaited)}."), soon=True)
+        if renewed and (request.fewest is None or len(idle) < wanted):
+            return Denied(WorkersBusy(f"Workers are being freed: {listed(renewed)}."), soon=True)
         if len(of_kind) < max(wanted, 1):
             return Denied(JobError(_too_few(present, request)))
         if len(idle) < wanted:
             return Denied(WorkersBusy(_busy(wanted, reasons)))
+        self.release(request.job)
         chosen = idle[: request.most]
-        self.free(request.job)
-        for worker in chosen:
-            self._claims[worker.slot] = _Claim(request.job, request.client, worker.address)
+        self._slots |= {worker.slot: _Slot(request.job, request.client, worker) for worker in chosen}
         left_out = sorted({worker.address for worker in present} - {worker.address for worker in of_kind})
         return Claimed(tuple(chosen), tuple(left_out))
 
-    def replace(self, ended: Sequence[Worker], now: float) -> None:
-        """Await successors of these killed or dead workers."""
-        self._replaced |= {worker.slot: (worker, now + REPLACED_S) for worker in ended}
-
     def begin(self, job: str, address: str) -> bool:
         """The job's rank on the worker at this address has begun. Return whether the worker is the job's."""
-        mine = [claim for claim in self._claims.values() if claim.job == job and claim.address == address]
-        for claim in mine:
-            claim.begun = True
+        mine = [slot for slot in self._slots.values() if slot.job == job and slot.worker.address == address]
+        for slot in mine:
+            slot.begun = True
         return bool(mine)
+
+    def renew(self, slots: Collection[str], now: float) -> None:
+        """Await successors of the workers in these slots: they are dead, or are killed now."""
+        for name in slots:
+            if name in self._slots:
+                self._slots[name].until = now + RENEWED_S
 
     def expect_end(self, job: str, now: float) -> None:
         """Let launches wait for the workers of this job: one of its ranks has failed, so it is about to end."""
-        for claim in self._claims.values():
-            if claim.job == job:
-                claim.ends_by = now + REPLACED_S
+        self.renew([name for name, slot in self._slots.items() if slot.job == job], now)
 
-    def free(self, job: str, but: Collection[str] = ()) -> None:
-        """Give up all that the job owns, except these slots."""
-        self._claims = {slot: claim for slot, claim in self._claims.items() if claim.job != job or slot in but}
+    def stay(self, slots: Collection[str]) -> None:
+        """Await no successors in these slots: nothing replaces the workers there."""
+        for name in slots:
+            if name in self._slots:
+                self._slots[name].until = 0
 
-    def free_slot(self, slot: str, job: str) -> None:
-        """Give up this slot, if it is the job's."""
-        if slot in self._claims and self._claims[slot].job == job:
-            del self._claims[slot]
+    def release(self, job: str, but: Collection[str] = ()) -> None:
+        """Give up all that the job owns, except these slots. A worker that is being renewed is nobody's until it is."""
+        for name, slot in list(self._slots.items()):
+            if slot.job == job and name not in but:
+                slot.job = None
+                if not slot.until:
+                    del self._slots[name]
 
-    def free_all(self) -> None:
+    def release_all(self) -> None:
         """Give up what all jobs own: every worker has been restarted."""
-        self._claims = {}
+        self._slots = {}
 
-    def of_client(self, client: str) -> dict[str, list[str]]:
-        """Return, for each job of this client, the addresses of the workers on which its ranks have begun."""
-        jobs: dict[str, list[str]] = {}
-        for claim in self._claims.values():
-            if claim.client == client:
-                jobs.setdefault(claim.job, []).extend([claim.address] * claim.begun)
+    def of_client(self, client: str) -> dict[str, list[Worker]]:
+        """Return, for each job of this client, the workers on which its ranks have begun."""
+        jobs: dict[str, list[Worker]] = {}
+        for slot in self._slots.values():
+            if slot.client == client and slot.job:
+                jobs.setdefault(slot.job, []).extend([slot.worker] * slot.begun)
         return jobs
 
-    def owners_of(self, address: str) -> list[str]:
-        """Return the jobs that own the worker at this address."""
-        return [claim.job for claim in self._claims.values() if claim.address == address]
+    def owners_of(self, address: str) -> list[tuple[str, str]]:
+        """Return (job, client) of those that own the worker at this address."""
+        return [(slot.job, slot.client) for slot in self._slots.values() if slot.job and slot.worker.address == address]
 
     def owned(self) -> dict[str, str]:
         """Return the job that owns each slot."""
-        return {slot: claim.job for slot, claim in self._claims.items()}
+        return {name: slot.job for name, slot in self._slots.items() if slot.job}
 
     def _without_the_killed(self, workers: Sequence[Worker], now: float) -> list[Worker]:
-        """Return the workers without those that were killed, which the scheduler may still list, or that only start."""
-        self._replaced = {slot: (old, until) for slot, (old, until) in self._replaced.items() if now < until}
-        killed = {old.process for old, _ in self._replaced.values()}
-        present = [worker for worker in workers if worker.process not in killed and worker.status != "init"]
-        for worker in present:
-            self._replaced.pop(worker.slot, None)  # the successor is here
+        """Return the workers without those that are about to end, which the scheduler still lists, or that only start."""
+        present = []
+        for worker in workers:
+            slot = self._slots.get(worker.slot)
+            is_the_old = slot is not None and slot.worker.process == worker.process and now < slot.until
+            if is_the_old or worker.status == "init":
+                continue
+            present.append(worker)
+            if slot and slot.job is None:  # the successor is here, or nobody replaced the worker
+                del self._slots[worker.slot]
+        for name, slot in list(self._slots.items()):
+            if slot.job is None and now >= slot.until:
+                del self._slots[name]
         return present
-
-    def _is_open(self, slot: str, request: Request) -> bool:
-        return slot not in self._claims or self._claims[slot].job == request.job
 
     def _unfit(self, worker: Worker, request: Request) -> str:
         """Return why the job cannot have this worker now; empty if it can."""
-        if not self._is_open(worker.slot, request):
-            return f"belongs to the job {self._claims[worker.slot].job}"
+        slot = self._slots.get(worker.slot)
+        if slot and slot.job not in (None, request.job):
+            return f"belongs to the job {slot.job}"
         return unfit(worker, request.stuck.get(worker.address, ()))
 
 

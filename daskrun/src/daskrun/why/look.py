@@ -196,7 +196,7 @@ def _innermost_own(frames: list[traceback.FrameSummary]) -> int:
 
 
 def _calling() -> str:
-    return str(Path(__file__).with_name("rank.py"))  # calls the user's function
+    return str(Path(__file__).parents[1] / "rank.py")  # calls the user's function
 
 
 def _call(entry: dict[str, Any]) -> Call:

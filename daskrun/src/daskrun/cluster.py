@@ -1,0 +1,310 @@
+"""What a job asks of Dask. This is the only file that uses a `Client`."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from distributed import CancelledError, Client, Future
+
+from daskrun import scheduler
+from daskrun.claims import Claimed, Denied, Request, Worker
+from daskrun.errors import JobError, SchedulerLost, listed
+from daskrun.rank import TOPIC, Assignment, AttemptId, Meeting, at_work, deliver, leave, listen, run_rank
+from daskrun.why.look import Look, look_here
+from daskrun.why.process import End, ends, processes, watch_ends
+from daskrun.why.verdict import not_begun, silent
+
+ANSWER_S = 15  # time limit for a worker's answer
+LOOK_S = 5  # time limit for its answer to how its rank looks
+BUSY_S = 60  # time limit for the scheduler's answer: it may be busy
+FIRST = 100  # the ranks' priority: they come before what waits on a worker
+LOST = (
+    "The connection to the scheduler is lost, and with it the job: its process has ended, or the network to it. Start "
+    "or join a cluster, and launch again."
+)
+
+# For each client, what hears the messages of each of its jobs: a client keeps its handler of a topic for good.
+_heard_by: "WeakKeyDictionary[Client, dict[str, Callable]]" = WeakKeyDictionary()
+
+
+@dataclass
+class Attempt:
+    """One start of a job's function on all ranks, and what is known of them. Ranks are numbered from 0.
+
+    members: workers, in rank order. over: ranks whose task has ended. gone: ranks whose worker has died. lost: of
+    these, those whose nanny gives no answer either. results: pickled, once all are here. error: the first that a rank
+    told, with failed_rank and the traceback that came with it; is_cause: it cannot come of another rank's death.
+    """
+
+    id: AttemptId
+    members: tuple[Worker, ...]
+    futures: list[Future] = field(default_factory=list)
+    results: list[bytes] = field(default_factory=list)
+    begun: set[int] = field(default_factory=set)
+    over: set[int] = field(default_factory=set)
+    gone: set[int] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)
+    error: BaseException | None = None
+    traceback: Any = None
+    failed_rank: int | None = None
+    is_cause: bool = False
+
+    @property
+    def size(self) -> int:
+        """The world size."""
+        return len(self.members)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a rank has told an error, or its worker has died."""
+        return self.error is not None or bool(self.gone)
+
+    @property
+    def all_over(self) -> bool:
+        """Whether no rank runs any more."""
+        return len(self.over | self.gone) == self.size
+
+
+class Cluster:
+    """Dask, as one job sees it."""
+
+    def __init__(self, client: Client, job: str) -> None:
+        self.client_id, self._client, self._job = client.id, client, job
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The client's event loop, which ends with the client. No interrupt reaches it."""
+        return self._client.loop.asyncio_loop  # type: ignore[union-attr]
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the client tries to connect to its scheduler again: it does so for a while, at the same address."""
+        return self._client.status == "connecting"
+
+    def hear(self, heard: Callable[..., None]) -> None:
+        """Call heard(kind, ...) with all that the job's ranks log, and that the scheduler says of its workers."""
+        if self._client not in _heard_by:
+            jobs = _heard_by[self._client] = {}
+            topic = TOPIC + self.client_id
+            self._client.subscribe_topic(topic, lambda event: _pass_on(jobs, *event[1]))
+        _heard_by[self._client][self._job] = heard
+
+    def hear_no_more(self) -> None:
+        """Drop what is heard of the job from now on."""
+        _heard_by.get(self._client, {}).pop(self._job, None)
+
+    async def claim(self, request: Request) -> Claimed | Denied:
+        """Claim workers; where some are at work on what the scheduler does not know, others instead."""
+        while True:
+            answer = await self._ask_scheduler(scheduler.claim, request)
+            if isinstance(answer, Denied):
+                return answer
+            try:
+                stuck, share_a_process = await self._look_for_work(answer.workers)
+            except JobError:
+                await self.give_back()
+                raise
+            if not stuck and not share_a_process:
+                return answer
+            await self.give_back()
+            if not stuck:
+                return Denied(
+                    JobError(
+                        f"{listed(worker.address for worker in answer.workers)} share a process, where each rank needs "
+                        "one of its own: start the cluster with processes=True."
+                    )
+                )
+            request = replace(request, stuck={**request.stuck, **stuck})
+
+    async def give_back(self) -> None:
+        """Give up what the job owns, where no attempt uses it. A scheduler that is lost knows of nothing."""
+        with suppress(JobError):
+            await self._ask_scheduler(scheduler.give_back, self._job)
+
+    def submit(self, attempt: Attempt, bootstrap: Callable, max_restarts: int) -> None:
+        """Send each rank to its worker. Each begins, and waits for `introduce`."""
+        for rank, member in enumerate(attempt.members):
+            mine = Assignment(attempt.id, self.client_id, rank, attempt.size, max_restarts, member.process)
+            attempt.futures.append(
+                self._client.submit(
+                    run_rank,
+                    bootstrap,
+                    mine,
+                    key=(*attempt.id, rank),
+                    workers=[member.address],
+                    priority=FIRST,
+                    pure=False,
+                )
+            )
+
+    async def introduce(self, attempt: Attempt, call: bytes) -> None:
+        """Tell the ranks where they meet, at rank 0's worker, and what they run; have nannies remember their ends.
+
+        Raises JobError. Where a worker dies meanwhile, or the scheduler, that is heard.
+        """
+        first = attempt.members[0].address
+        with suppress(Exception):  # a death is then told without its cause
+            await self._ask_scheduler(watch_ends, attempt.members)
+        found = await self._ask_workers([first], listen, attempt.id)
+        if first not in found:
+            return
+        host, port, error = found[first]
+        if error:
+            raise JobError(f"Worker {first} of rank 0 cannot listen for the other ranks: {error}.")
+        meeting = Meeting(host, port, call)
+        addresses = [member.address for member in attempt.members]
+        with suppress(OSError):
+            await self._client.run(deliver, attempt.id, meeting, workers=addresses, on_error="return")
+
+    async def ended(self, future: Future) -> tuple[BaseException | None, Any]:
+        """Wait until a rank's task is over; return (its error, its traceback), (None, None) if it returned.
+
+        Raises CancelledError of `distributed` where the task was cancelled.
+        """
+        # Not distributed.wait, which waits in the loop of the client that was made last.
+        error = await future.exception()
+        if future.cancelled():
+            raise CancelledError(future.key)
+        return error, error and await future.traceback()
+
+    async def results(self, attempt: Attempt) -> list[bytes]:
+        """Return what the ranks returned, pickled. Raises JobError where one was lost with its worker."""
+        # errors="raise" would leave an error that nobody retrieves.
+        found = await self._client.gather(attempt.futures, errors="skip")
+        if len(found) < attempt.size:
+            raise JobError("A rank's result was lost with its worker while it was fetched: launch the job again.")
+        return found
+
+    async def is_kept(self, future: Future) -> bool:
+        """Whether the result of this rank is on another worker: an adaptive cluster moves it, and retires the rank's."""
+        with suppress(OSError):  # the scheduler is lost
+            return future.status == "finished" and any((await self._client.who_has([future])).values())
+        return False
+
+    async def known(self, members: Sequence[Worker]) -> list[Worker | None]:
+        """Return what the scheduler knows of these workers now; None for one that is gone."""
+        found = await self._ask_scheduler(scheduler.known, [member.address for member in members])
+        there = {worker.process: worker for worker in found}
+        return [there.get(member.process) for member in members]
+
+    async def how_they_ended(self, members: Sequence[Worker]) -> list[tuple[End | None, bool, int | None]]:
+        """Return of each dead worker what `why.process.ends` does."""
+        return await self._ask_scheduler(ends, members)
+
+    async def looks(self, attempt: Attempt) -> tuple[list[Look], list[int]]:
+        """Return (how each rank at work looks, ranks that are over).
+
+        A worker's nanny answers for it where it does not. This raises nothing, as a diagnosis must not end a job.
+        """
+        ended = [rank for rank, future in enumerate(attempt.futures) if future.done()]
+        late = {rank: worker for rank, worker in enumerate(attempt.members) if rank not in ended}
+        try:
+            return await self._looks(attempt, late), ended
+        except Exception as error:
+            return [Look(rank, trouble=f"could not be looked at: {error!r}") for rank in late], ended
+
+    async def free(self, attempt: Attempt, failed: bool, again: bool) -> list[str]:
+        """End what is left of an attempt, and give its workers up; return warnings.
+
+        failed: each process in which a rank has begun is replaced. again: the job keeps its slots for another attempt.
+        """
+        if self._client.status in ("closing", "closed"):
+            return []  # the scheduler frees what belongs to a client that is gone
+        at_work = {rank for rank, future in enumerate(attempt.futures) if not future.done()}
+        # Not those with an error, which whoever holds them may ask for. Dask would run the others again elsewhere.
+        if cancelled := [future for future in attempt.futures if future.status != "error"]:
+            with suppress(OSError):
+                await self._client.cancel(cancelled)  # their threads may still run
+        there = {rank: worker for rank, worker in enumerate(attempt.members) if rank not in attempt.gone}
+        begun = await self._ask_workers([w.address for w in there.values()], leave, attempt.id, answer_s=LOOK_S)
+        kill = {
+            rank: worker
+            for rank, worker in there.items()
+            if failed and (rank in attempt.begun or begun.get(worker.address) is True)
+        }
+        dead = [attempt.members[rank] for rank in attempt.gone - attempt.lost]
+        with suppress(JobError):  # the scheduler is lost, and with it all that the job owned
+            await self._ask_scheduler(scheduler.free, self._job, list(kill.values()), dead, again)
+        immortal = [worker.address for rank, worker in kill.items() if rank in at_work and not worker.has_nanny]
+        return [
+            f"Worker {address} has no nanny to restart it, and stays busy until its rank returns: end that process, "
+            "and start workers with nannies."
+            for address in immortal
+        ]
+
+    async def _look_for_work(self, workers: Sequence[Worker]) -> tuple[dict[str, list[str]], bool]:
+        """Return (names of the tasks that workers are at, by address; whether two workers are one process)."""
+        addresses = [worker.address for worker in workers]
+        found = await self._ask_workers(addresses, at_work)
+        for address, answer in found.items():
+            if isinstance(answer, Exception):
+                raise JobError(
+                    f"Worker {address} cannot use daskrun of this version ({answer}): install the same one there, and "
+                    "start the worker again."
+                )
+        stuck = {address: ["something that does not let it answer"] for address in addresses if address not in found}
+        stuck |= {address: [scheduler.task_name(key) for key in keys] for address, (_, keys) in found.items() if keys}
+        ids = {process for process, _ in found.values()}
+        return stuck, len(ids) < len(found)  # PyTorch has one default group a process
+
+    async def _looks(self, attempt: Attempt, ranks: Mapping[int, Worker]) -> list[Look]:
+        addresses = [worker.address for worker in ranks.values()]
+        found = await self._ask_workers(addresses, look_here, *attempt.id, answer_s=LOOK_S)
+        looks = [found[address] for address in addresses if found.get(address)]
+        waiting = [rank for rank, w in ranks.items() if rank not in attempt.begun and not found.get(w.address)]
+        if waiting:
+            seen = await self.known([ranks[rank] for rank in waiting])
+            looks += [not_begun(rank, w, self._job) for rank, w in zip(waiting, seen, strict=True) if w]
+        if mute := {rank: w for rank, w in ranks.items() if rank in attempt.begun and w.address not in found}:
+            answers: list = [None] * len(mute)
+            with suppress(TimeoutError, JobError):  # a busy scheduler must not keep an explanation
+                asked = self._ask_scheduler(processes, list(mute.values()))
+                answers = await asyncio.wait_for(asked, ANSWER_S)
+            looks += [
+                silent(rank, process, worker.has_nanny)
+                for (rank, worker), process in zip(mute.items(), answers, strict=True)
+            ]
+        return sorted(looks)
+
+    async def _ask_scheduler(self, function: Callable, *args: Any) -> Any:
+        """Return what a function returns in the scheduler's process. Raises SchedulerLost, JobError."""
+        if self.is_lost or self._client.scheduler is None:  # it would wait for a scheduler to come back
+            raise SchedulerLost(LOST)
+        try:
+            return await asyncio.wait_for(self._client.run_on_scheduler(function, *args), BUSY_S)
+        except TimeoutError as error:
+            raise SchedulerLost(f"The scheduler has not answered within {BUSY_S} s. {LOST}") from error
+        except OSError as error:  # it was lost while it was asked
+            raise SchedulerLost(LOST) from error
+        except (ImportError, AttributeError) as error:  # pickle looks for the function there
+            raise JobError(
+                f"The scheduler's process cannot use daskrun of this version ({error}): install the same one there, "
+                "and start the scheduler again."
+            ) from error
+
+    async def _ask_workers(
+        self, workers: Iterable[str], function: Callable, *args: Any, answer_s: float = ANSWER_S
+    ) -> dict[str, Any]:
+        """Return what function(*args) returns on each of these workers that answers in time, by address.
+
+        A worker that cannot import the function answers with the ImportError.
+        """
+
+        async def ask(address: str) -> dict[str, Any]:
+            with suppress(Exception):  # it is ending, or its host is cut off: the others' answers shall not wait
+                try:
+                    return await asyncio.wait_for(self._client.run(function, *args, workers=[address]), answer_s)
+                except (ImportError, AttributeError) as error:
+                    return {address: error}
+            return {}
+
+        answers = await asyncio.gather(*(ask(address) for address in workers))
+        return {address: answer for one in answers for address, answer in one.items()}
+
+
+def _pass_on(jobs: Mapping[str, Callable], kind: str, job: str, *about: Any) -> None:
+    if heard := jobs.get(job):
+        heard(kind, *about)

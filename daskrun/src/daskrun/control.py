@@ -1,0 +1,396 @@
+"""One job: claim workers, run an attempt on them, free them; after a death, again. `Control.run` reads from the top.
+
+Who owns a worker? From `_claim` until `free`, the job. When is a process killed? In `free`, if a rank has begun in it and
+the attempt has failed. Where does a timeout take effect? Where `_claim` and `_attempt` wait.
+"""
+
+import asyncio
+import copy
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from distributed import CancelledError
+from distributed.core import clean_exception
+
+from daskrun.claims import KINDS, Claimed, Request
+from daskrun.cluster import LOST, Attempt, Cluster
+from daskrun.errors import GO_ON, JobError, SchedulerLost, Stopped, WorkerDied, add_note, listed, ranks_named
+from daskrun.rank import AttemptId
+from daskrun.why.look import Look
+from daskrun.why.verdict import cannot_begin, how_it_ended, stalled, timed_out
+
+SETTLE_S = 1.0  # from a rank's error to the verdict: a worker's death, which may be the cause, can come to light later
+GATHER_S = 0.1  # from a worker's death to the verdict: the message names all workers that died together
+GRACE_S = 2.0  # for the other ranks to end by themselves, before their processes are replaced
+START_S = 300  # time limit for all ranks to begin
+POLL_S = 0.2  # between two claims
+
+
+class Limits(NamedTuple):
+    """What a job may take: see `launch`. fewest, most: of its n_workers, None for all of a kind."""
+
+    fewest: int | None = None
+    most: int | None = None
+    timeout: float | None = None
+    max_restarts: int = 0
+    wait_for_workers: float = 0
+    wait_for_successors: float = 30
+    stall_after: float | None = None
+
+
+class Ended(Exception):
+    """The job ends with this error, which its user is told."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class Control:
+    """A job's life. All of it happens on the client's event loop.
+
+    doing: a phrase for `repr`. attempt: None until workers are claimed. size: its world size, or the last one's. failures: the deaths that the job
+    survived. rows: metrics so far. warnings: for whoever launched the job. over: `results` or `error` is there, and the
+    workers are free.
+    """
+
+    def __init__(self, cluster: Cluster, job: str, bootstrap: Callable, call: bytes, limits: Limits) -> None:
+        self.doing = "waiting for workers"
+        self.attempt: Attempt | None = None
+        self.size = 0
+        self.failures: list[WorkerDied] = []
+        self.rows: list[dict[str, Any]] = []
+        self.warnings: list[str] = []
+        self.results: list[bytes] = []
+        self.error: BaseException | None = None
+        self.over = False
+        self._cluster, self._job, self._bootstrap, self._call, self._limits = cluster, job, bootstrap, call, limits
+        self.loop = cluster.loop
+        self._news = asyncio.Event()
+        self._stop: BaseException | None = None
+        self._is_ending = False  # whether the job's end is certain: it may still free its workers
+        self._watches: list[asyncio.Task] = []  # what is done beside the attempt
+        self._running: asyncio.Task | None = None
+        self._deadline = None if limits.timeout is None else time.monotonic() + limits.timeout
+
+    # --- the job, from top to bottom
+
+    async def run(self) -> None:
+        """See the job through to its end; it raises nothing."""
+        self._running = asyncio.current_task()
+        self._cluster.hear(self._hear)
+        try:
+            self.results = await self._attempts()
+            self.doing = "finished"
+        except Ended as ended:
+            self.error = ended.error
+        except JobError as error:  # the scheduler is lost, or has another version
+            self.error = error.with_traceback(None)
+        except asyncio.CancelledError:  # `stop`, or the client was closed, which ends its loop
+            self.error = self._stop or self._lost_tasks()
+        except Exception as error:
+            self.error = JobError(f"The launcher failed, which is a mistake of its own: {error!r}.")
+            self.error.__cause__ = error
+        finally:
+            self._cluster.hear_no_more()
+            self.over = True
+            self._tell_all()
+
+    async def _attempts(self) -> list[bytes]:
+        last = None
+        while True:
+            attempt = self.attempt = await self._claim(last)
+            again = False
+            try:
+                death = await self._attempt(attempt)
+                if death is None:
+                    return attempt.results
+                self._survive(death)
+                again = True
+            finally:
+                self._is_ending = not again
+                self.warnings += await _to_its_end(self._free(attempt, again))
+            last, self.attempt = attempt, None
+
+    async def _claim(self, last: Attempt | None) -> Attempt:
+        """Return a new attempt, whose workers are the job's own from now on. last: the one before."""
+        limits = self._limits
+        self.doing = "waiting for workers"
+        if last is None:
+            request = Request(self._job, self._cluster.client_id, most=limits.most, enough=limits.fewest)
+            wanted, least, patience_s = limits.most, limits.fewest, limits.wait_for_workers
+        else:  # of the same kind; a pair grows back if more are there, and goes on with fewer if none come
+            wanted, least, patience_s = last.size, limits.fewest or last.size, limits.wait_for_successors
+            most = max(last.size, limits.most or 0)
+            has_gpu = last.members[0].has_gpu
+            request = Request(self._job, self._cluster.client_id, most=most, enough=least, has_gpu=has_gpu)
+        give_up = time.monotonic() + patience_s
+        why: object = "the scheduler has not answered"
+        try:
+            while True:
+                late = time.monotonic() >= give_up
+                asked = replace(request, fewest=least if late else wanted)
+                answer = await _to_its_end(self._cluster.claim(asked))
+                if isinstance(answer, Claimed):
+                    break
+                if late and not answer.soon:
+                    raise Ended(answer.error if last is None else self._not_resumed(answer.error))
+                why = answer.error
+                if self._deadline is not None and time.monotonic() >= self._deadline:
+                    raise Ended(TimeoutError(f"The job had no workers after {limits.timeout} s: {why}"))
+                await asyncio.sleep(POLL_S)
+        except SchedulerLost:
+            raise
+        except BaseException:
+            await _to_its_end(self._cluster.give_back())
+            raise
+        if answer.left_out and last is None:
+            kind = KINDS[answer.workers[0].has_gpu]
+            self.warnings.append(
+                f"The job takes workers {kind} and leaves out {listed(answer.left_out)}: ranks have to be of one kind."
+            )
+        self.size = len(answer.workers)
+        return Attempt(AttemptId(self._job, last.id.number + 1 if last else 0), answer.workers)
+
+    async def _attempt(self, attempt: Attempt) -> WorkerDied | None:
+        """Run all ranks until they have returned, and bring the results; or return the death that ended the attempt."""
+        self.doing = "starting its ranks"
+        self._cluster.submit(attempt, self._bootstrap, self._limits.max_restarts)
+        self._tell_all()
+        beside = [self._see_end(attempt, rank) for rank in range(attempt.size)]
+        beside += [self._cluster.introduce(attempt, self._call), self._see_start(attempt)]
+        if self._limits.stall_after is not None:
+            beside.append(self._mind_silence(attempt, self._limits.stall_after))
+        self._watches = [self._watch(work) for work in beside]
+        try:
+            async with asyncio.timeout(None if self._deadline is None else self._deadline - time.monotonic()):
+                await self._until(lambda: attempt.has_failed or attempt.all_over)
+                if not attempt.has_failed:
+                    self.doing = "fetching its results"
+                    await self._fetch(attempt)
+        except TimeoutError:
+            raise Ended(timed_out(self._limits.timeout, attempt.size, *await self._cluster.looks(attempt))) from None
+        return None if attempt.results else await self._verdict(attempt)
+
+    async def _verdict(self, attempt: Attempt) -> WorkerDied:
+        """Return the death because of which the attempt failed. Raises the error of a rank that was the cause itself."""
+        self.doing = "looking for the cause of a failure"
+        await self._until(lambda: attempt.gone or attempt.all_over, SETTLE_S)
+        if attempt.gone:
+            await asyncio.sleep(GATHER_S)
+        dead = sorted(attempt.gone - {attempt.failed_rank})
+        if dead and attempt.is_cause:
+            add_note(attempt.error, f"{ranks_named(dead).capitalize()} died after that.")
+        death = None if attempt.is_cause or not dead else await self._death(attempt, dead)
+        if death is None:
+            assert attempt.error is not None
+            raise Ended(attempt.error)
+        return death
+
+    def _survive(self, death: WorkerDied) -> None:
+        """Go on after a death, if the job may."""
+        if len(self.failures) == self._limits.max_restarts:
+            raise Ended(death)
+        self.failures.append(death)
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            late = TimeoutError(f"The job's {self._limits.timeout} s were over when it could have gone on: {death}")
+            raise Ended(late)
+
+    async def _free(self, attempt: Attempt, again: bool) -> list[str]:
+        """Let ranks end by themselves after a failure, and give up the workers; return warnings."""
+        self.doing = "ending its ranks"
+        if attempt.has_failed and not self._stop:
+            await self._until(lambda: attempt.all_over or self._stop, GRACE_S)
+        for watch in self._watches:
+            watch.cancel()
+        return await self._cluster.free(attempt, failed=not attempt.results, again=again)
+
+    # --- its parts
+
+    async def _fetch(self, attempt: Attempt) -> None:
+        """Bring the results of all ranks, for which their workers have to live."""
+        fetching = self._watch(self._cluster.results(attempt))
+        await self._until(fetching.done)
+        attempt.results = fetching.result() or []
+        attempt.futures = []  # so that the workers need not keep them
+
+    async def _death(self, attempt: Attempt, dead: Sequence[int]) -> WorkerDied:
+        """Return the error that tells how these ranks' workers ended, and what to do."""
+        members = [attempt.members[rank] for rank in dead]
+        said, cures = [], []
+        for rank, worker, end in zip(dead, members, await self._cluster.how_they_ended(members), strict=True):
+            process, has_nanny, rss = end
+            how, cure = how_it_ended(process, worker.has_nanny, has_nanny, rss)
+            said.append(f"worker {worker.address} {how}")
+            cures.append(cure)
+            attempt.lost |= set() if has_nanny else {rank}
+        if allowed := self._limits.max_restarts:
+            cures = [cure for cure in cures if cure != GO_ON]
+            if len(self.failures) == allowed:
+                cures.append(f"The job had been started again as often as max_restarts={allowed} allows.")
+        parts = [f"{ranks_named(dead).capitalize()} died: {'; '.join(said)}.", *filter(None, dict.fromkeys(cures))]
+        death = WorkerDied(" ".join(parts))
+        for note in getattr(attempt.error, "__notes__", ()):  # of a rank that failed because of the death
+            add_note(death, note)
+        return death
+
+    def _not_resumed(self, error: JobError) -> WorkerDied:
+        """Return the last death, as the end of a job that got no workers to go on with."""
+        death = self.failures[-1]
+        death.__cause__ = error
+        waited = self._limits.wait_for_successors
+        add_note(
+            death,
+            f"No worker took its place in time (wait_for_successors={waited}), so the job was not resumed.",
+        )
+        return death
+
+    def _fail(self, attempt: Attempt, rank: int | None, error: BaseException, remote: Any, may_follow: bool) -> None:
+        """Take what a rank raised. The first one counts, but for a rank's Stopped. remote: the traceback there."""
+        first = attempt.error
+        if first is None or (isinstance(first, Stopped) and not isinstance(error, Stopped)):
+            attempt.failed_rank, attempt.error, attempt.traceback = rank, error, remote
+            attempt.is_cause = not may_follow and not attempt.gone
+        self._tell_all()
+
+    def _hear(self, kind: str, *about: Any) -> None:
+        """Take what ranks log, and what the scheduler says of workers."""
+        if kind == "row":
+            self.rows += about
+        elif kind == "gone" and self.attempt:
+            self._watch(self._lose(self.attempt, *about))
+        elif self.attempt and about[0] == self.attempt.id.number:
+            _, rank, *more = about
+            if kind == "began":
+                self.attempt.begun.add(rank)
+                if len(self.attempt.begun) == self.attempt.size:
+                    self.doing = "running"
+            elif kind == "failed":
+                exception, traceback, note, may_follow = more
+                _, error, remote = clean_exception(exception, traceback)
+                assert error is not None
+                add_note(error, note)
+                self._fail(self.attempt, rank, error, remote, may_follow)
+        self._tell_all()
+
+    async def _see_end(self, attempt: Attempt, rank: int) -> None:
+        future = attempt.futures[rank]
+        try:
+            error, remote = await self._cluster.ended(future)
+        except CancelledError:  # by somebody else: `free` ends this watch before it cancels
+            self.stop(SchedulerLost(LOST) if self._cluster.is_lost else self._lost_tasks())
+            return
+        attempt.over.add(rank)
+        if error is not None:
+            with suppress(Exception):  # not every exception can be copied
+                # The future holds the original, whose traceback would hold the future.
+                error = copy.copy(error)
+            self._fail(attempt, rank, error, remote, may_follow=True)
+        self._tell_all()
+
+    async def _see_start(self, attempt: Attempt) -> None:
+        """End the job if a rank cannot begin, and notice a worker that died before the scheduler was asked to tell."""
+        begun_by = time.monotonic() + START_S
+        while len(attempt.begun) < attempt.size and not attempt.has_failed:
+            await asyncio.sleep(1)
+            late_s = START_S if time.monotonic() > begun_by else None
+            for rank, worker in enumerate(await self._cluster.known(attempt.members)):
+                if worker is None:
+                    attempt.gone.add(rank)
+                elif rank not in attempt.begun and (error := cannot_begin(rank, worker, self._job, late_s)):
+                    self.stop(error)
+            self._tell_all()
+
+    async def _lose(self, attempt: Attempt, address: str) -> None:
+        """Take the death of the worker at this address; a worker may also go once its rank's result is elsewhere."""
+        ranks = [rank for rank, member in enumerate(attempt.members) if member.address == address]
+        for rank in ranks:
+            if attempt.futures and not await self._cluster.is_kept(attempt.futures[rank]):
+                attempt.gone.add(rank)
+        self._tell_all()
+
+    async def _mind_silence(self, attempt: Attempt, seconds: float) -> None:
+        """Warn, each time that no rank has logged anything for so long, of who waits for whom."""
+        seen, since = -1, 0.0
+        while True:
+            await asyncio.sleep(min(seconds, 1))
+            if len(self.rows) != seen or len(attempt.begun) < attempt.size or attempt.has_failed:
+                seen, since = len(self.rows), time.monotonic()
+            elif time.monotonic() - since >= seconds:
+                self.warnings.append(stalled(time.monotonic() - since, *await self._cluster.looks(attempt)))
+                self._tell_all()
+                since = float("inf")  # once, until something is logged
+
+    def _watch(self, work: Coroutine) -> asyncio.Task:
+        """Do this beside the job; where it fails, so does the job."""
+
+        async def guarded() -> Any:
+            try:
+                return await work
+            except JobError as error:
+                self.stop(error)
+            except Exception as error:
+                self.stop(JobError(f"The launcher failed, which is a mistake of its own: {error!r}."))
+            finally:
+                self.loop.call_soon(self._tell_all)
+
+        return self.loop.create_task(guarded())
+
+    def _lost_tasks(self) -> CancelledError:
+        return CancelledError(f"{self._job} lost its tasks to client.cancel(), client.restart() or client.close().")
+
+    # --- for those who wait, on this loop or in other threads
+
+    def stop(self, error: BaseException) -> None:
+        """End the job with this error, unless it is over; to be called on the loop. It takes effect where `run` waits."""
+        if self._stop is None and self._running and not (self._is_ending or self.over):
+            self._stop = error
+            self._running.cancel()
+
+    @property
+    def traceback(self) -> Any:
+        """The traceback with which the error came from its rank; None for another error."""
+        is_a_ranks = self.attempt is not None and self.attempt.error is self.error
+        return self.attempt.traceback if is_a_ranks else None  # type: ignore[union-attr]
+
+    async def looks(self) -> tuple[list[Look], list[int]]:
+        """Return (how each rank at work looks, ranks that are over)."""
+        return await self._cluster.looks(self.attempt) if self.attempt and not self.over else ([], [])
+
+    def wait(self, condition: Callable[[], object], seconds: float) -> bool:
+        """Return whether the condition holds, after so many seconds at the latest; for other threads."""
+        if condition():
+            return True
+        reached = asyncio.run_coroutine_threadsafe(self._until(condition), self.loop)
+        try:
+            reached.result(seconds)
+        except TimeoutError:
+            reached.cancel()
+        except CancelledError:  # the client was closed, and its loop ends
+            pass
+        return bool(condition())
+
+    async def _until(self, condition: Callable[[], object], seconds: float | None = None) -> None:
+        """Wait until the condition holds, or for so many seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not condition():
+                    await self._news.wait()
+
+    def _tell_all(self) -> None:
+        """Let all who wait look again whether their condition holds."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+async def _to_its_end(work: Coroutine) -> Any:
+    """Return what the work returns; a cancellation takes effect after it."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise

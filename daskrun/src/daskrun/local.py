@@ -1,0 +1,166 @@
+"""Local workers that suit PyTorch, for a machine with or without GPUs."""
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import forkserver, set_forkserver_preload, set_start_method
+from threading import Lock
+from typing import Any
+
+import dask
+from dask.system import CPU_COUNT
+from distributed import Client, LocalCluster
+from distributed.diagnostics.plugin import WorkerPlugin
+
+from daskrun import children
+from daskrun.by_value import send_by_value
+from daskrun.errors import ClusterError
+from daskrun.settings import THREADS, n_gpus
+
+LOOPBACK = "127.0.0.1"
+METHOD = "distributed.worker.multiprocessing-method"
+PRELOAD = ["daskrun.preloaded"]  # modules that the fork server imports
+_starting = Lock()
+
+
+def start_local(
+    n_workers: int | None = None,
+    *,
+    threads_per_worker: int = 1,
+    memory_limit: str | int | float | None = "auto",
+    dashboard_port: int = 0,
+    preload: Sequence[str] = (),
+) -> Client:
+    """Return a `Client` of a new local cluster: one worker per GPU, else one per core, up to four, which share the cores.
+
+    It listens on loopback only. On Linux without a GPU, workers are forked from a process that has imported PyTorch, so
+    that one that died is back in a second. This process has one such fork server; workers find the environment
+    variables of the cluster's start, and those that were unset since the first cluster's start are still there. With
+    Dask's setting `daskrun.fork-workers` (`DASK_DASKRUN__FORK_WORKERS`) False, each worker starts Python anew.
+
+    n_workers: None for the default above. threads_per_worker: tasks that one worker runs at a time.
+    memory_limit: of one worker, as `LocalCluster` takes it: such as "2 GiB", bytes, or "auto" for a share of this
+    machine's. Dask ends a worker whose process comes to 95 % of it, and starts it again.
+    dashboard_port: 0 for any that is free. preload: modules that the first cluster's fork server imports, too.
+    Raises ClusterError where this machine has fewer GPUs than n_workers, or a script calls it while it is imported.
+
+    >>> client = start_local(2)
+    >>> len(client.nthreads())
+    2
+    >>> client.shutdown()
+    """
+    for name, value in (("n_workers", n_workers), ("threads_per_worker", threads_per_worker)):
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ClusterError(f"{name} is {value!r}: give a whole number of at least 1, or None for the default.")
+    children.refuse_if_imported_again()
+    n_workers, Cluster = _choose(n_workers)
+    settings: dict[str, Any] = {
+        "n_workers": n_workers,
+        "threads_per_worker": threads_per_worker,
+        "memory_limit": memory_limit,
+        "host": LOOPBACK,
+        "silence_logs": logging.CRITICAL,  # a failed task's error waits in its future
+        "worker_dashboard_address": f"{LOOPBACK}:0",
+        "dashboard_address": f"{LOOPBACK}:{dashboard_port}",
+    }
+    with _starting:  # nannies read settings that hold for the process
+        variables = _set_worker_environment(torch_threads=max(1, CPU_COUNT // n_workers))
+        children.prepare()
+        if Cluster is LocalCluster and _forks():
+            _start_fork_server(preload)
+            settings["env"] = {**os.environ, **variables}
+        return _start_to_its_end(Cluster, settings)
+
+
+class _LocalWorker(WorkerPlugin):
+    """Keeps a worker when the stop button is pressed, and makes a forked one as a new one in what matters to a task."""
+
+    def setup(self, worker: Any) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Jupyter signals all processes of the kernel's group
+        threads, torch = os.environ.get(THREADS[0]), sys.modules.get("torch")
+        if threads and torch:  # it read the variable when it was imported, before the fork
+            torch.set_num_threads(int(threads))
+        # A process starts children as it was started. Those of a fork server, as a DataLoader has, would outlive it.
+        set_start_method("spawn", force=True)
+        dask.config.set({METHOD: "spawn"})
+        send_by_value()
+
+
+def _choose(n_workers: int | None) -> tuple[int, type]:
+    """Return (number of workers, class of cluster) for this machine."""
+    gpus = n_gpus()
+    if not gpus:
+        return n_workers or min(4, CPU_COUNT), LocalCluster
+    hide = "hide the GPUs with CUDA_VISIBLE_DEVICES='' to work on the CPU"
+    if n_workers and n_workers > gpus:
+        raise ClusterError(
+            f"n_workers is {n_workers}, but this machine has {gpus} GPU(s) and each worker needs one of its own: give "
+            f"n_workers={gpus}, or {hide}."
+        )
+    try:
+        from dask_cuda import LocalCUDACluster
+    except ImportError as error:
+        raise ClusterError(f"This machine has {gpus} GPU(s): pip install dask-cuda, or {hide}.") from error
+    return n_workers or gpus, LocalCUDACluster
+
+
+def _forks() -> bool:
+    return sys.platform == "linux" and dask.config.get("daskrun.fork-workers", True)
+
+
+def _start_fork_server(preload: Sequence[str]) -> None:
+    """Have this process's fork server import PyTorch, before Dask would start it without; it keeps what it has."""
+    dask.config.set({METHOD: "forkserver"})  # which nannies read whenever they start a worker
+    set_forkserver_preload([*PRELOAD, *preload])
+    # The stop button could end a server that has just begun. Its first import, of `preloaded`, unblocks them.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _set_worker_environment(torch_threads: int) -> dict[str, str]:
+    """Set what nannies read when they start a worker, also again; return the variables of these workers."""
+    # MALLOC_TRIM_THRESHOLD_, Dask's default, is left out on purpose: see worker_settings.
+    os.environ.pop("MALLOC_TRIM_THRESHOLD_", None)
+    for name, value in dask.config.get("distributed.nanny.pre-spawn-environ").items():
+        if os.environ.get(name) == str(value):
+            del os.environ[name]  # the nannies of an earlier cluster left it here, and it would win over the next value
+    # Without ERROR, each rank that loses a peer prints a page of C++ stack. The error itself reaches the client.
+    variables = dict.fromkeys(THREADS, str(torch_threads)) | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+    dask.config.set(
+        {
+            "distributed.nanny.pre-spawn-environ": variables,
+            "distributed.worker.daemon": False,  # daemonic processes may have no children, and DataLoader needs some
+            # After this time LocalCluster ends a nanny whose worker is gone, such as one that has just died twice.
+            "distributed.deploy.lost-worker-timeout": "1 day",
+        }
+    )
+    return variables
+
+
+def _start_to_its_end(Cluster: type, settings: dict[str, Any]) -> Client:
+    """Return a client of a new cluster; if the stop button is pressed meanwhile, shut down what has been started.
+
+    Dask closes no cluster that is half started, and what nobody closes keeps its workers and its port.
+    """
+
+    def start() -> Client:
+        client = Client(Cluster(**settings))
+        client.register_plugin(_LocalWorker())
+        return client
+
+    with ThreadPoolExecutor(1) as elsewhere:  # the stop button reaches the main thread alone, also when pressed twice
+        starting = elsewhere.submit(start)
+        try:
+            return starting.result()
+        except KeyboardInterrupt:
+            starting.add_done_callback(lambda started: started.exception() or started.result().shutdown())
+            raise
+        except RuntimeError:
+            children.explain_failure()
+            raise

@@ -1,0 +1,46 @@
+"""Send rows of metrics from a rank to the client while the job runs."""
+
+import os
+import time
+from math import prod
+from typing import Any
+
+from daskrun.family import is_ranks_child
+from daskrun.rank import assignment, send_row
+
+
+def log_metrics(**values: object) -> None:
+    """Send one row of named numbers, strings or booleans from a rank to the client, and go on at once.
+
+    `Job.rows()` shows rows as they come, `Job.metrics()` all of them; each begins with rank, attempt and time (Unix
+    seconds, by the rank's clock), and ends with worker, its address. One-element tensors and NumPy numbers become
+    numbers. Outside a job nothing happens, so that the same function runs alone. A rank's threads may log, too.
+    Raises ValueError for other values, and in a child process of a rank, such as a DataLoader's.
+    """
+    refuse_children("log_metrics")
+    if mine := assignment():
+        about = {"rank": mine.rank, "attempt": mine.attempt.number, "time": time.time()}
+        if taken := sorted(values.keys() & {*about, "worker"}):
+            raise ValueError(f"log_metrics writes {taken} itself: choose other names.")
+        send_row(about | {name: _plain(name, value) for name, value in values.items()})
+
+
+def refuse_children(name: str) -> None:
+    """Raise ValueError in a process that a rank has started; name: of the function that was called there."""
+    if is_ranks_child():
+        raise ValueError(
+            f"{name} was called in process {os.getpid()}, which a rank has started, as a DataLoader does, and from "
+            "which nothing reaches the client: return the values to the rank's own process, and send them there."
+        )
+
+
+def _plain(name: str, value: Any) -> int | float | str | None:
+    if (n_values := prod(getattr(value, "shape", ()))) != 1:  # of a tensor or an array
+        raise ValueError(f"{name} has {n_values} values: log one number, such as its mean.")
+    value = value.item() if hasattr(value, "item") else value
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        raise ValueError(f"{name} is {value}, which has more than 64 bits: log a float.")
+    if not isinstance(value, (int, float, str, type(None))):
+        raise ValueError(f"{name} is a {type(value).__name__}: log a number, a string or a boolean.")
+    # A lone surrogate would end the worker's connection.
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value

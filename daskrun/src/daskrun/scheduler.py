@@ -1,0 +1,145 @@
+"""What a job asks of the scheduler: workers of its own, word of their deaths, their end, and to be forgotten.
+
+The functions run in the scheduler's process, by `client.run_on_scheduler`. Each change of `Claims` is one step of the
+scheduler's event loop, which nothing interrupts: that is the lock under which a worker changes hands.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from dask.utils import format_bytes
+from distributed import Scheduler
+from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.scheduler import WorkerState
+
+from daskrun.claims import Claimed, Claims, Denied, Request, Worker
+from daskrun.errors import JobError
+from daskrun.private import forget_topic, truncate_topic
+from daskrun.rank import TOPIC
+from daskrun.why.process import ask_nanny, killing
+
+NANNY_S = 5  # how long a job's end waits for nannies; one whose host is lost gives no answer
+
+
+class ClaimsPlugin(SchedulerPlugin):
+    """Keeps the cluster's one table, and tells a job's client of a worker's death."""
+
+    name = "daskrun"
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.claims = Claims()
+        self._scheduler = scheduler
+        self._background: set[asyncio.Task] = set()
+
+    def restart(self, scheduler: Scheduler) -> None:
+        self.claims.release_all()
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:
+        for job, client in self.claims.owners_of(worker):
+            scheduler.log_event(TOPIC + client, ("gone", job, worker))
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        if not (topic.startswith(TOPIC) and isinstance(msg, (list, tuple)) and len(msg) > 1):
+            return
+        kind, job, *about = msg
+        if kind == "began" and not self.claims.begin(job, about[-1]):
+            self._end(job, known(about[-1:], self._scheduler))  # its client was lost before it began
+        if kind == "failed":
+            self.claims.expect_end(job, time.monotonic())
+        truncate_topic(self._scheduler, topic)  # the client has been sent it, and nobody asks for the past
+
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        for job, begun in self.claims.of_client(client).items():
+            self._end(job, begun)
+        forget_topic(scheduler, TOPIC + client)
+
+    def _end(self, job: str, begun: Sequence[Worker]) -> None:
+        """Kill the workers on which the job's ranks have begun, as nobody else ends these any more."""
+        work = asyncio.ensure_future(free(job, begun, [], False, self._scheduler))
+        self._background.add(work)
+        work.add_done_callback(self._background.discard)
+
+
+def claim(request: Request, dask_scheduler: Any = None) -> Claimed | Denied:
+    """Return the workers that belong to the job from now on, or why it gets none."""
+    if request.client not in dask_scheduler.clients:
+        return Denied(JobError("The job's client is gone."))
+    workers = [_known(state) for state in dask_scheduler.workers.values()]
+    return _claims(dask_scheduler).claim(request, workers, time.monotonic())
+
+
+def known(addresses: Sequence[str], dask_scheduler: Any = None) -> list[Worker]:
+    """Return what is known of those of these workers that are there."""
+    return [_known(dask_scheduler.workers[a]) for a in addresses if a in dask_scheduler.workers]
+
+
+async def free(
+    job: str, killed: Sequence[Worker], dead: Sequence[Worker], again: bool, dask_scheduler: Any = None
+) -> None:
+    """Kill workers through their nannies, which start successors; then give up all that the job owns.
+
+    dead: those that died without being killed, and whose nannies may live. again: the job keeps its slots, for its next
+    attempt.
+    """
+    claims = _claims(dask_scheduler)
+    mine = {slot for slot, owner in claims.owned().items() if owner == job}
+    claims.stay(mine)
+    claims.renew([worker.slot for worker in (*killed, *dead)], time.monotonic())
+    asked = {asyncio.ensure_future(ask_nanny(dask_scheduler, w, killing(w.pid))): w.slot for w in (*killed, *dead)}
+    answered, silent = await asyncio.wait(asked, timeout=NANNY_S) if asked else (set(), set())
+    claims.stay([asked[answer] for answer in answered if not answer.result()[0]])
+    claims.stay([asked[answer] for answer in silent])
+    for answer in silent:  # it may still kill its worker, which is nobody else's until then
+
+        def release(answer: asyncio.Future) -> None:
+            claims.renew([asked[answer]], time.monotonic())
+            if not again:
+                claims.release(job, but=mine - {asked[answer]})
+
+        answer.add_done_callback(release)
+    if not again:
+        claims.release(job, but={asked[answer] for answer in silent})
+
+
+def give_back(job: str, dask_scheduler: Any = None) -> None:
+    """Give up all workers that the job owns; none of its ranks was sent to them."""
+    _claims(dask_scheduler).release(job)
+
+
+def drop_events(topic: str, dask_scheduler: Any = None) -> None:
+    """Drop what was logged under a topic, which the scheduler would keep for good; subscribers stay."""
+    truncate_topic(dask_scheduler, topic)
+
+
+def owned(dask_scheduler: Any = None) -> dict[str, str]:
+    """Return the job that owns each worker, by its nanny's address or, without one, its own."""
+    return _claims(dask_scheduler).owned()
+
+
+def _claims(scheduler: Scheduler) -> Claims:
+    if ClaimsPlugin.name not in scheduler.plugins:
+        scheduler.add_plugin(ClaimsPlugin(scheduler))
+    return scheduler.plugins[ClaimsPlugin.name].claims  # type: ignore[attr-defined]
+
+
+def _known(state: WorkerState) -> Worker:
+    return Worker(
+        address=state.address,
+        process=state.server_id,
+        pid=state.pid,
+        slot=state.nanny or state.address,
+        host=state.host,
+        name=str(state.name),
+        has_nanny=state.nanny is not None,
+        has_gpu="gpu" in state.extra,
+        status=state.status.name,
+        memory=f"{format_bytes(state.memory.process)} of {format_bytes(state.memory_limit)}",
+        tasks=tuple(task_name(task.key) for task in state.processing),
+    )
+
+
+def task_name(key: Any) -> str:
+    """Return the name of a task for a message; the key of a rank's is (job, attempt, rank)."""
+    return str(key[0] if isinstance(key, tuple) else key)

@@ -1,0 +1,88 @@
+"""What PyTorch needs of Dask workers, however they are started."""
+
+import os
+import shlex
+from collections import Counter
+from multiprocessing import current_process
+
+from dask.system import CPU_COUNT
+from distributed import Client
+from distributed.comm import get_address_host
+
+from daskrun.errors import check_client
+
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # PyTorch uses the smallest of them
+
+
+def worker_settings(torch_threads: int) -> dict[str, str]:
+    """Return the environment variables under which `dask worker` starts workers that suit PyTorch.
+
+    torch_threads: cores that one PyTorch operation may use.
+    """
+    # Dask's own MALLOC_TRIM_THRESHOLD_ freezes glibc's mmap threshold at 128 KiB. Each large tensor is then mapped and
+    # faulted in anew, and training steps took 1.6 times as long. Dask merges settings: only None removes its value.
+    before: dict[str, int | None] = {"MALLOC_TRIM_THRESHOLD_": None} | dict.fromkeys(THREADS, torch_threads)
+    return {
+        "DASK_DISTRIBUTED__WORKER__DAEMON": "False",  # a daemonic worker's DataLoader could have no children
+        "DASK_DISTRIBUTED__NANNY__PRE_SPAWN_ENVIRON": str(before).replace("'", '"'),  # easier to quote in a shell
+    }
+
+
+def worker_environment(torch_threads: int) -> str:
+    """Return `worker_settings` as lines to type in a shell before `dask worker`."""
+    return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in worker_settings(torch_threads).items())
+
+
+def unfit_for_pytorch(client: Client) -> tuple[list[str], int]:
+    """Return (what is wrong with how a cluster's workers were started, cores that one of them could use)."""
+    check_client(client)
+    found = client.run(_how_started, on_error="ignore")
+    workers_on = Counter(get_address_host(worker) for worker in found)
+    wrong, cores = set(), 1
+    for worker, (trim, daemonic, threads, all_cores) in found.items():
+        share = max(1, all_cores // workers_on[get_address_host(worker)])
+        cores = max(cores, share)
+        if trim:
+            wrong.add(f"MALLOC_TRIM_THRESHOLD_ is {trim}, which makes training slower")
+        if daemonic:
+            wrong.add("they are daemonic, so that a DataLoader can have no children")
+        if trim and threads < share:  # without Dask's trim, somebody chose the threads, for workers still to come
+            wrong.add(f"PyTorch uses {threads} of the {share} cores that each could have")
+    return sorted(wrong), cores
+
+
+def known_workers(client: Client) -> dict[str, dict]:
+    """Return what the scheduler knows of each worker, by address.
+
+    `Client.scheduler_info` may answer without any worker: a periodic call, which asks for none, overwrites its answer.
+    """
+    check_client(client)
+    return client.sync(client.scheduler.identity, n_workers=-1)["workers"]  # type: ignore[union-attr]
+
+
+def n_gpus() -> int:
+    """Return how many CUDA devices PyTorch sees in this process."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def own_gpu_first(position: int) -> dict[str, str]:
+    """Return the variable under which each process of a machine has another GPU as cuda:0; nothing without a GPU.
+
+    Every process still sees all of them, as a worker of dask-cuda does: NCCL needs that to copy between GPUs directly.
+    position: of the process among those of this machine, from 0. Where they are more than the GPUs, some share one.
+    """
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    # Slurm, or the user, may have chosen some of this machine's GPUs: their numbers have to stay.
+    gpus = [str(i) for i in range(n_gpus())] if seen is None else seen.split(",") if seen else []
+    if not gpus:
+        return {}
+    first = position % len(gpus)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[first:] + gpus[:first])}
+
+
+def _how_started():
+    given = [int(os.environ[name]) for name in THREADS if os.environ.get(name, "").isdigit()]
+    trim = os.environ.get("MALLOC_TRIM_THRESHOLD_")
+    return trim, current_process().daemon, min(given, default=CPU_COUNT), CPU_COUNT
