@@ -20,12 +20,12 @@ import click
 import torch
 import torch.distributed as dist
 import torchvision
-from daskrun.settings import known_workers
 from record import write_result
 from sharing import start_sharing
 from torch.nn.parallel import DistributedDataParallel
 
 import daskrun
+from daskrun.settings import known_workers
 from workshop_utils.cluster import start_cluster
 
 BATCH_SIZE = 16  # images of 224 x 224 on each rank

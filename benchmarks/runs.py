@@ -20,13 +20,13 @@ import click
 import torch
 import torch.distributed as dist
 from dask.system import CPU_COUNT
-from daskrun.settings import n_gpus
 from record import RESULTS, write_result
 from sharing import start_sharing
 from torch.utils.data import DataLoader, Subset
 
 import daskrun
 from daskrun import log_metrics
+from daskrun.settings import n_gpus
 from workshop_utils.cluster import start_cluster
 from workshop_utils.data import HELD_OUT, find_data
 from workshop_utils.training import evaluate, prepare, train

@@ -19,12 +19,12 @@ import psutil
 import pytest
 import torch
 from dask.system import CPU_COUNT
-from daskrun.settings import THREADS, n_gpus, own_gpu_first, worker_environment
 from distributed import Client, LocalCluster, Nanny
 from processes import command_of
 from waiting import until
 
 from daskrun import ClusterError
+from daskrun.settings import THREADS, n_gpus, own_gpu_first, worker_environment
 from workshop_utils.cluster import LOOPBACK, describe_workers, port_is_free, start_cluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:Port 8787 is busy")  # with the cluster that all tests share

@@ -11,13 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from daskrun.errors import JobError, WorkerDied
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import daskrun
+from daskrun.errors import JobError, WorkerDied
 from workshop_utils.cluster import start_cluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:Port 8787 is busy")  # with the cluster that all tests share

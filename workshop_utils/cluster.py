@@ -12,14 +12,14 @@ from typing import Any
 
 import dask
 import pandas as pd
-from daskrun.errors import check_client
-from daskrun.settings import known_workers, n_gpus, unfit_for_pytorch
 from distributed import Client
 from distributed.core import Status, rpc
 from distributed.security import Security
 from distributed.versions import VersionMismatchWarning
 
 from daskrun import ClusterError, start_local, worker_environment
+from daskrun.errors import check_client
+from daskrun.settings import known_workers, n_gpus, unfit_for_pytorch
 from workshop_utils.object_store import LOOPBACK, spare_loopback_the_proxy
 from workshop_utils.progress import waiting
 

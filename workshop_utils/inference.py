@@ -14,12 +14,12 @@ from itertools import chain, islice, pairwise
 
 import pandas as pd
 import torch
-from daskrun.errors import SchedulerLost, check_client
-from daskrun.settings import known_workers
 from distributed import Client, Future
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from daskrun.errors import SchedulerLost, check_client
+from daskrun.settings import known_workers
 from workshop_utils.data import IN_BREED, read_files
 from workshop_utils.decode import load_on_cpu, load_on_gpu
 from workshop_utils.dogs.breeds import BREEDS

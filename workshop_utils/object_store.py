@@ -90,8 +90,9 @@ def spare_loopback_the_proxy() -> None:
 
 
 def _refuse_other_hosts(port):
-    from daskrun.errors import check_client
     from distributed import default_client
+
+    from daskrun.errors import check_client
 
     try:
         client = default_client()

@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from functools import cache
 from pathlib import Path, PurePath, PurePosixPath
 
+from distributed import Client, Future, default_client, get_worker
+
 from daskrun.errors import check_client
 from daskrun.metrics import refuse_children
 from daskrun.scheduler import drop_events
-from distributed import Client, Future, default_client, get_worker
-
 from workshop_utils.storage import local_path, new_shared_folder, open_address, whole_file
 
 

@@ -113,8 +113,9 @@ def share(folder: Path) -> str:
 
 def on_all_workers(path: str) -> str:
     """Return `path` if every worker of the current client can see it, or there is no client; else raise NotShared."""
-    from daskrun.errors import check_client
     from distributed import default_client
+
+    from daskrun.errors import check_client
 
     client = None
     with suppress(ValueError):  # there is no client

@@ -6,6 +6,8 @@ from traceback import FrameSummary
 
 import pytest
 import torch
+
+from daskrun import rank
 from daskrun.why.look import (
     Call,
     Look,
@@ -16,8 +18,6 @@ from daskrun.why.look import (
 )
 from daskrun.why.process import End, Process
 from daskrun.why.verdict import explain, how_it_ended, silent, stacks, timed_out, verdict
-
-from daskrun import rank
 
 TORCH = Path(torch.__file__).parent
 RANK_PY = rank.__file__  # the launcher's file, which calls the user's function
@@ -158,7 +158,7 @@ def test_ranks_that_have_ended_are_named_and_not_counted_among_all():
 
 
 def test_a_rank_that_has_not_begun_its_function_has_no_line():
-    joining = [FrameSummary(RANK_PY, 150, "run_rank"), FrameSummary("/home/me/workshop_utils/ddp.py", 176, "body")]
+    joining = [FrameSummary(RANK_PY, 150, "run_rank"), FrameSummary("/home/me/daskrun/group.py", 47, "body")]
     assert below_the_launcher(joining) == [] and "no line of the function" in place_of([])
 
 

@@ -18,12 +18,12 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from daskrun.forking import METHOD
 from distributed import Client, LocalCluster
 from processes import command_of
 from waiting import until
 
 import daskrun
+from daskrun.forking import METHOD
 from workshop_utils.cluster import start_cluster
 
 corner = pytest.mark.weekly

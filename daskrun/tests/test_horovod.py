@@ -1,13 +1,9 @@
-"""A Horovod function runs as ranks on Dask workers under the contract of `daskrun.run`, and computes what DDP computes."""
+"""A Horovod function runs as ranks under the contract of `daskrun.run`, and computes what DDP computes."""
 
 import os
-import re
 import signal
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -17,11 +13,8 @@ from waiting import awake, settled, until
 
 import daskrun
 from daskrun import JobError, WorkersBusy, horovod, log_metrics
-from workshop_utils.models import checkpoint_exists, load_checkpoint, save_checkpoint
-from workshop_utils.progress import FINISHED
 
 built = pytest.mark.skipif(not horovod.available(), reason="Horovod is not built: make horovod")
-pytestmark = pytest.mark.filterwarnings("ignore:Port 8787 is busy")
 
 
 def ranks(client, **options):
@@ -76,18 +69,17 @@ def test_training_goes_on_from_its_checkpoint_after_a_death(client, tmp_path):
     def count(path, kill_at):
         import horovod.torch as hvd
 
-        saved = load_checkpoint(path) if hvd.rank() == 0 and checkpoint_exists(path) else None
-        saved = hvd.broadcast_object(saved, root_rank=0, name="saved")  # its default name would be the type's
-        first = saved["step"] if saved else 0
+        saved = int(path.read_text()) if hvd.rank() == 0 and path.exists() else 0
+        first = hvd.broadcast_object(saved, root_rank=0, name="saved")  # its default name would be the type's
         for step in range(first, 10):
             hvd.allreduce(torch.ones(1))
             if hvd.rank() == 0:
-                save_checkpoint(path, step=step + 1)
+                path.write_text(str(step + 1))
             if first == 0 and step == kill_at and hvd.rank() == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
         return first, step
 
-    job = horovod.launch(client, count, str(tmp_path / "c.pt"), 5, max_restarts=1)
+    job = horovod.launch(client, count, tmp_path / "step", 5, max_restarts=1)
     (first, last), other = job.result()
     assert other == (first, last) and last == 9
     assert first in (5, 6, 7), "it did not resume"  # rank 0 may have been a step ahead of the kill, or behind
@@ -184,60 +176,6 @@ def test_where_it_is_not_built_a_launch_says_so(client, monkeypatch):
     monkeypatch.setattr(horovod, "available", lambda: False)
     with pytest.raises(JobError, match="make horovod"):
         horovod.run(client, print)
-
-
-def test_where_it_is_not_built_a_cell_shows_its_stored_output(tmp_path):
-    (tmp_path / "horovod").mkdir()
-    (tmp_path / "horovod" / "__init__.py").write_text("raise ImportError('built for another PyTorch')")
-    code = """
-import nbformat
-from IPython.core.interactiveshell import InteractiveShell
-from daskrun import horovod
-cells = [c for c in nbformat.read(horovod.RENDERED, 4).cells
-         if c.source.startswith("%%horovod") and c.outputs and c.outputs[0].output_type == "stream"]
-chosen = max(cells, key=lambda c: c.outputs[0].text.count("["))  # where it took long, with a finished bar
-shell = InteractiveShell.instance()
-horovod.load_ipython_extension(shell)
-shell.run_cell(chosen.source).raise_error()
-shell.run_cell("print('ordinary')").raise_error()
-shell.run_cell("%%horovod\\nchanged").raise_error()
-print("=====")
-print(chosen.outputs[0].text, end="")
-"""
-    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60)
-    assert done.returncode == 0, done.stderr
-    said, stored = done.stdout.split("ordinary\nThere is no stored output of this cell: it was changed.\n=====\n")
-    first, shown = said.split("\n", 1)
-    assert first == f"{horovod.NOT_BUILT}. Its cells show stored outputs."
-    without_bars = FINISHED.sub("", stored)
-    assert shown.startswith(without_bars) and without_bars.strip() and not FINISHED.search(shown)
-
-
-BUILD = Path(__file__).parents[1] / "tools" / "build_horovod.sh"
-
-
-def refused_build(**env):
-    done = subprocess.run(["bash", BUILD, sys.prefix], env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    return done.stderr
-
-
-def test_the_build_names_what_is_missing(tmp_path):
-    for tool in ("bash", "realpath", "mktemp", "rm", "dirname"):
-        (tmp_path / tool).symlink_to(next(p for d in os.environ["PATH"].split(":") if (p := Path(d, tool)).exists()))
-    assert refused_build(PATH=str(tmp_path)).strip().endswith("On Debian: apt install g++ make")
-
-
-@pytest.mark.weekly
-def test_a_build_for_gpus_names_what_does_not_fit(tmp_path):
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    assert "WORKSHOP_HOROVOD is 'rocm': write cpu or nccl." in refused_build(**environment, WORKSHOP_HOROVOD="rocm")
-    for nvcc, found in (("exit 127", ": install a CUDA toolkit"), ("echo release 1.0, V1.0.8", "1.0: install")):
-        (tmp_path / "nvcc").write_text(f"#!/bin/sh\n{nvcc}\n")
-        (tmp_path / "nvcc").chmod(0o755)
-        said = refused_build(**environment, WORKSHOP_HOROVOD="nccl")
-        assert re.search(f"PyTorch was built for CUDA .*, and nvcc is of CUDA {found}", said), said
 
 
 @built

@@ -27,18 +27,18 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from daskrun.claims import Request
-from daskrun.pickling import packed
-from daskrun.settings import known_workers, n_gpus
 from distributed import CancelledError, Client, LocalCluster, wait
 from waiting import awake, interrupted, settled, until, wait_for, waits
 
 import daskrun
-from daskrun import Job, JobError, SchedulerLost, WorkerDied, WorkersBusy, log_metrics, on_scheduler
+from daskrun import Job, JobError, SchedulerLost, WorkerDied, WorkersBusy, group, log_metrics, scheduler
 from daskrun import rank as rank_module
-from workshop_utils.cluster import LOOPBACK, start_cluster
+from daskrun.claims import Request
+from daskrun.local import LOOPBACK, start_local
+from daskrun.pickling import packed
+from daskrun.settings import known_workers, n_gpus
 
-pytestmark = pytest.mark.filterwarnings("ignore:Port 8787 is busy", "ignore:Sending large graph")
+pytestmark = pytest.mark.filterwarnings("ignore:Sending large graph")
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
 
@@ -410,12 +410,12 @@ def test_cancelled_futures_end_the_job_and_free_its_workers(client, gate):
 
 def test_a_restart_of_the_cluster_ends_the_job_and_frees_what_another_has_left_behind(client, gate):
     job = awake(daskrun.launch(settled(client), waits, gate, n_workers=1, max_restarts=3), n_ranks=1)
-    client.run_on_scheduler(on_scheduler.claim, Request("left", client.id, 1, 1))
-    assert len(client.run_on_scheduler(on_scheduler.owned)) == 2
+    client.run_on_scheduler(scheduler.claim, Request("left", client.id, 1, 1))
+    assert len(client.run_on_scheduler(scheduler.owned)) == 2
     client.restart()
     with pytest.raises(CancelledError, match="client.restart()"):
         job.result()
-    assert job.failures == [] and client.run_on_scheduler(on_scheduler.owned) == {}
+    assert job.failures == [] and client.run_on_scheduler(scheduler.owned) == {}
 
 
 @pytest.mark.smoke
@@ -444,7 +444,7 @@ def test_an_interrupt_during_the_launch_frees_the_workers(client, gate):
     until(lambda: any(client.processing().values()))
     with pytest.raises(KeyboardInterrupt), interrupted(daskrun.launch):
         daskrun.launch(client, waits, gate, wait_for_workers=1000)
-    assert client.run_on_scheduler(on_scheduler.owned) == {}
+    assert client.run_on_scheduler(scheduler.owned) == {}
     gate.touch()
     wait(task)
 
@@ -613,12 +613,12 @@ def test_a_hang_says_where_each_rank_stands(client):
         dist.all_reduce(torch.ones(10))
 
     daskrun.run(client, dist.barrier)  # the next job does not count its collectives
-    waits = r"Rank 1 waits in all_reduce 3 of \[10\], at test_ddp.py:\d+ in mismatched, in all_reduce"
-    others = r"Rank 0 has not called it: it is at test_ddp.py:\d+ in save"
+    waits = r"Rank 1 waits in all_reduce 3 of \[10\], at test_launch.py:\d+ in mismatched, in all_reduce"
+    others = r"Rank 0 has not called it: it is at test_launch.py:\d+ in save"
     with daskrun.launch(client, mismatched) as job:
         until(lambda: re.search(rf"{waits}. {others}", job.explain()))
         first, second = job.stacks().split("Rank 1")
-        assert first.startswith("Rank 0") and "in mismatched" in first and "in save" in first and "dask" not in first
+        assert first.startswith("Rank 0") and "in mismatched" in first and "in save" in first and "rank.py" not in first
         assert "dist.all_reduce(torch.ones(10))" in second and "dist.all_reduce(torch.ones(10))" in job.explain()
     assert job.stacks() == ""
 
@@ -757,31 +757,8 @@ def test_ranks_find_the_environment_of_torchrun(client):
     assert first["TORCHELASTIC_RUN_ID"].startswith("environment-")
 
 
-@pytest.mark.smoke
-def test_a_script_for_torchrun_runs_as_it_is(client):
-    def main():
-        dist.init_process_group("gloo")
-        total = torch.tensor([float(os.environ["RANK"]) + 1])
-        dist.all_reduce(total)
-        dist.destroy_process_group()
-        return total.item()
-
-    assert daskrun.run(client, main) == [3.0, 3.0]
-
-    def again_and_again():
-        from torch.distributed import init_process_group
-
-        for _ in range(10):  # each of these must not meet at the addresses of the one before
-            init_process_group("gloo", init_method="env://")
-            total = torch.ones(1)
-            dist.all_reduce(total)
-            dist.destroy_process_group()
-        return total.item()
-
-    assert daskrun.run(client, again_and_again) == [2.0, 2.0]
-
-
-BY_NAME = """
+SCRIPT_FOR_TORCHRUN = """
+import sys
 from datetime import timedelta
 
 import torch
@@ -790,27 +767,40 @@ from torch.distributed import init_process_group as make_group
 
 
 def main():
-    make_group("gloo", "env://", timedelta(minutes=5))
+    make_group("gloo", "env://", timedelta(seconds=7))
     total = torch.ones(1)
     dist.all_reduce(total)
+    limit = dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout
     dist.destroy_process_group()
-    make_group("gloo", "env://", timedelta(minutes=5))
-    dist.all_reduce(total)
-    return total.item(), dist.get_rank()
+    return total.item(), limit.total_seconds()
 """
 
 
-def test_a_module_that_has_imported_init_process_group_by_name_runs_in_each_job(client, tmp_path):
-    (tmp_path / "script_by_name.py").write_text(BY_NAME)
-    client.upload_file(str(tmp_path / "script_by_name.py"))  # which imports it on the workers, outside any job
+@pytest.mark.smoke
+def test_a_script_for_torchrun_makes_its_own_group_with_its_own_settings(client, tmp_path):
+    (tmp_path / "script_for_torchrun.py").write_text(SCRIPT_FOR_TORCHRUN)
+    client.upload_file(str(tmp_path / "script_for_torchrun.py"))
 
     def main():
-        import script_by_name
+        import script_for_torchrun
 
-        return script_by_name.main()
+        return script_for_torchrun.main()
 
     for _ in range(2):
-        assert daskrun.run(client, main, timeout=120) == [(4.0, 0), (4.0, 1)]
+        assert daskrun.run(client, main, backend=None, timeout=120) == [(2.0, 7.0)] * 2
+
+    def nonsense():
+        dist.init_process_group("nonsense")
+
+    with pytest.raises(AssertionError, match="nonsense"):
+        daskrun.run(client, nonsense, backend=None, n_workers=1)
+
+
+@pytest.mark.smoke
+def test_a_function_that_makes_a_second_group_is_told_of_backend_none(client):
+    with pytest.raises(ValueError, match="twice") as caught:
+        daskrun.run(client, dist.init_process_group, "gloo", n_workers=1)
+    assert "backend=None" in caught.value.__notes__[0]
 
 
 @pytest.mark.smoke
@@ -845,13 +835,13 @@ def test_settings_of_pytorch_that_a_function_changed_are_restored_and_draws_are_
 
 
 def test_a_group_that_could_not_be_made_does_not_break_the_next_job(client):
-    def alone():  # rank 1 never comes, and the failed group is counted on rank 0 only
-        dist.destroy_process_group()
+    def alone():  # rank 1 never comes
         if os.environ["RANK"] == "0":
             with pytest.raises(RuntimeError, match="wait timeout"):
                 dist.init_process_group("gloo", timeout=timedelta(seconds=1))
 
-    daskrun.run(client, alone)
+    daskrun.run(client, alone, backend=None)
+    daskrun.run(client, dist.init_process_group, "gloo", backend=None)  # and leaves it
     assert daskrun.run(client, dist.get_rank) == [0, 1]
 
 
@@ -885,9 +875,9 @@ def test_interfaces_that_an_administrator_has_set_are_kept(client):
 def test_the_backend_suits_the_gpus_of_all_ranks(gpus, backend, expected):
     if " " in expected:
         with pytest.raises(JobError, match=expected):
-            daskrun.backend_for(backend, gpus)
+            group.backend_for(backend, gpus)
     else:
-        assert daskrun.backend_for(backend, gpus) == expected
+        assert group.backend_for(backend, gpus) == expected
 
 
 def test_a_store_listens_wider_only_where_its_address_is_not_this_hosts(monkeypatch):
@@ -901,7 +891,7 @@ def test_a_store_listens_wider_only_where_its_address_is_not_this_hosts(monkeypa
         monkeypatch.setattr(rank_module.socket, "create_server", partial(create_server, error=error))
         asked.clear()
         with pytest.raises(OSError, match="no"):
-            rank_module.serve_store(LOOPBACK)
+            rank_module.open_port(LOOPBACK)
         assert asked == expected
 
 
@@ -1136,7 +1126,7 @@ def test_a_hundred_launches_leave_nothing_behind(client):
         ]
 
     until(lambda: not leaked())
-    assert client.run_on_scheduler(on_scheduler.owned) == {}
+    assert client.run_on_scheduler(scheduler.owned) == {}
     until(lambda: not client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks)))
 
 
@@ -1150,7 +1140,7 @@ def test_ranks_with_a_gpu_each_talk_over_nccl():
             dist.all_reduce(total)
         return [total.item() for total in totals], str(torch.cuda.get_device_properties(0).uuid)
 
-    client = start_cluster()
+    client = start_local()
     try:
         answers = daskrun.run(client, totals, timeout=120)
         assert [total for total, _ in answers] == [[n_gpus(), n_gpus()]] * n_gpus()
@@ -1174,7 +1164,7 @@ def test_a_failure_under_nccl_reaches_the_client_and_frees_the_gpus(n_ranks):
             dist.all_reduce(total)  # the second time, the others wait for it on their GPUs
             total.sum().item()
 
-    client = start_cluster(n_ranks)
+    client = start_local(n_ranks)
     try:
         assert daskrun.run(client, dist.get_backend, backend="nccl", timeout=120) == ["nccl"] * n_ranks  # warms up
         with pytest.raises(ZeroDivisionError, match="the last rank's own mistake"):
@@ -1194,7 +1184,7 @@ def test_a_rank_killed_under_nccl_is_started_anew(tmp_path):
             os.kill(os.getpid(), signal.SIGKILL)
         return total.item()
 
-    client = start_cluster(1)
+    client = start_local(1)
     try:
         job = daskrun.launch(client, die_once, str(tmp_path / "marker"), backend="nccl", max_restarts=1, timeout=120)
         assert job.result() == [1] and len(job.failures) == 1

@@ -17,17 +17,17 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from daskrun.ask import ask_scheduler
-from daskrun.claims import Claimed, Denied, Request
-from daskrun.rank import Attempt, Meeting, deliver, leave
-from daskrun.settings import known_workers
-from daskrun.why.look import may_follow_a_death
 from distributed import CancelledError, Client, LocalCluster
 from distributed.comm import CommClosedError
 from waiting import awake, settled, until, wait_for, waits
 
 import daskrun
-from daskrun import JobError, SchedulerLost, WorkersBusy, carry_out, log_metrics, on_scheduler
+from daskrun import JobError, SchedulerLost, WorkersBusy, control, log_metrics, scheduler
+from daskrun.claims import Claimed, Denied, Request
+from daskrun.cluster import Cluster
+from daskrun.rank import AttemptId, Meeting, deliver, leave
+from daskrun.settings import known_workers
+from daskrun.why.look import may_follow_a_death
 from workshop_utils.results import ResultsHandler
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
@@ -125,7 +125,7 @@ def test_nothing_of_a_job_stays_on_the_scheduler(client, tmp_path, monkeypatch):
     del job
     gc.collect()  # a job that failed is in its own error's traceback
     until(lambda: client.run_on_scheduler(kept) <= before)
-    assert client.run_on_scheduler(on_scheduler.owned) == {}
+    assert client.run_on_scheduler(scheduler.owned) == {}
     assert not [path for path in (tmp_path / "shared").rglob("*") if path.is_file()]
 
 
@@ -184,8 +184,8 @@ def test_a_client_that_is_closed_leaves_no_rank_no_claim_and_no_message(client):
 
 
 def test_a_client_that_is_gone_gets_no_workers_any_more(client):
-    denied = client.run_on_scheduler(on_scheduler.claim, Request("late", "no such client"))
-    assert isinstance(denied, Denied) and client.run_on_scheduler(on_scheduler.owned) == {}
+    denied = client.run_on_scheduler(scheduler.claim, Request("late", "no such client"))
+    assert isinstance(denied, Denied) and client.run_on_scheduler(scheduler.owned) == {}
 
 
 def test_a_scheduler_that_is_lost_while_it_is_asked_is_called_lost(client):
@@ -193,7 +193,7 @@ def test_a_scheduler_that_is_lost_while_it_is_asked_is_called_lost(client):
         raise CommClosedError("the connection ended")
 
     with pytest.raises(SchedulerLost, match="is lost.*Start or join"):
-        client.sync(ask_scheduler, client, end)
+        client.sync(Cluster(client, "job")._ask_scheduler, end)
 
 
 @pytest.mark.weekly
@@ -280,14 +280,14 @@ class ThereFirst:
     def __init__(self, client, folder, monkeypatch):
         self.client, self.folder, self.task = client, folder, None
         self.key = f"plain-{folder.name}"
-        self._choose = carry_out.choose
-        monkeypatch.setattr(carry_out, "choose", self.choose)
+        claim = Cluster.claim
+        monkeypatch.setattr(Cluster, "claim", lambda cluster, request: self.claim(claim, cluster, request))
 
-    async def choose(self, client, *about):
-        answer = await self._choose(client, *about)
+    async def claim(self, claim, cluster, request):
+        answer = await claim(cluster, request)
         if self.task is None and isinstance(answer, Claimed):
             self.worker = answer.workers[1].address
-            self.task = client.submit(self.work, self.folder, workers=[self.worker], key=self.key)
+            self.task = self.client.submit(self.work, self.folder, workers=[self.worker], key=self.key)
             while not self.processes():
                 await asyncio.sleep(0.05)
         return answer
@@ -339,7 +339,7 @@ def test_a_rank_whose_worker_pauses_before_it_begins_is_named(client, there_firs
 def test_a_plain_task_that_keeps_a_rank_from_its_worker_ends_the_job_and_is_not_killed(
     client, there_first, monkeypatch
 ):
-    monkeypatch.setattr(carry_out, "START_S", 1)
+    monkeypatch.setattr(control, "START_S", 1)
     with pytest.raises(JobError, match=rf"Rank 1 has not begun within 1 s: .* is busy with \['{there_first.key}'\]"):
         daskrun.run(client, os.getpid)
     assert there_first.ends()
@@ -367,7 +367,7 @@ def test_a_client_that_is_closed_while_its_ranks_begin_leaves_none_behind(client
 
 
 def test_a_call_that_arrives_after_its_job_is_over_is_kept_nowhere():
-    attempt, call = Attempt("job", 0), {"large"}
+    attempt, call = AttemptId("job", 0), {"large"}
     kept = weakref.ref(call)
     assert leave(attempt) is False
     deliver(attempt, Meeting("host", 1, call))

@@ -7,6 +7,7 @@ import signal
 
 import click
 from dask_jobqueue import SLURMCluster
+
 from daskrun.settings import worker_environment
 
 CORES = 4  # of each worker, one to a job, or to a GPU; add what your Slurm asks for, such as queue and account

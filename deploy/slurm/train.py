@@ -6,10 +6,10 @@ import sys
 
 import torch
 from dask_jobqueue.slurm import SLURMRunner
-from daskrun.settings import own_gpu_first
 from distributed import Client
 
 import daskrun
+from daskrun.settings import own_gpu_first
 from workshop_utils.data import HELD_OUT, find_data
 from workshop_utils.training import prepare, train
 

@@ -13,7 +13,6 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torchvision
 from dask_jobqueue.slurm import SLURMRunner
-from daskrun.settings import own_gpu_first
 from distributed import Client
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -21,6 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import default_collate
 
 import daskrun
+from daskrun.settings import own_gpu_first
 from workshop_utils.data import HELD_OUT, ImageFolder, find_data
 from workshop_utils.loop.preemption import Preempted, ranks_told, sigterm_noticed
 from workshop_utils.storage import absolute_address, open_fresh

@@ -3,9 +3,9 @@
 import os
 
 import pytest
-from daskrun.settings import worker_settings
 from hosts import BUCKET, PREFIX, SILENCE_S, Network, kill, missing, s3_server, until
 
+from daskrun.settings import worker_settings
 from workshop_utils.cluster import start_cluster
 
 DASK = PREFIX / "bin/dask"

@@ -8,8 +8,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from daskrun.settings import THREADS, worker_settings
 from distributed import Client
+
+from daskrun.settings import THREADS, worker_settings
 
 pytestmark = pytest.mark.clusters
 WORKSHOP = Path(sys.executable).parent / "workshop"

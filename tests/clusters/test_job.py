@@ -14,11 +14,11 @@ import cloudpickle
 import psutil
 import pytest
 import torch.distributed as dist
-from daskrun.settings import known_workers, worker_settings
 from distributed import Client, LocalCluster
 
 import daskrun
 from daskrun import JobError, WorkerDied, log_metrics
+from daskrun.settings import known_workers, worker_settings
 from workshop_utils.cluster import LOOPBACK
 
 ROOT = Path(__file__).parents[2]

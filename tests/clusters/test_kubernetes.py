@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from daskrun.settings import worker_settings
 from jsonschema import Draft202012Validator
+
+from daskrun.settings import worker_settings
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy/kubernetes"

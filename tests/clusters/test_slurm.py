@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from daskrun.settings import THREADS, unfit_for_pytorch
 from distributed import as_completed
 from slurm import missing, slurm
 
 import daskrun
+from daskrun.settings import THREADS, unfit_for_pytorch
 from workshop_utils.cluster import describe_workers, start_cluster
 from workshop_utils.data import HELD_OUT, find_data, list_photos
 from workshop_utils.inference import classify

@@ -13,11 +13,11 @@ import torch.distributed as dist
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from daskrun.settings import worker_settings
 from distributed import Client
 
 import daskrun
 from daskrun import ClusterError
+from daskrun.settings import worker_settings
 from workshop_utils.cluster import LOOPBACK, start_cluster
 
 pytestmark = pytest.mark.clusters

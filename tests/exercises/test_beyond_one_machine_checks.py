@@ -137,7 +137,7 @@ def test_a_right_move_passes_and_the_home_folder_is_as_before(at, capsys):
 
 @pytest.fixture
 def two_ranks(monkeypatch):
-    monkeypatch.setattr(exercises, "ddp", stand_ins.Ranks(monkeypatch))
+    monkeypatch.setattr(exercises, "daskrun", stand_ins.Ranks(monkeypatch))
 
 
 def by_flag(operation, then=bool, only=lambda mine: True):

@@ -24,7 +24,7 @@ def one_rank(monkeypatch):
     """Let the checks run their ranks' part here: in a group of one rank, parameters are in shards, too."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     run = SimpleNamespace(run=lambda client, function, *args, **settings: [function(*args)])
-    monkeypatch.setattr(larger_models, "ddp", run)
+    monkeypatch.setattr(larger_models, "daskrun", run)
     yield
     dist.destroy_process_group()
 

@@ -10,11 +10,12 @@ import pytest
 import stand_ins
 import torch
 import torch.distributed as dist
-from daskrun.why.look import Call, Look
-from daskrun.why.verdict import timed_out
 from torch import nn
 
+import daskrun
 from daskrun import WorkerDied
+from daskrun.why.look import Call, Look
+from daskrun.why.verdict import timed_out
 from workshop_utils.exercises import NotYet
 from workshop_utils.exercises import when_it_goes_wrong as checks
 from workshop_utils.exercises.gym.case import Case
@@ -30,7 +31,7 @@ UNEVEN = {"fault": "uneven batches", "rank": 1, "step": 24, "cure": "as many bat
 
 @pytest.fixture
 def two_ranks(monkeypatch):
-    monkeypatch.setattr(checks, "ddp", stand_ins.Ranks(monkeypatch))
+    monkeypatch.setattr(checks, "daskrun", stand_ins.Ranks(monkeypatch))
 
 
 def by_the_mean(loss):
@@ -111,7 +112,7 @@ def test_a_collective_of_one_rank_alone_is_named_and_not_what_the_check_calls_ne
         if "timeout" in settings:  # what comes before has no limit
             raise timed_out(15, 2, sorted(looks), ended=[])
 
-    monkeypatch.setattr(checks, "ddp", SimpleNamespace(run=run))
+    monkeypatch.setattr(checks, "daskrun", SimpleNamespace(run=run))
     with pytest.raises(
         NotYet, match=f"rank {waits} calls all_reduce, and rank {left}'s stop returned without"
     ) as raised:
@@ -124,7 +125,7 @@ def test_ranks_that_abort_are_told_of_collectives_that_differ(monkeypatch):
         if "timeout" in settings:  # what comes before has no limit
             raise WorkerDied("Rank 1 died: it was killed by signal 6 (SIGABRT).")
 
-    monkeypatch.setattr(checks, "ddp", SimpleNamespace(run=run))
+    monkeypatch.setattr(checks, "daskrun", SimpleNamespace(run=run))
     with pytest.raises(NotYet, match="gloo ended one of them. Call the same"):
         checks.check_stop(by_the_mean, None)
 
@@ -178,7 +179,7 @@ def test_a_wrong_culprit_gets_a_hint(culprit, hint):
 @pytest.fixture
 def case_of(monkeypatch):
     """A function that makes a case whose job is never started."""
-    monkeypatch.setattr(ddp, "launch", lambda *args, **settings: None)
+    monkeypatch.setattr(daskrun, "launch", lambda *args, **settings: None)
     clean = SimpleNamespace(plan=lambda drawn: None)
     return lambda number, rank, step: Case(None, 6, clean, Drawn(number, rank, step))
 

@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import pytest
-from daskrun.settings import n_gpus
 from lessons import code_cells, read
 from playwright.sync_api import Error, expect
 
+from daskrun.settings import n_gpus
 from workshop_utils.cluster import DASHBOARD_PORT, LOOPBACK, port_is_free
 from workshop_utils.progress import FINISHED
 from workshop_utils.tool import lab

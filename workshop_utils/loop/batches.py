@@ -17,9 +17,9 @@ from typing import Any
 
 import psutil
 import torch
-from daskrun.by_value import by_value
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, get_worker_info
 
+from daskrun.by_value import by_value
 from workshop_utils.loop.chance import derived_seed, seed_all
 from workshop_utils.loop.ranks import own_device, world
 from workshop_utils.loop.settings import whole

@@ -237,6 +237,7 @@ def _ranks(client):
     def meet():
         import torch
         import torch.distributed as dist
+
         from daskrun.rank import network_interface
 
         dist.all_reduce(total := torch.ones(1))

@@ -51,6 +51,7 @@ def worker_env(threads: int | None) -> None:
     With them, `dask worker` starts workers that suit PyTorch.
     """
     from dask.system import CPU_COUNT
+
     from daskrun.settings import worker_environment
 
     click.echo(worker_environment(threads or CPU_COUNT))

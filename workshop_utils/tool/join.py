@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 import click
 import dask
 from dask.system import CPU_COUNT
-from daskrun.settings import own_gpu_first, worker_settings
 from distributed.utils import get_ip
+
+from daskrun.settings import own_gpu_first, worker_settings
 
 # What torchrun tells this process must not reach the ranks of later jobs; OMP_NUM_THREADS would keep them to one core.
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "OMP_NUM_THREADS")

@@ -19,8 +19,8 @@ from tempfile import TemporaryDirectory
 
 import click
 import dask
-from daskrun.settings import n_gpus
 
+from daskrun.settings import n_gpus
 from workshop_utils.cluster import DASHBOARD_PORT, LOOPBACK
 
 HERE = Path(__file__).parent

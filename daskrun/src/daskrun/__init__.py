@@ -1,8 +1,12 @@
-"""torchrun's contract on the workers of any Dask cluster: one function on several workers, as the ranks of one job.
+"""torchrun's contract on the workers of any Dask cluster: a function on several workers, as the ranks of one job.
 
-`launch` starts a `Job`; `control` is a job's life, read it first. `cluster` is all that it asks of Dask, `claims` who owns
-which worker, `scheduler` what runs in the scheduler's process, `rank` what runs on a worker, `why` how hangs and deaths are
-explained.
+`launch` starts a `Job`. Read `control` first: it is a job's life. `cluster` is all that a job asks of Dask, `claims`
+says who owns which worker, `scheduler` runs in the scheduler's process, `rank` on a worker; `why` explains hangs and
+deaths.
+
+The invariant: a worker belongs to a job from the moment it is chosen until its rank is over and it is idle again or
+replaced, and it changes hands only in one step of the scheduler's event loop, which nothing interrupts. One exception:
+a worker without a nanny cannot be replaced, so a job that ends early gives it up at work; the next launch finds it busy.
 """
 
 from daskrun.equal import assert_equal_on_all_ranks

@@ -166,7 +166,7 @@ class Claims:
         return {name: slot.job for name, slot in self._slots.items() if slot.job}
 
     def _without_the_killed(self, workers: Sequence[Worker], now: float) -> list[Worker]:
-        """Return the workers without those that are about to end, which the scheduler still lists, or that only start."""
+        """Return the workers that have started, and are not about to end though the scheduler still lists them."""
         present = []
         for worker in workers:
             slot = self._slots.get(worker.slot)

@@ -179,7 +179,7 @@ class Cluster:
         return found
 
     async def is_kept(self, future: Future) -> bool:
-        """Whether the result of this rank is on another worker: an adaptive cluster moves it, and retires the rank's."""
+        """Whether the rank's result is still there: an adaptive cluster moves it before it retires a worker."""
         with suppress(OSError):  # the scheduler is lost
             return future.status == "finished" and any((await self._client.who_has([future])).values())
         return False

@@ -1,7 +1,7 @@
 """One job: claim workers, run an attempt on them, free them; after a death, again. `Control.run` reads from the top.
 
-Who owns a worker? From `_claim` until `free`, the job. When is a process killed? In `free`, if a rank has begun in it and
-the attempt has failed. Where does a timeout take effect? Where `_claim` and `_attempt` wait.
+Who owns a worker? From `_claim` until `_free`, the job. When is a process killed? In `_free`, if a rank has begun in it
+and the attempt has failed. Where does a timeout take effect? Where `_claim` and `_attempt` wait.
 """
 
 import asyncio
@@ -49,12 +49,20 @@ class Ended(Exception):
         self.error = error
 
 
+class _Denied(Exception):
+    """There are no workers for the job; error: why."""
+
+    def __init__(self, error: JobError) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 class Control:
     """A job's life. All of it happens on the client's event loop.
 
-    doing: a phrase for `repr`. attempt: None until workers are claimed. size: its world size, or the last one's. failures: the deaths that the job
-    survived. rows: metrics so far. warnings: for whoever launched the job. over: `results` or `error` is there, and the
-    workers are free.
+    doing: a phrase for `repr`. attempt: None until workers are claimed. size: its world size, or the last one's.
+    failures: the deaths that the job survived. rows: metrics so far. warnings: for whoever launched the job.
+    over: `results` or `error` is there, and the workers are free.
     """
 
     def __init__(self, cluster: Cluster, job: str, bootstrap: Callable, call: bytes, limits: Limits) -> None:
@@ -120,14 +128,29 @@ class Control:
         limits = self._limits
         self.doing = "waiting for workers"
         if last is None:
-            request = Request(self._job, self._cluster.client_id, most=limits.most, enough=limits.fewest)
-            wanted, least, patience_s = limits.most, limits.fewest, limits.wait_for_workers
-        else:  # of the same kind; a pair grows back if more are there, and goes on with fewer if none come
-            wanted, least, patience_s = last.size, limits.fewest or last.size, limits.wait_for_successors
-            most = max(last.size, limits.most or 0)
-            has_gpu = last.members[0].has_gpu
-            request = Request(self._job, self._cluster.client_id, most=most, enough=least, has_gpu=has_gpu)
-        give_up = time.monotonic() + patience_s
+            wanted, least, most, patience_s = limits.most, limits.fewest, limits.most, limits.wait_for_workers
+        else:  # a pair grows back if more are there, and goes on with fewer if none come
+            wanted, least, most = last.size, limits.fewest or last.size, max(last.size, limits.most or 0)
+            patience_s = limits.wait_for_successors
+        has_gpu = last.members[0].has_gpu if last else None  # after a death, the kind stays
+        request = Request(self._job, self._cluster.client_id, most=most, enough=least, has_gpu=has_gpu)
+        try:
+            claimed = await self._claim_soon(request, wanted, least, time.monotonic() + patience_s)
+        except _Denied as denied:
+            raise Ended(denied.error if last is None else self._not_resumed(denied.error)) from None
+        if claimed.left_out and last is None:
+            self.warnings.append(
+                f"The job takes workers {KINDS[claimed.workers[0].has_gpu]} and leaves out "
+                f"{listed(claimed.left_out)}: ranks have to be of one kind."
+            )
+        self.size = len(claimed.workers)
+        return Attempt(AttemptId(self._job, last.id.number + 1 if last else 0), claimed.workers)
+
+    async def _claim_soon(self, request: Request, wanted: int | None, least: int | None, give_up: float) -> Claimed:
+        """Claim as many workers as are wanted, or at least so many from the time `give_up` on.
+
+        Raises _Denied where they are not there then.
+        """
         why: object = "the scheduler has not answered"
         try:
             while True:
@@ -135,25 +158,18 @@ class Control:
                 asked = replace(request, fewest=least if late else wanted)
                 answer = await _to_its_end(self._cluster.claim(asked))
                 if isinstance(answer, Claimed):
-                    break
+                    return answer
                 if late and not answer.soon:
-                    raise Ended(answer.error if last is None else self._not_resumed(answer.error))
+                    raise _Denied(answer.error)
                 why = answer.error
                 if self._deadline is not None and time.monotonic() >= self._deadline:
-                    raise Ended(TimeoutError(f"The job had no workers after {limits.timeout} s: {why}"))
+                    raise Ended(TimeoutError(f"The job had no workers after {self._limits.timeout} s: {why}"))
                 await asyncio.sleep(POLL_S)
         except SchedulerLost:
             raise
         except BaseException:
             await _to_its_end(self._cluster.give_back())
             raise
-        if answer.left_out and last is None:
-            kind = KINDS[answer.workers[0].has_gpu]
-            self.warnings.append(
-                f"The job takes workers {kind} and leaves out {listed(answer.left_out)}: ranks have to be of one kind."
-            )
-        self.size = len(answer.workers)
-        return Attempt(AttemptId(self._job, last.id.number + 1 if last else 0), answer.workers)
 
     async def _attempt(self, attempt: Attempt) -> WorkerDied | None:
         """Run all ranks until they have returned, and bring the results; or return the death that ended the attempt."""
@@ -176,7 +192,7 @@ class Control:
         return None if attempt.results else await self._verdict(attempt)
 
     async def _verdict(self, attempt: Attempt) -> WorkerDied:
-        """Return the death because of which the attempt failed. Raises the error of a rank that was the cause itself."""
+        """Return the death because of which the attempt failed, or end the job with the error of a rank."""
         self.doing = "looking for the cause of a failure"
         await self._until(lambda: attempt.gone or attempt.all_over, SETTLE_S)
         if attempt.gone:
@@ -345,7 +361,7 @@ class Control:
     # --- for those who wait, on this loop or in other threads
 
     def stop(self, error: BaseException) -> None:
-        """End the job with this error, unless it is over; to be called on the loop. It takes effect where `run` waits."""
+        """End the job with this error, where `run` waits, unless its end is certain; to be called on the loop."""
         if self._stop is None and self._running and not (self._is_ending or self.over):
             self._stop = error
             self._running.cancel()

@@ -3,17 +3,17 @@
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from daskrun.errors import JobError, add_note, ranks_named
-from daskrun.private import RECORDER
+from daskrun.errors import JobError, ranks_named
+from daskrun.private import RECORDER, name_groups_from_zero
 from daskrun.rank import Assignment, environment, network_interface
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
 BACKENDS = ("auto", "gloo", "nccl", "cpu:gloo,cuda:nccl", None)
-TWICE = "launch has made the process group already: give it backend=None, and the function makes its own, as under torchrun."
 
 
 def in_process_group(run: Callable[[], bytes], store: "TCPStore", mine: Assignment, *, backend: str | None) -> bytes:
@@ -21,7 +21,10 @@ def in_process_group(run: Callable[[], bytes], store: "TCPStore", mine: Assignme
     gpu = _gpu()
     with environment(torchruns_environment(store, mine, bool(gpu))):
         if backend is None:
-            return run()
+            try:
+                return run()
+            finally:
+                _leave_group()
         store.set(f"gpu-{mine.rank}", gpu)
         gpus = [store.get(f"gpu-{other}").decode() for other in range(mine.world_size)]
         return _with_group(run, store, mine, backend_for(backend, gpus))
@@ -39,8 +42,6 @@ def _with_group(run: Callable[[], bytes], store: "TCPStore", mine: Assignment, b
         try:
             outcome.append(run())
         except BaseException as error:
-            if isinstance(error, ValueError) and "default process group twice" in str(error):
-                add_note(error, TWICE)
             outcome.append(error)
             _abort_nccl()
 
@@ -108,6 +109,17 @@ def torchruns_environment(store: "TCPStore", mine: Assignment, has_gpu: bool) ->
     if interface := network_interface():
         defaults |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}  # NCCL takes a prefix
     return variables | {name: value for name, value in defaults.items() if name not in os.environ}
+
+
+def _leave_group() -> None:
+    """Destroy the group that a function has made and left, or could not make, so that the next job can make its own."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        _abort_nccl()
+        with suppress(Exception):  # ranks that have ended do not answer
+            dist.destroy_process_group()
+    name_groups_from_zero()
 
 
 def _abort_nccl() -> None:

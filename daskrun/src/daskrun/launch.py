@@ -36,16 +36,16 @@ def launch(
     n_workers: the world size; a pair (fewest, most) for as many as are idle, such as (2, 4); None for all workers.
     Where only some workers have a GPU, those are taken if they are enough, else the others; a warning says which.
     backend: "nccl", "gloo", or "auto" for NCCL where every rank has a GPU of its own (tensors on the CPU then still go
-    through gloo), else gloo. None makes no group: for a function that calls `init_process_group` itself, as a script for
-    torchrun does.
+    through gloo), else gloo. None makes no group, for a function that calls `init_process_group` itself, as a script
+    for torchrun does.
     timeout: seconds that the whole job may take; None for no limit.
     max_restarts: how often the function is started again, on all ranks, after the death of a worker; it should then
     continue from its checkpoint. An exception is never retried.
     wait_for_workers: seconds to wait until so many workers (the most of a pair) are there and idle. An adaptive cluster
     starts workers for tasks, not for ranks, so give it a minimum: cluster.adapt(minimum=n_workers, maximum=…).
     wait_for_successors: seconds to wait after a death until as many workers as before are there, which takes minutes
-    where Slurm or Kubernetes has to start them. After that, a pair goes on with those that remain. A pair also takes more
-    than before, if they are there.
+    where Slurm or Kubernetes has to start them. After that, a pair goes on with those that remain. A pair takes
+    more than before, if they are there.
     stall_after: seconds without a row of metrics after which whoever waits for the job is warned, with the text of
     `Job.explain()`; the job goes on. None for no warning.
 

@@ -34,12 +34,13 @@ def start_local(
     dashboard_port: int = 0,
     preload: Sequence[str] = (),
 ) -> Client:
-    """Return a `Client` of a new local cluster: one worker per GPU, else one per core, up to four, which share the cores.
+    """Return a `Client` of a new local cluster of processes.
 
-    It listens on loopback only. On Linux without a GPU, workers are forked from a process that has imported PyTorch, so
-    that one that died is back in a second. This process has one such fork server; workers find the environment
-    variables of the cluster's start, and those that were unset since the first cluster's start are still there. With
-    Dask's setting `daskrun.fork-workers` (`DASK_DASKRUN__FORK_WORKERS`) False, each worker starts Python anew.
+    It has one worker per GPU, else one per core, up to four, which share the cores. It listens on loopback only. On
+    Linux without a GPU, workers are forked from a process that has imported PyTorch, so that one that died is back in a
+    second. This program has one such fork server, also for its own children that are started by "forkserver". Workers
+    find the environment variables of their cluster's start, and those that were unset since the server's are still
+    there. With Dask's setting `daskrun.fork-workers` (`DASK_DASKRUN__FORK_WORKERS`) False, each starts Python anew.
 
     n_workers: None for the default above. threads_per_worker: tasks that one worker runs at a time.
     memory_limit: of one worker, as `LocalCluster` takes it: such as "2 GiB", bytes, or "auto" for a share of this

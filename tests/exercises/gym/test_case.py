@@ -153,7 +153,7 @@ def start(monkeypatch, tmp_path):
 
     def start(seed, *jobs):
         jobs = list(jobs)
-        monkeypatch.setattr(gym_case.ddp, "launch", lambda *args, **settings: jobs.pop(0))
+        monkeypatch.setattr(gym_case.daskrun, "launch", lambda *args, **settings: jobs.pop(0))
         return gym.start(SimpleNamespace(id=uuid.uuid4().hex), seed)
 
     return start

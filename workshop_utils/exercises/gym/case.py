@@ -8,11 +8,11 @@ from numbers import Integral
 from typing import Any
 
 import pandas as pd
-from daskrun.settings import known_workers
 from distributed import Client
 
 import daskrun
 from daskrun import Job
+from daskrun.settings import known_workers
 from workshop_utils.data import HELD_OUT
 from workshop_utils.dogs.sketches import DRAWING_VERSION, write_sketches
 from workshop_utils.exercises import Answer as Given

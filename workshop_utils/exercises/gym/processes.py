@@ -7,8 +7,9 @@ from typing import Any
 
 import pandas as pd
 import torch
-from daskrun.settings import known_workers
 from distributed import Client
+
+from daskrun.settings import known_workers
 
 OF_LOOKS = "Run out-of-band function"  # what a worker logs whenever it is looked at
 ANSWER_S = 3  # time limit for each worker and nanny

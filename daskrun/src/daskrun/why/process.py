@@ -57,7 +57,7 @@ def killing(pid: int) -> bytes:
 
 
 def looking(pid: int) -> bytes:
-    """Return the function that looks at the worker's process of this pid for half a second; it returns Process's fields."""
+    """Return the function that looks at the worker's process for half a second; it returns Process's fields."""
 
     async def look(dask_worker: Any) -> tuple:
         import asyncio
@@ -164,7 +164,7 @@ async def processes(workers: Sequence[Worker], dask_scheduler: Any = None) -> li
 
 
 async def ends(workers: Sequence[Worker], dask_scheduler: Any = None) -> list[tuple[End | None, bool, int | None]]:
-    """Return for each worker: how its process ended, whether its nanny lives, and its bytes if Dask ended it for them."""
+    """Return for each: how its process ended, whether its nanny lives, its bytes if Dask ended it for its memory."""
     answers = await _ask_nannies(dask_scheduler, [(worker, remembering(worker.pid)) for worker in workers])
     events = [event for _, event in dask_scheduler.get_events("worker-restart-memory")]
     by_dask = {(event["worker"], event["pid"]): event["rss"] for event in events}
