@@ -6,7 +6,7 @@ deaths.
 
 The invariant: a worker belongs to a job from the moment it is chosen until its rank is over and it is idle again or
 replaced, and it changes hands only in one step of the scheduler's event loop, which nothing interrupts. One exception:
-a worker without a nanny cannot be replaced, so a job that ends early gives it up at work; the next launch finds it busy.
+a worker without a nanny cannot be replaced, so a job that ends early gives it up while it works.
 """
 
 from daskrun.equal import assert_equal_on_all_ranks

@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import forkserver, set_forkserver_preload, set_start_method
+from multiprocessing import forkserver, resource_tracker, set_forkserver_preload, set_start_method
 from threading import Lock
 from typing import Any
 
@@ -81,9 +81,9 @@ class _LocalWorker(WorkerPlugin):
 
     def setup(self, worker: Any) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Jupyter signals all processes of the kernel's group
-        threads, torch = os.environ.get(THREADS[0]), sys.modules.get("torch")
-        if threads and torch:  # it read the variable when it was imported, before the fork
-            torch.set_num_threads(int(threads))
+        if torch := sys.modules.get("torch"):  # as it was imported, before the fork
+            torch.set_num_threads(int(os.environ[THREADS[0]]))
+            torch.seed()
         # A process starts children as it was started. Those of a fork server, as a DataLoader has, would outlive it.
         set_start_method("spawn", force=True)
         dask.config.set({METHOD: "spawn"})
@@ -116,6 +116,7 @@ def _start_fork_server(preload: Sequence[str]) -> None:
     """Have this process's fork server import PyTorch, before Dask would start it without; it keeps what it has."""
     dask.config.set({METHOD: "forkserver"})  # which nannies read whenever they start a worker
     set_forkserver_preload([*PRELOAD, *preload])
+    resource_tracker.ensure_running()  # now, as it would unblock the signals
     # The stop button could end a server that has just begun. Its first import, of `preloaded`, unblocks them.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:

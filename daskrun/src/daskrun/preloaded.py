@@ -19,7 +19,7 @@ signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
 
 import distributed.nanny  # noqa: F401
 import numpy as np
-import torch
+import torch  # noqa: F401
 
 import daskrun  # noqa: F401
 
@@ -31,8 +31,7 @@ def _begin(server: int) -> None:
         return
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    np.random.seed()  # else all workers would draw the same numbers; Python sees to its own
-    torch.seed()
+    np.random.seed()  # else all children would draw the same numbers; Python sees to its own
     for number in map(int, os.listdir("/proc/self/fd")):
         if number > 2:
             with suppress(OSError):  # the folder's own

@@ -1,0 +1,223 @@
+"""Local workers suit PyTorch, are back soon after a death, and are like new ones in all else."""
+
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import dask
+import numpy as np
+import psutil
+import pytest
+import torch
+from waiting import until
+
+import daskrun
+from daskrun import ClusterError, start_local
+from daskrun.local import LOOPBACK, METHOD
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
+
+
+def has_torch():
+    return "torch" in sys.modules and "daskrun" in sys.modules
+
+
+def until_replaced(client, victim):
+    def is_replaced():
+        now = client.run(os.getpid, on_error="ignore").values()
+        return victim not in now and len(now) == 2
+
+    until(is_replaced, "no new worker")
+
+
+def python(*arguments, **settings):
+    environment = {**os.environ, **settings.pop("env", {})}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, **settings)
+
+
+@pytest.mark.smoke
+@on_linux
+def test_a_worker_that_died_is_back_with_pytorch_imported_and_its_share_of_the_cores():
+    with start_local(2) as client, client.cluster:
+        (server,) = set(client.run(os.getppid).values())
+        assert server != os.getpid()
+        os.kill(server, signal.SIGTERM)  # as Slurm does to all processes of a job: the server stays
+        for deadly in (signal.SIGKILL, signal.SIGTERM):
+            os.kill(victim := min(client.run(os.getpid).values()), deadly)
+            until_replaced(client, victim)
+        assert all(client.run(has_torch).values()) and set(client.run(os.getppid).values()) == {server}
+        share = max(1, os.cpu_count() // 2)
+        threads = set(client.run(lambda: (os.environ["OMP_NUM_THREADS"], torch.get_num_threads())).values())
+        assert threads == {(str(share), share)}
+
+
+@pytest.mark.smoke
+def test_workers_draw_other_numbers(client):
+    for draw in (lambda: np.random.random(), lambda: random.random(), lambda: torch.rand(1).item()):
+        assert len(set(client.run(draw).values())) == 2
+
+
+@pytest.mark.weekly
+@on_linux
+def test_of_two_clusters_each_keeps_its_threads_and_the_environment_of_its_start(monkeypatch):
+    def seen():
+        return os.getenv("ONLY_FIRST"), os.getenv("ONLY_SECOND"), torch.get_num_threads()
+
+    monkeypatch.setenv("ONLY_FIRST", "1")
+    with start_local(2) as first, first.cluster:
+        monkeypatch.setenv("ONLY_SECOND", "2")
+        with start_local(1) as second, second.cluster:
+            os.kill(victim := min(first.run(os.getpid).values()), signal.SIGKILL)
+            until_replaced(first, victim)
+            assert set(first.run(seen).values()) == {("1", None, max(1, os.cpu_count() // 2))}
+            assert set(second.run(seen).values()) == {("1", "2", os.cpu_count())}
+            assert len(daskrun.run(first, os.getpid)) == 2
+
+
+@pytest.mark.weekly
+@on_linux
+def test_workers_outlive_the_fork_server_no_longer_than_others_take_their_place():
+    with start_local(2) as client, client.cluster:
+        (server,) = set(client.run(os.getppid).values())
+        before = set(client.run(os.getpid).values())
+        os.kill(server, signal.SIGKILL)
+
+        def all_new():
+            now = set(client.run(os.getpid, on_error="ignore").values())
+            return len(now) == 2 and not now & before
+
+        until(all_new, "the workers of the dead server are still in use")
+        assert len(daskrun.run(client, os.getpid)) == 2
+
+
+def test_a_workers_children_are_started_as_dask_starts_processes(client):
+    found = client.run(lambda: (multiprocessing.get_start_method(), dask.config.get(METHOD)))
+    assert set(found.values()) == {("spawn", "spawn")}
+
+
+def drawn_and_handlers():
+    handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    return np.random.random(), torch.initial_seed(), handlers == (signal.SIG_DFL, signal.default_int_handler)
+
+
+@on_linux
+@pytest.mark.weekly
+def test_the_programs_own_children_of_the_fork_server_are_as_without_a_cluster(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import multiprocessing, sys\n"
+        f"sys.path.append({str(Path(__file__).parent)!r})\n"
+        "from test_local import drawn_and_handlers\n"
+        "from daskrun import start_local\n"
+        "if __name__ == '__main__':\n"
+        "    client = start_local(1)\n"
+        "    pool = multiprocessing.get_context('forkserver').Pool\n"
+        "    with pool(1) as one, pool(1) as two:\n"
+        "        first, second = one.apply(drawn_and_handlers), two.apply(drawn_and_handlers)\n"
+        "    print(first[0] != second[0], first[1] == second[1], first[2] and second[2])\n"
+        "    client.shutdown()\n"
+    )
+    done = python(script)
+    assert done.stdout == "True True True\n", done.stderr
+
+
+@on_linux
+@pytest.mark.weekly
+def test_what_a_task_has_started_keeps_no_server_and_no_port(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os\n"
+        "from daskrun import start_local\n"
+        "if __name__ == '__main__':\n"
+        "    with start_local(1) as client, client.cluster:\n"
+        "        client.submit(os.system, 'sleep 90 >/dev/null 2>&1 &').result()\n"
+        "        print(*client.run(os.getppid).values())\n"
+    )
+    server = int(python(script).stdout)
+    until(lambda: not psutil.pid_exists(server), "the server outlives its program")
+
+
+@on_linux
+@pytest.mark.weekly
+def test_a_file_in_the_working_directory_is_not_taken_for_a_library(tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/tqdm.py").write_text("raise RuntimeError")
+    (tmp_path / "script.py").write_text(SUM_IN_A_WORKER)
+    done = python(tmp_path / "script.py", cwd=tmp_path / "here")
+    assert done.stdout.startswith("6 "), done.stderr
+
+
+def test_it_listens_on_loopback_alone(client):
+    pids = [os.getpid(), *client.run(os.getpid).values()]
+    cluster = {address.rpartition(":")[2] for address in (client.scheduler.address, *client.nthreads())}
+    listening = {
+        connection.laddr
+        for pid in pids
+        for connection in psutil.Process(pid).net_connections()
+        if connection.status == psutil.CONN_LISTEN and str(connection.laddr.port) in cluster
+    }
+    assert listening and {address.ip for address in listening} == {LOOPBACK}
+
+
+@pytest.mark.parametrize(("name", "value"), [("n_workers", 0), ("n_workers", 1.5), ("threads_per_worker", 0)])
+def test_wrong_numbers_are_refused(name, value):
+    with pytest.raises(ClusterError, match=f"{name} is {value!r}: give a whole number"):
+        start_local(**{name: value})
+
+
+@pytest.mark.gpu
+def test_more_workers_than_gpus_are_refused():
+    with pytest.raises(ClusterError, match=f"{torch.cuda.device_count()} GPU"):
+        start_local(torch.cuda.device_count() + 1)
+
+
+# A program's workers start wherever it comes from, or the last line that is printed says what to write
+
+FROM_A_SCRIPT = "from daskrun import start_local\nstart_local(1)\n"
+SUM_IN_A_WORKER = """
+from daskrun import start_local
+
+def total():
+    import torch
+
+    numbers = torch.utils.data.TensorDataset(torch.arange(4))
+    return sum(int(batch.sum()) for (batch,) in torch.utils.data.DataLoader(numbers, num_workers=1, timeout=60))
+
+if __name__ == "__main__":
+    with start_local(1) as client, client.cluster:
+        print(client.submit(total).result(), __file__)
+"""
+forks = pytest.mark.parametrize("forks", [True, pytest.param(False, marks=pytest.mark.weekly)])
+
+
+@forks
+@pytest.mark.parametrize("through", ["script", pytest.param("helper", marks=pytest.mark.weekly)])
+def test_the_last_line_of_a_script_that_each_worker_would_run_again_says_what_to_write(through, forks, tmp_path):
+    (tmp_path / "script.py").write_text("import helper" if through == "helper" else FROM_A_SCRIPT)
+    (tmp_path / "helper.py").write_text(FROM_A_SCRIPT)
+    done = python(tmp_path / "script.py", env={"DASK_DASKRUN__FORK_WORKERS": str(forks)})
+    *_, last = done.stderr.splitlines()
+    assert done.returncode == 1 and last.startswith("daskrun.errors.ClusterError")
+    assert last.endswith("if __name__ == '__main__':")
+    assert done.stderr.count("Traceback") == 1  # not one of each worker's
+
+
+@forks
+def test_a_script_on_standard_input_has_workers(forks, tmp_path):
+    done = python("-", input=SUM_IN_A_WORKER, cwd=tmp_path, env={"DASK_DASKRUN__FORK_WORKERS": str(forks)})
+    assert done.stdout == "6 <stdin>\n", done.stderr
+
+
+@pytest.mark.weekly
+def test_where_the_name_of_tmpdir_is_long_workers_start_and_have_children(tmp_path):
+    (tmp_path / "script.py").write_text(SUM_IN_A_WORKER)
+    long = tmp_path / ("x" * 95)
+    long.mkdir(parents=True)
+    done = python(tmp_path / "script.py", env={"TMPDIR": str(long)})
+    assert done.stdout == f"6 {tmp_path}/script.py\n", done.stderr
+    assert not list(long.glob("pymp-*"))
