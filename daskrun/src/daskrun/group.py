@@ -6,9 +6,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from daskrun.as_found import environment
 from daskrun.errors import JobError, ranks_named
 from daskrun.private import RECORDER, name_groups_from_zero
-from daskrun.rank import Assignment, environment, network_interface
+from daskrun.rank import Assignment, network_interface
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore

@@ -10,11 +10,12 @@ from typing import Any
 
 from distributed import Client
 
+from daskrun.as_found import environment
 from daskrun.call import check_call
 from daskrun.errors import JobError
 from daskrun.job import Job
 from daskrun.launch import limits
-from daskrun.rank import environment, network_interface
+from daskrun.rank import network_interface
 
 LEAVE_S = 5  # for the other ranks to leave Horovod, before the server through which they met is closed
 NOT_BUILT = "Horovod is not built here. To build it, on Linux with a C++ compiler: make horovod"

@@ -87,7 +87,10 @@ async def free(
     mine = {slot for slot, owner in claims.owned().items() if owner == job}
     claims.stay(mine)
     claims.renew([worker.slot for worker in (*killed, *dead)], time.monotonic())
-    asked = {asyncio.ensure_future(ask_nanny(dask_scheduler, w, killing(w.pid))): w.slot for w in (*killed, *dead)}
+    asked: dict[asyncio.Future, str] = {
+        asyncio.ensure_future(ask_nanny(dask_scheduler, worker, killing(worker.pid))): worker.slot
+        for worker in (*killed, *dead)
+    }
     answered, silent = await asyncio.wait(asked, timeout=NANNY_S) if asked else (set(), set())
     claims.stay([asked[answer] for answer in answered if not answer.result()[0]])
     claims.stay([asked[answer] for answer in silent])

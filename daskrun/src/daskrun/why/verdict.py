@@ -82,7 +82,7 @@ def stalled(seconds: float, looks: Sequence[Look], ended: Sequence[int]) -> str:
     return f"No rank has logged anything for {seconds:.0f} s. {explain(looks, ended)}"
 
 
-def timed_out(seconds: float, size: int, looks: Sequence[Look], ended: Sequence[int]) -> TimeoutError:
+def timed_out(seconds: float | None, size: int, looks: Sequence[Look], ended: Sequence[int]) -> TimeoutError:
     """Return the error of a job of `size` ranks that took too long."""
     late = [rank for rank in range(size) if rank not in ended]
     who = f"{ranks_named(late).capitalize()} had not returned" if late else "The ranks' results had not arrived"
