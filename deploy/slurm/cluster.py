@@ -8,7 +8,7 @@ import signal
 import click
 from dask_jobqueue import SLURMCluster
 
-from daskrun.settings import worker_environment
+from daskrun import worker_environment
 
 CORES = 4  # of each worker, one to a job, or to a GPU; add what your Slurm asks for, such as queue and account
 

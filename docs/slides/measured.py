@@ -121,7 +121,7 @@ def launchers():
     steps = ([run["step"] for run in result("ddp")["runs"][tool]] for tool in ("dask", "torchrun"))
     shown = []
     for tool, row in rows.items():
-        name = "**`daskrun.launch` on Dask**" if tool == "this on Dask" else tool
+        name = "**`daskrun` on Dask**" if tool == "this on Dask" else tool
         warm = f"{row['warm_s']:.1f}" if "warm_s" in row else "–"
         killed = [f"{row['says_s']:.1f}", f"{row['knows_s']:.1f}", f"{row['again_s']:.1f}"]
         shown.append((name, row["lines"], f"{row['cold_s']:.1f}", warm, f"{row['step_s']:.2f}", *killed))
