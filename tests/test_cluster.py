@@ -75,10 +75,9 @@ def workers_are_started_as_a_users():
         yield
 
 
-@pytest.mark.parametrize("forked", [True, pytest.param(False, marks=pytest.mark.weekly)])
-def test_the_stop_button_keeps_the_workers(forked):
+def test_the_stop_button_keeps_the_workers():
     """Jupyter sends SIGINT to all processes of the kernel's group."""
-    with dask.config.set({"workshop.fork-workers": forked}), start_cluster(1) as client, client.cluster:
+    with start_cluster(1) as client, client.cluster:
         (before,) = client.run(os.getpid).values()
         os.kill(before, signal.SIGINT)
         assert client.submit(os.getpid).result(timeout=120) == before
@@ -143,10 +142,6 @@ def test_workers_share_the_cores(client):
     with end_of(start_cluster(1, threads_per_worker=3, memory_limit="1.5 GiB")) as single:
         about = describe_workers(single)[["threads", "torch_threads", "memory_gib"]]
         assert about.values.tolist() == [[3, CPU_COUNT, 1.5]]
-
-
-def test_workers_leave_the_allocator_as_glibc_has_it(client):
-    assert set(client.run(lambda: os.environ.get("MALLOC_TRIM_THRESHOLD_")).values()) == {None}
 
 
 def test_a_dataloader_may_have_children_in_a_worker_and_in_the_next_one_after_a_kill(client):

@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 import s3fs
 import torch
-from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.utils import infer_storage_options
 from PIL import Image
@@ -41,7 +40,7 @@ from workshop_utils.data import (
     train_val_split,
 )
 from workshop_utils.dogs.breeds import BREEDS
-from workshop_utils.storage import CacheError, cache_folder, open_address
+from workshop_utils.storage import cache_folder, open_address
 
 FOLDER = BREEDS[0].folder
 UNREACHABLE = {"anon": True, "client_kwargs": {"endpoint_url": "http://127.0.0.1:9"}}
@@ -143,13 +142,6 @@ def test_what_another_process_uploaded_meanwhile_is_listed(s3, s3_admin, dogs):
         assert len(list_photos("s3://workshop/growing", storage_options=own)) == n_photos
 
 
-def test_a_full_cache_is_named_with_the_cure(monkeypatch, tmp_path):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path / "file"))
-    with pytest.raises(CacheError, match=r"(?s)file.*%env WORKSHOP_CACHE="):
-        find_data(1, ["pug"])
-
-
 def test_photos_on_s3_are_listed_with_their_protocol_and_folders_keys_are_no_photos(s3, s3_admin, dogs):
     root = "s3://workshop/served/dogs"
     expected = [f"{root}/{Path(path).relative_to(dogs).as_posix()}" for path in list_photos(dogs)]
@@ -173,29 +165,10 @@ def test_a_place_without_photos_is_named_with_the_cure(url, storage_options, rea
         list_photos(url, storage_options=storage_options)
 
 
-def test_an_empty_or_flat_folder_holds_no_photos(tmp_path):
-    with pytest.raises(NoPhotos, match="0 images.*n02085620-Chihuahua"):
-        ImageFolder(str(tmp_path))
-    GREEN.save(tmp_path / "dog.jpg")
-    with pytest.raises(NoPhotos, match="0 images"):
-        ImageFolder(str(tmp_path))
-
-
 def test_a_missing_bucket_and_a_missing_folder_on_s3_hold_no_photos(s3):
     for url in ("s3://nosuchbucket/dogs", "s3://workshop/nothing"):
         with pytest.raises(NoPhotos, match=url):
             list_photos(url, storage_options=s3)
-
-
-def test_only_folders_of_wanted_breeds_are_listed(monkeypatch, dogs, tmp_path):
-    mine = shutil.copytree(dogs, tmp_path / "mine")
-    (mine / "cats").mkdir()
-    list_one, asked = LocalFileSystem.ls, []
-    monkeypatch.setattr(LocalFileSystem, "ls", lambda fs, path, **how: asked.append(path) or list_one(fs, path, **how))
-    assert len(list_photos(mine)) == 12 and len(asked) == 1 + 4
-    asked.clear()
-    assert len(list_photos(mine, breeds=[BREEDS[2]])) == 3
-    assert asked == [str(mine), str(mine / BREEDS[2].folder)]
 
 
 def test_the_error_says_whether_some_breeds_are_missing_or_all_photos(tmp_path, dogs):
@@ -368,15 +341,6 @@ def test_storage_with_a_host_and_one_connection_is_listed_and_read(dogs):
     assert ImageFolder(address)[0][0].tobytes() == ImageFolder(dogs)[0][0].tobytes()
 
 
-def test_an_address_in_a_path_and_a_chain_are_refused():
-    with pytest.raises(ValueError, match="'s3://bucket/dogs'"):
-        ImageFolder(Path("s3://bucket/dogs"))
-    with pytest.raises(ValueError, match="chain.*'memory://served/dogs'"):
-        list_photos("simplecache::memory://served/dogs")
-    with pytest.raises(NoPhotos, match="unpack"):
-        list_photos("zip://::dogs.zip")
-
-
 @pytest.mark.smoke
 @pytest.mark.parametrize("where", ["memory", "s3"])
 def test_every_place_holds_the_same_photos(where, dogs, s3):
@@ -472,24 +436,6 @@ def test_a_storage_that_cannot_be_opened_costs_no_file_of_another(tmp_path):
         assert contents[here] == b"a" and isinstance(contents[missing], FileNotFoundError)
         with pytest.raises(BadPhoto, match="nosuch://bucket/a.jpg: cannot be read .*nosuch"):
             decode_photo(contents[nowhere], nowhere)
-
-
-def test_objects_with_and_without_a_version_are_read_in_one_batch():
-    asked = []
-
-    class Versions(s3fs.S3FileSystem):
-        protocol = "versions"
-
-        def cat_ranges(self, paths, *_, **__):
-            asked.append((self.version_aware, paths))
-            return [b""] * len(paths)
-
-    fsspec.register_implementation("versions", Versions, clobber=True)
-    read_files(["versions://bucket/a", "versions://bucket/b?versionId=1", "versions://other/c"], {"anon": True})
-    assert asked == [
-        (False, ["versions://bucket/a", "versions://other/c"]),
-        (True, ["versions://bucket/b?versionId=1"]),
-    ]
 
 
 # --- bad files

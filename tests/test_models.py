@@ -49,20 +49,11 @@ def test_a_checkpoint_gives_its_model_in_eval_mode_with_transform_and_categories
     assert all(torch.equal(RESNET18[name], tensor) for name, tensor in model.state_dict().items())
     image = transform(PHOTO)
     assert image.shape == (3, 224, 224) and image.dtype == torch.float32
+    assert torch.equal(image, torchvision.models.ResNet18_Weights.DEFAULT.transforms()(PHOTO))
     assert model(image[None]).shape == (1, len(categories)) == (1, 5)
 
 
-def test_the_transform_is_the_one_of_imagenets_weights(path):
-    save_checkpoint(path, arch="resnet18", num_classes=5, state_dict=RESNET18)
-    assert torch.equal(load_resnet(path)[1](PHOTO), torchvision.models.ResNet18_Weights.DEFAULT.transforms()(PHOTO))
-
-
-def test_images_for_a_smaller_model_are_not_cropped(path):
-    save_checkpoint(path, arch="resnet18", num_classes=5, state_dict=RESNET18, size=96)
-    assert load_resnet(path)[1](PHOTO.resize((192, 192))).shape == (3, 96, 96)
-
-
-def test_a_checkpoint_may_ask_for_another_resize(path):
+def test_a_checkpoint_may_ask_for_another_size_to_which_images_are_not_cropped(path):
     save_checkpoint(path, arch="resnet18", num_classes=5, state_dict=RESNET18, size=224)
     square = PHOTO.resize((224, 224))
     expected = torchvision.transforms.functional.normalize(
@@ -223,13 +214,6 @@ def test_weights_of_a_wrapped_model_are_named_with_the_cure(path, wrapped, words
     assert torch.equal(load_resnet(path)[0].conv1.weight, RESNET18["conv1.weight"])
 
 
-def test_a_part_that_torch_compile_wrapped_is_named_too(path):
-    inner = {re.sub(r"^layer1\.", "layer1._orig_mod.", name): weight for name, weight in RESNET18.items()}
-    save_checkpoint(path, arch="resnet18", num_classes=5, state_dict=inner)
-    with pytest.raises(WeightsError, match="'_orig_mod.'.*Save"):
-        load_resnet(path)
-
-
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999])
 def test_a_truncated_file_and_one_with_a_flipped_bit_are_named(path, share):
     save_checkpoint(path, weights=torch.randn(100_000))
@@ -269,19 +253,13 @@ def test_code_in_a_checkpoint_is_refused_and_never_run(path, tmp_path, old_forma
     assert not trace.exists()
 
 
-def test_a_checkpoint_may_lie_in_any_place_that_fsspec_opens(weights):
-    import fsspec
-
-    with open(weights, "rb") as source, fsspec.open("memory://weights/model.pt", "wb") as file:
-        file.write(source.read())
-    assert load_resnet("memory://weights/model.pt")[0].fc.out_features == 1000
-
-
 @pytest.mark.smoke
 def test_a_checkpoint_is_saved_to_and_loaded_from_object_storage(monkeypatch, s3, s3_admin):
     sign_in(monkeypatch, s3)
     url = "s3://workshop/models/new/model.pt"
     assert not checkpoint_exists(url)
+    with pytest.raises(WeightsError, match=f"no file '{url}'"):
+        load_checkpoint(url)
     for epoch in (1, 2):  # the second takes the place of the first
         save_checkpoint(url, arch="resnet18", num_classes=5, state_dict=RESNET18, epoch=epoch)
         assert checkpoint_exists(url)
@@ -300,12 +278,6 @@ def test_what_cannot_be_saved_leaves_the_old_checkpoint_in_object_storage(monkey
     with pytest.raises(PermissionError):
         save_checkpoint(url, epoch=3)
     assert load_checkpoint(url) == {"epoch": 1}
-
-
-def test_a_missing_checkpoint_in_object_storage_is_named(monkeypatch, s3):
-    sign_in(monkeypatch, s3)
-    with pytest.raises(WeightsError, match="no file 's3://workshop/models/none.pt'"):
-        load_checkpoint("s3://workshop/models/none.pt")
 
 
 def test_saving_and_loading_read_a_home_folder_and_a_file_address_alike(monkeypatch, tmp_path):

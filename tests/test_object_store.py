@@ -111,30 +111,6 @@ def test_the_server_listens_on_loopback_only_and_its_command_line_holds_no_secre
     assert S3_SECRET not in " ".join(server.cmdline() + server.parent().cmdline())
 
 
-@pytest.mark.weekly
-def test_two_stores_at_once_and_one_after_the_other_do_not_mix(tmp_path):
-    seen = []
-    for name in ("first", "second"):
-        (tmp_path / name / "same").mkdir(parents=True)
-        (tmp_path / name / "same" / f"{name}.txt").write_text(name)
-    with local_object_store(tmp_path / "first" / "same") as first:
-        with local_object_store(tmp_path / "second" / "same") as second:
-            for options in (first, second, first):
-                seen += s3fs.S3FileSystem(**options).ls("workshop/same")
-        assert s3fs.S3FileSystem(**first).cat_file("workshop/same/first.txt") == b"first"
-    with local_object_store(tmp_path / "second" / "same") as third:
-        seen += s3fs.S3FileSystem(**third).ls("workshop/same")
-    assert [Path(key).stem for key in seen] == ["first", "second", "first", "second"]
-
-
-def test_a_listing_is_never_remembered(s3, s3_admin):
-    fs = s3fs.S3FileSystem(**s3)
-    before = fs.ls("workshop/served")
-    s3_admin.pipe_file("workshop/served/new", b"1")
-    assert set(fs.ls("workshop/served")) - set(before) == {"workshop/served/new"}
-    s3_admin.rm_file("workshop/served/new")
-
-
 def test_nothing_is_left_after_an_interrupt(folder):
     with pytest.raises(KeyboardInterrupt), local_object_store(folder) as storage_options:
         _, traces = server_of(storage_options)

@@ -2,11 +2,8 @@
 
 import multiprocessing
 import pickle
-import subprocess
-import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from functools import partial
 
 import numpy as np
 import pytest
@@ -16,27 +13,9 @@ from distributed import get_worker
 
 import daskrun
 from daskrun import log_metrics
-from workshop_utils.cluster import start_cluster
 from workshop_utils.results import ResultError, ResultsHandler, write_tensorboard
 
 ROWS = [{"rank": 0, "step": 1, "loss": 0.5}, {"rank": 1, "step": 1, "loss": float("nan"), "note": "dög"}]
-
-
-@pytest.mark.filterwarnings("ignore:Port 8787 is busy")
-@pytest.mark.weekly
-def test_ten_thousand_rows_of_four_ranks_arrive_in_order():
-    def log(n_rows):
-        for step in range(n_rows):
-            log_metrics(step=step)
-
-    client = start_cluster(4)
-    try:
-        job = daskrun.launch(client, log, 2500)
-        job.result()
-        rows = job.metrics()
-    finally:
-        client.shutdown()
-    assert [rows[rows["rank"] == rank].step.tolist() for rank in range(4)] == [list(range(2500))] * 4
 
 
 @pytest.mark.smoke
@@ -68,49 +47,18 @@ def from_a_dataloader():
     list(torch.utils.data.DataLoader(Logs(), num_workers=1))
 
 
-def from_a_process(method):
-    with ProcessPoolExecutor(1, multiprocessing.get_context(method)) as pool:
+def from_a_process():
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         pool.submit(log_metrics, step=1).result()
 
 
-def from_a_program():
-    program = "from daskrun import log_metrics; log_metrics(step=1)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    raise ResultError(done.stderr)
-
-
-@pytest.mark.parametrize(
-    "log",
-    [
-        from_a_dataloader,
-        partial(from_a_process, "fork"),
-        pytest.param(partial(from_a_process, "spawn"), marks=pytest.mark.weekly),
-        pytest.param(partial(from_a_process, "forkserver"), marks=pytest.mark.weekly),
-        pytest.param(from_a_program, marks=pytest.mark.weekly),
-    ],
-)
+@pytest.mark.parametrize("log", [from_a_dataloader, from_a_process])
 def test_a_child_of_a_rank_is_told_that_its_rows_would_not_arrive(client, log):
     with pytest.raises(ResultError, match="log_metrics was called in process .*return the values to the rank's own"):
         daskrun.run(client, log, n_workers=1)
     assert (
         list(daskrun.launch(client, log_metrics, n_workers=1, step=1).rows())[0]["step"] == 1
     )  # the rank itself is none
-
-
-@pytest.mark.weekly
-@pytest.mark.filterwarnings("ignore:Port 8787 is busy")
-@pytest.mark.parametrize("began", ["before the job", "in the job"])
-def test_a_fork_servers_child_is_of_a_job_if_it_begins_in_the_job_whenever_its_server_did(began):
-    def sends():
-        with ProcessPoolExecutor(1, multiprocessing.get_context("forkserver")) as pool:
-            return pool.submit(log_metrics, step=1).result()
-
-    with start_cluster(1) as client, client.cluster:
-        if began == "before the job":
-            assert client.submit(sends, pure=False).result() is None
-        with pytest.raises(ResultError, match="log_metrics was called in process"):
-            daskrun.run(client, sends)
-        assert client.submit(sends, pure=False).result() is None  # outside a job nothing happens
 
 
 def test_a_child_of_a_rank_is_told_that_its_files_would_not_arrive(client):
@@ -161,14 +109,6 @@ def test_tensorboard_reads_what_was_written(tmp_path):
     assert events.Tags()["scalars"] == ["loss"]
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 0.5), (2, 0.25)]
     assert EventAccumulator(str(tmp_path / "rank-1")).Reload().Tags()["scalars"] == []  # NaN is not drawn
-
-
-def test_tensorboard_has_a_rows_numbers_in_the_rows_order(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    names = ["zeta", "alpha", "mu", "beta", "eta", "kappa", "loss"]  # seven: a set's order would hardly be this one
-    write_tensorboard([{"rank": 0, "step": 1, **dict.fromkeys(names, 0.5)}], tmp_path)
-    assert EventAccumulator(str(tmp_path / "rank-0")).Reload().Tags()["scalars"] == names
 
 
 @pytest.mark.smoke

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -119,56 +118,32 @@ def test_a_profile_signs_for_obstore_as_for_s3fs(server, request, monkeypatch, t
     assert by_obstore == by_s3fs and b"'me'" in by_s3fs[0] and REGION.encode() in by_s3fs[0]
 
 
-def test_fsspecs_own_settings_count(server, request, monkeypatch):
-    settings = {"key": "me", "secret": "hush", "endpoint_url": server.url}
-    monkeypatch.setitem(s3_module.fsspec.config.conf, "s3", settings)
-    by_obstore, by_s3fs = read_by_each(server, {}, request)
-    assert by_obstore == by_s3fs and b"'me'" in by_s3fs[0]
-
-
 @pytest.mark.parametrize(
-    "options",
-    [{"requester_pays": True}, {"config_kwargs": {"s3": {"addressing_style": "path"}}}, {"version_aware": True}],
+    ("options", "environment"),
+    [
+        ({"requester_pays": True}, {}),
+        ({"config_kwargs": {"s3": {"addressing_style": "path"}}}, {}),
+        ({"version_aware": True}, {}),
+        ({}, {"AWS_SERVER_SIDE_ENCRYPTION": "sse-c"}),  # which only obstore heeds
+    ],
     ids=str,
 )
-def test_what_obstore_is_not_told_is_left_to_s3fs(options, server):
+def test_what_obstore_would_take_otherwise_is_left_to_s3fs(options, environment, server, monkeypatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     options = {"anon": True, "client_kwargs": {"endpoint_url": server.url}, **options}
     assert b"/bucket/1.jpg" in read_files(["s3://bucket/1.jpg"], options)[0]
     assert set(server.agents) == {"aiobotocore"}
-
-
-def test_an_address_that_is_given_counts_before_that_of_the_environment(server, request, monkeypatch):
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
-    by_obstore, by_s3fs = read_by_each(server, {"anon": True, "endpoint_url": server.url}, request)
-    assert by_obstore == by_s3fs
 
 
 @pytest.mark.parametrize("excluded", ["*", "127.0.0.1", "127.0.0.1:{port}"])
 @pytest.mark.parametrize("proxy", ["http_proxy", "ALL_PROXY"])
 def test_no_proxy_is_asked_that_s3fs_would_not_ask(proxy, excluded, server, request, monkeypatch):
     monkeypatch.setenv(proxy, "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")  # the address that is given counts
     monkeypatch.setenv("no_proxy", excluded.format(port=server.server_port))
     by_obstore, by_s3fs = read_by_each(server, {"anon": True, "client_kwargs": {"endpoint_url": server.url}}, request)
     assert by_obstore == by_s3fs
-
-
-def test_a_setting_that_only_obstore_heeds_is_left_to_s3fs(server, monkeypatch):
-    monkeypatch.setenv("AWS_SERVER_SIDE_ENCRYPTION", "sse-c")
-    read_files(["s3://bucket/1.jpg"], {"anon": True, "client_kwargs": {"endpoint_url": server.url}})
-    assert set(server.agents) == {"aiobotocore"}
-
-
-def test_a_bucket_is_no_file(server):
-    (content,) = read_files(["s3://bucket"], {"anon": True, "client_kwargs": {"endpoint_url": server.url}})
-    assert isinstance(content, Exception)
-
-
-def test_a_name_that_obstore_does_not_take_stops_no_other(server):
-    options = {"anon": True, "client_kwargs": {"endpoint_url": server.url}}
-    read_files(["s3://bucket/a//b.jpg"], options)
-    server.agents.clear()
-    read_files([f"s3://bucket/{name}" for name in ("a//b.jpg", "1.jpg", "2.jpg")], options)
-    assert sorted(server.agents) == ["aiobotocore", "object_store", "object_store"]
 
 
 def test_a_key_that_obstore_would_change_is_left_to_s3fs(server):
@@ -197,15 +172,6 @@ def test_missing_files_are_s3fs_errors_and_do_not_end_the_use_of_obstore(s3, s3_
     fs, _ = s3_module.fsspec.core.url_to_fs(there, **s3)
     assert s3_module.read_objects(fs, ["workshop/one.jpg", "workshop/gone.jpg"]) == [b"1", None]
     s3_admin.rm_file("workshop/one.jpg")
-
-
-def test_an_empty_file_and_a_large_one_are_read_whole(s3, s3_admin):
-    contents = {"empty": b"", "large": os.urandom(30 * 2**20)}
-    for name, content in contents.items():
-        s3_admin.pipe_file(f"workshop/{name}", content)
-    assert read_files([f"s3://workshop/{name}" for name in contents], s3) == list(contents.values())
-    for name in contents:
-        s3_admin.rm_file(f"workshop/{name}")
 
 
 def test_who_must_not_read_gets_s3fs_error(s3):
@@ -259,14 +225,6 @@ def test_a_forked_process_reads_after_its_parent_has_read(s3):
         assert [read.get(240) for read in reading] == [expected] * 4 and listing.get(240) == paths
 
 
-def test_a_forked_process_reads_where_obstore_could_not(server):
-    options = {"anon": True, "client_kwargs": {"endpoint_url": server.url}, "config_kwargs": {"read_timeout": 30}}
-    options["config_kwargs"]["s3"] = {"addressing_style": "path"}
-    read_files(["s3://bucket/1.jpg"], options)
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        assert b"/bucket/1.jpg" in pool.apply_async(read_files, (["s3://bucket/1.jpg"], options)).get(240)[0]
-
-
 def test_a_program_that_is_interrupted_while_it_reads_ends():
     code = "import sys; from workshop_utils.data import read_files; print('reads', flush=True)\n"
     code += "read_files(['s3://bucket/1.jpg'], {'anon': True, 'client_kwargs': {'endpoint_url': sys.argv[1]}})"
@@ -294,10 +252,3 @@ def trickle(asks, running):
                 time.sleep(1)
 
     threading.Thread(target=send).start()
-
-
-def test_many_threads_read_at_once(s3):
-    paths = list_photos("s3://workshop/served/dogs", storage_options=s3)
-    expected = read_files(paths, s3)
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(lambda _: read_files(paths, s3), range(64))) == [expected] * 64

@@ -206,12 +206,6 @@ def test_the_base_launches_without_the_lab(base, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.weekly
-def test_the_command_needs_the_workshops_folder_and_says_so_in_a_line(base, tmp_path):
-    done = subprocess.run([base / "workshop", "lab"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and "notebooks" in done.stderr
-
-
 def test_the_image_has_every_file_that_a_notebook_opens():
     copied = re.findall(r"^COPY (.*) \S+$", (ROOT / "deploy/kubernetes/Dockerfile").read_text(), flags=re.MULTILINE)
     copied = [source.rstrip("/") for line in copied for source in line.split()]

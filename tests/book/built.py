@@ -9,9 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def build(folder, *options, repository=""):
+def build(folder, *options):
     """Build the book into a folder as `make book` does, without what this machine says of its repository."""
-    env = {**os.environ, "WORKSHOP_REPOSITORY": repository}
+    env = {**os.environ, "WORKSHOP_REPOSITORY": ""}
     env.pop("GITHUB_REPOSITORY", None)
     command = [sys.executable, "-m", "sphinx", "-q", "-c", "docs", "-b", "html", *options, ".", folder]
     result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)

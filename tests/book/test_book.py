@@ -10,15 +10,12 @@ import re
 from urllib.parse import unquote, urldefrag, urlsplit
 
 import pytest
-from built import ROOT, Page, build
+from built import ROOT
 from playwright.sync_api import expect
 
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebook_output").glob("*.ipynb"))
 LESSONS = [name for name in NOTEBOOKS if name[0].isdigit()]
-GLOSSARY = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")
-TAUGHT = re.findall(r"^### (.+)\n\n.+\n\nTaught in .*\(\.\./(.+)\.ipynb#", GLOSSARY, re.MULTILINE)
 MODULES = re.findall(r"^   workshop_utils\.(\w+)$", (ROOT / "docs/reference/index.md").read_text(), re.MULTILINE)
-ADDRESS = "https://github.com/someone/workshop"
 PHONE, TABLET, DESK = 390, 800, 1400
 WIDTHS = [DESK, *(pytest.param(width, marks=pytest.mark.weekly) for width in (TABLET, PHONE))]
 # The other notebooks are as these two, and the other pages of the reference as that one.
@@ -75,26 +72,6 @@ def test_the_book_needs_no_network_no_kernel_and_no_eyes(pages):
         assert not [image["src"] for image in page.all("img") if len(image.get("alt") or "") < 20], path
 
 
-def test_hints_and_solutions_are_folded(pages):
-    for name in LESSONS:
-        cells = json.loads((ROOT / f"notebook_output/{name}.ipynb").read_text())["cells"]
-        n_solutions = sum("solution" in cell["metadata"].get("tags", []) for cell in cells)
-        n_hints = sum("".join(cell["source"]).count("<details") for cell in cells)
-        folds = pages[f"notebook_output/{name}.html"].all("details")
-        assert len(folds) >= n_solutions + n_hints and n_solutions >= 2, name
-        assert not [fold for fold in folds if "open" in fold], name
-
-
-def test_the_page_that_teaches_a_word_leads_to_its_entry_and_back(pages):
-    assert len(TAUGHT) >= 0.85 * GLOSSARY.count("\n### ")
-    for term, docname in TAUGHT:
-        anchor = re.sub(r"[^\w -]", "", term.lower()).replace(" ", "-")
-        there = [link["href"] for link in pages[f"{docname}.html"].all("a", "term")]
-        assert f"../docs/glossary.html#{anchor}" in there, term
-        entry = pages["docs/glossary.html"].text.split(f'id="{anchor}"')[1].split("<section")[0]
-        assert f'href="../{docname}.html#' in entry, term
-
-
 def test_the_reference_has_all_that_is_public_with_types(pages):
     assert MODULES
     for module in MODULES:
@@ -121,21 +98,6 @@ def test_the_guide_has_a_row_for_each_guess_in_class_in_the_order_of_the_noteboo
 def test_without_a_repository_no_page_guesses_one(pages):
     for path, page in pages.items():
         assert not re.search(r"codespaces\.new|blob/main|Source of this page", page.text), path
-
-
-@pytest.mark.weekly
-def test_with_a_repository_a_notebook_opens_elsewhere_and_pages_name_their_sources(tmp_path):
-    chosen = "docs/architecture.md,docs/glossary.md,notebook_output/05*,deploy/README.md"  # a small book
-    options = ["-D", f"include_patterns={chosen}", "-D", "root_doc=docs/architecture"]
-    folder = build(tmp_path / "small", *options, repository=ADDRESS)
-    page = Page((folder / "notebook_output/05-training-data.html").read_text())
-    targets = [link["href"] for link in page.all("a", "badge-link")]
-    assert targets == ["https://codespaces.new/someone/workshop?quickstart=1"]
-    files = [link["href"] for link in page.all("a") if "/blob/" in link.get("href", "")]
-    assert f"{ADDRESS}/blob/main/notebook_output/06-distributed-training.ipynb" in files, "the small book lacks it"
-    assert f"{ADDRESS}/blob/main/notebooks/05-training-data.ipynb" in files
-    deploy = Page((folder / "deploy/README.html").read_text()).all("a")
-    assert f"{ADDRESS}/blob/main/deploy/slurm/cluster.py" in [link.get("href") for link in deploy]
 
 
 @pytest.fixture(scope="module")
@@ -216,18 +178,6 @@ def test_axe_finds_nothing_wrong(page_of, site, pages, scheme):
         violations = axe.Axe().run(page, context=within).response["violations"]
         found[path] = [(each["id"], each["nodes"][0]["html"]) for each in violations]
     assert not {path: violations for path, violations in found.items() if violations}
-
-
-@pytest.mark.weekly
-def test_in_the_dark_an_output_made_for_white_paper_keeps_it_and_a_choice_is_seen(page_of, site):
-    page = page_of(scheme="dark")
-    page.goto(f"{site}/notebook_output/02-dask-basics.html")
-    graph = page.locator(".cell_output .text_html:has(svg)").first
-    assert graph.evaluate("node => getComputedStyle(node).backgroundColor") == "rgb(255, 255, 255)"
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
-    page.goto(f"{site}/notebook_output/quiz.html")
-    choice = page.locator(".cell_output input[type=radio]").first
-    assert choice.evaluate("node => getComputedStyle(node).colorScheme") == "light"
 
 
 @pytest.mark.weekly

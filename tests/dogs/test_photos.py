@@ -13,7 +13,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
-import fsspec
 import pytest
 import s3fs
 
@@ -123,14 +122,6 @@ def test_a_folder_of_photos_is_copied_and_then_found(source, tmp_path, monkeypat
     assert written(tmp_path / "cache" / "photos") == FILES
     assert (find_data().kind, find_data().url) == ("photos", str(images))
     assert list(images.glob("*.part")) == []
-
-
-def test_any_fsspec_address_will_do(tmp_path):
-    memory = fsspec.filesystem("memory")
-    for name, content in FILES.items():
-        memory.pipe(f"/dogs/{name}", content)
-    fetch_photos("memory://dogs", tmp_path, n_photos=6)
-    assert written(tmp_path) == FILES
 
 
 def test_a_bucket_is_read_without_credentials(source, tmp_path, monkeypatch):

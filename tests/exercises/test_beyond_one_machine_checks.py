@@ -9,8 +9,8 @@ import pytest
 import stand_ins
 import torch
 import torch.distributed as dist
+from answers import right, wrong
 
-from workshop_utils.exercises import NotYet
 from workshop_utils.exercises import beyond_one_machine as exercises
 from workshop_utils.models import checkpoint_exists, load_checkpoint, save_checkpoint
 
@@ -41,33 +41,26 @@ def without_a_way_out(n_images, deadline_h, rate, boot_h, price):
     return machines, (machines * boot_h + work_h) * price
 
 
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
-        (lambda *_: None, "None"),
-        (lambda *_: (1, 2, 3), "two numbers"),
-        (changed(machines=lambda right, *_: right - 0.5), "round up"),
-        (changed(machines=lambda _, *a: ceil(work_of(*a) / a[1])), "all of the 1 hours"),
-        (changed(machines=lambda right, *_: right - 1), "0 machine.*not done"),
-        (changed(machines=lambda right, *_: right + 1), "2 machines.*but 1 would"),
-        (changed(money=lambda _, n, *a: work_of(*a) * a[4]), "paid while it boots"),
-        (changed(money=lambda _, n, *a: n * a[1] * a[4]), "until the deadline"),
-        (changed(money=lambda _, n, *a: (a[3] + work_of(*a)) * a[4]), "boot of one machine"),
-        (changed(money=lambda right, *_: right * 60), "at 0.5 an hour"),
-        (without_a_way_out, "0.1 hours.*None"),
-        (lambda *a: plan(*a) if a[1] != a[3] else 1 / 0, "divides by zero.*None"),
-    ],
+test_no_wrong_plan_passes = wrong(
+    exercises.check_plan,
+    (lambda *_: None, "None"),
+    (lambda *_: (1, 2, 3), "two numbers"),
+    (changed(machines=lambda right, *_: right - 0.5), "round up"),
+    (changed(machines=lambda _, *a: ceil(work_of(*a) / a[1])), "all of the 1 hours"),
+    (changed(machines=lambda right, *_: right - 1), "0 machine.*not done"),
+    (changed(machines=lambda right, *_: right + 1), "2 machines.*but 1 would"),
+    (changed(money=lambda _, n, *a: work_of(*a) * a[4]), "paid while it boots"),
+    (changed(money=lambda _, n, *a: n * a[1] * a[4]), "until the deadline"),
+    (changed(money=lambda _, n, *a: (a[3] + work_of(*a)) * a[4]), "boot of one machine"),
+    (changed(money=lambda right, *_: right * 60), "at 0.5 an hour"),
+    (without_a_way_out, "0.1 hours.*None"),
+    (lambda *a: plan(*a) if a[1] != a[3] else 1 / 0, "divides by zero.*None"),
 )
-def test_no_wrong_plan_passes(answer, hint):
-    with pytest.raises(NotYet, match=hint):
-        exercises.check_plan(answer)
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("kind", [tuple, lambda pair: [pair[0], round(pair[1], 2)]])
-def test_a_right_plan_passes(kind, capsys):
-    exercises.check_plan(lambda *arguments: (right := plan(*arguments)) and kind(right))
-    assert capsys.readouterr().out.startswith("Correct. A shorter deadline")
+test_a_right_plan_passes = pytest.mark.smoke(
+    right(exercises.check_plan, plan, changed(money=lambda right, *_: round(right, 2)), says="A shorter deadline")
+)
 
 
 class TwoHosts:
@@ -108,23 +101,18 @@ def move(shared, n_steps, at="{shared}/small.pt", done=1, exists=checkpoint_exis
     return out(losses)
 
 
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
-        (lambda *_: None, "takes no step"),
-        (partial(move, out=list), "not list"),
-        (partial(move, out=lambda _: None), "still None"),
-        (partial(move, each=False), "after each step"),  # a save at the end passed before
-        (partial(move, exists=os.path.exists), "began anew"),
-        (partial(move, exists=lambda _: True), "ask checkpoint_exists"),
-        (partial(move, done=0), "step 4"),
-        (partial(move, done=2), "not 5 to 9"),
-        (partial(move, skip=("optimizer",)), "step 6.*both states"),
-    ],
+test_no_wrong_move_passes = wrong(
+    lambda answer: exercises.check_move(answer, TwoHosts()),
+    (lambda *_: None, "takes no step"),
+    (partial(move, out=list), "not list"),
+    (partial(move, out=lambda _: None), "still None"),
+    (partial(move, each=False), "after each step"),  # a save at the end passed before
+    (partial(move, exists=os.path.exists), "began anew"),
+    (partial(move, exists=lambda _: True), "ask checkpoint_exists"),
+    (partial(move, done=0), "step 4"),
+    (partial(move, done=2), "not 5 to 9"),
+    (partial(move, skip=("optimizer",)), "step 6.*both states"),
 )
-def test_no_wrong_move_passes(answer, hint):
-    with pytest.raises(NotYet, match=hint):
-        exercises.check_move(answer, TwoHosts())
 
 
 @pytest.mark.parametrize("at", ["{shared}/small.pt", "{shared}/of-mine/checkpoint"])
@@ -153,20 +141,15 @@ def by_flag(operation, then=bool, only=lambda mine: True):
 ANY = dist.ReduceOp.MAX
 
 
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
-        (True, "a function"),
-        (exercises.given_time_is_up, "have to agree"),
-        (by_flag(ANY, then=lambda flag: None), "returns None"),
-        (by_flag(dist.ReduceOp.MIN), "as soon as one"),
-        (lambda mine: True, "nobody has to stop yet"),
-        (by_flag(ANY, only=lambda mine: dist.get_rank() == 0), "wait for each other.*all_reduce"),
-    ],
+test_no_wrong_way_to_stop_passes = wrong(
+    lambda answer, two_ranks: exercises.check_time_is_up(answer, None),
+    (True, "a function"),
+    (exercises.given_time_is_up, "have to agree"),
+    (by_flag(ANY, then=lambda flag: None), "returns None"),
+    (by_flag(dist.ReduceOp.MIN), "as soon as one"),
+    (lambda mine: True, "nobody has to stop yet"),
+    (by_flag(ANY, only=lambda mine: dist.get_rank() == 0), "wait for each other.*all_reduce"),
 )
-def test_no_wrong_way_to_stop_passes(answer, hint, two_ranks):
-    with pytest.raises(NotYet, match=hint):
-        exercises.check_time_is_up(answer, None)
 
 
 def gathered(mine):
@@ -175,10 +158,12 @@ def gathered(mine):
     return any(everybody)
 
 
-@pytest.mark.parametrize("answer", [by_flag(ANY), gathered])
-def test_a_right_way_to_stop_passes(answer, two_ranks, capsys):
-    exercises.check_time_is_up(answer, None)
-    assert capsys.readouterr().out.startswith("Correct. All ranks now leave the loop after the same step")
+test_a_right_way_to_stop_passes = right(
+    lambda answer, two_ranks: exercises.check_time_is_up(answer, None),
+    by_flag(ANY),
+    gathered,
+    says="All ranks now leave the loop after the same step",
+)
 
 
 def log_of(n_steps=4, ahead_s=10.0):
@@ -191,24 +176,20 @@ def log_of(n_steps=4, ahead_s=10.0):
     return pd.DataFrame(rows)
 
 
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
-        (None, "still None"),
-        (0, "a pair"),
-        ((2, 10), "ranks are 0 and 1"),
-        ((1, 10), "Whom does it wait for"),
-        ((0, -10), "wrong way round"),
-        ((0, 9.85), "the same on both"),
-        ((0, 0), "how far apart"),
-    ],
+test_no_wrong_reading_of_two_clocks_passes = wrong(
+    lambda answer: exercises.check_late(answer, log_of()),
+    (None, "still None"),
+    (0, "a pair"),
+    ((2, 10), "ranks are 0 and 1"),
+    ((1, 10), "Whom does it wait for"),
+    ((0, -10), "wrong way round"),
+    ((0, 9.85), "the same on both"),
+    ((0, 0), "how far apart"),
 )
-def test_no_wrong_reading_of_two_clocks_passes(answer, hint):
-    with pytest.raises(NotYet, match=hint):
-        exercises.check_late(answer, log_of())
 
 
-@pytest.mark.parametrize("answer", [[0, 10.02], torch.tensor([0, 9.99])])
-def test_a_right_reading_of_two_clocks_passes(answer, capsys):
-    exercises.check_late(answer, log_of())
-    assert capsys.readouterr().out.startswith("Correct. Rank 0 is the slow one. The clocks are 10 s apart")
+test_a_right_reading_of_two_clocks_passes = right(
+    lambda answer: exercises.check_late(answer, log_of()),
+    [0, 10.02],
+    says="Rank 0 is the slow one. The clocks are 10 s apart",
+)

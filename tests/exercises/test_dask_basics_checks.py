@@ -6,6 +6,7 @@ import dask
 import numpy as np
 import pytest
 import stand_ins
+from answers import right, wrong
 from distributed import as_completed
 
 from workshop_utils.exercises import NotYet, dask_basics
@@ -29,59 +30,43 @@ def puzzle(x):
     return [1, 2, 3, 4, 5][x] / (x % 3)
 
 
-def tree(values):
+def tree(values, named=lambda: None):
     while len(values) > 1:
-        values = [dask.delayed(add_pair)(a, b) for a, b in zip(values[::2], values[1::2], strict=True)]
+        pairs = zip(values[::2], values[1::2], strict=True)
+        values = [dask.delayed(add_pair)(a, b, dask_key_name=named()) for a, b in pairs]
     return values[0]
 
 
 def chain(values):
+    """Other tasks lie between its calls."""
     total = values[0]
     for value in values[1:]:
-        total = dask.delayed(add_pair)(total, value)
+        total = dask.delayed(int)(dask.delayed(add_pair)(total, value))
     return total
 
 
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
-        (None, "still None"),
-        (28, "a number already"),
-        ([tree(range(8))], "take the Delayed out"),
-        ([tree(range(4)), tree(range(4))], "one Delayed"),
-        (dask.delayed(sum)(list(range(8))), "no task"),
-        (tree(range(4)), "3, .*takes 7"),
-        (chain(range(8)), "7 calls.*3 are enough"),
-        (tree([0] * 8), "another number"),
-    ],
+test_no_wrong_graph_passes = wrong(
+    lambda answer: dask_basics.check_tree(answer, list(range(8))),
+    (None, "still None"),
+    (28, "a number already"),
+    ([tree(range(8))], "take the Delayed out"),
+    ([tree(range(4)), tree(range(4))], "one Delayed"),
+    (dask.delayed(sum)(list(range(8))), "no task"),
+    (tree(range(4)), "3, .*takes 7"),
+    (chain(range(8)), "7 calls.*3 are enough"),
+    (tree([0] * 8), "another number"),
 )
-def test_no_wrong_graph_passes(answer, hint):
-    with pytest.raises(NotYet, match=hint):
-        dask_basics.check_tree(answer, list(range(8)))
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("values", [range(8), range(7, -1, -1), [dask.delayed(x) for x in range(8)]])
-def test_a_tree_passes_in_any_order(values, capsys):
-    dask_basics.check_tree(tree(list(values)), list(range(8)))
-    assert "7 calls, of which at most 3 wait" in capsys.readouterr().out
-
-
-def test_a_tree_passes_whose_tasks_have_other_names():
-    values = list(range(8))
-    while len(values) > 1:
-        pairs = zip(values[::2], values[1::2], strict=True)
-        values = [dask.delayed(add_pair)(a, b, dask_key_name=f"sum-{uuid4()}") for a, b in pairs]
-    dask_basics.check_tree(values[0], list(range(8)))
-
-
-def test_a_chain_with_other_tasks_between_and_after_its_calls_is_still_a_chain():
-    total = 0
-    for value in range(1, 8):
-        total = dask.delayed(int)(dask.delayed(add_pair)(total, value))
-    with pytest.raises(NotYet, match="7 calls.*3 are enough"):
-        dask_basics.check_tree(total, list(range(8)))
-    dask_basics.check_tree(dask.delayed(int)(tree(range(8))), list(range(8)))
+test_a_tree_passes_in_any_order_whatever_its_tasks_are_called_and_what_comes_after_them = pytest.mark.smoke(
+    right(
+        lambda answer: dask_basics.check_tree(answer, list(range(8))),
+        tree(range(7, -1, -1)),
+        tree([dask.delayed(x) for x in range(8)]),
+        tree(range(8), named=lambda: f"sum-{uuid4()}"),
+        dask.delayed(int)(tree(range(8))),
+    )
+)
 
 
 def test_a_persisted_tree_is_called_so(client):
@@ -94,11 +79,11 @@ def test_a_persisted_tree_is_called_so(client):
     dask_basics.check_tree(total, [1, 2])
 
 
-def darts_of(n=250_000):
+def throw_and_count():
     """Return (throw, count) of the notebook, as functions whose code travels to the workers with them."""
 
     def throw():
-        return np.random.random((n, 2))
+        return np.random.random((250_000, 2))
 
     def count(darts):
         return int(((darts**2).sum(axis=1) < 1).sum())
@@ -106,7 +91,7 @@ def darts_of(n=250_000):
     return throw, count
 
 
-throw, count = darts_of()
+throw, count = throw_and_count()
 EIGHT = range(8)
 
 
@@ -132,34 +117,24 @@ def one_count_after_another(client):
     return [client.submit(count, each).result() for each in darts]
 
 
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
-        (None, "should be a function"),
-        (lambda client: None, "nothing was sent"),
-        (lambda client: client.submit(throw) and None, "returns None"),
-        (lambda client: client.submit(count, client.submit(throw)).result(), "a list of 8"),
-        (lambda client: client.map(lambda n: 196_350 + n, EIGHT), "client.gather"),
-        (lambda client: client.gather(client.map(lambda n: n, EIGHT)), "are not 8 counts"),
-        (careless, "different numbers among the 8 counts: 1"),
-        (with_darts_that_come_here, "32.0 MB"),
-        (one_round_after_another, "before the first result was asked for: 2"),
-        (one_count_after_another, "waited .* before it sent"),
-    ],
+test_no_careless_counts_pass = wrong(
+    dask_basics.check_careful_counts,
+    (None, "should be a function"),
+    (lambda client: None, "nothing was sent"),
+    (lambda client: client.submit(throw) and None, "returns None"),
+    (lambda client: client.submit(count, client.submit(throw)).result(), "a list of 8"),
+    (lambda client: client.map(lambda n: 196_350 + n, EIGHT), "client.gather"),
+    (lambda client: client.gather(client.map(lambda n: n, EIGHT)), "are not 8 counts"),
+    (careless, "different numbers among the 8 counts: 1"),
+    (with_darts_that_come_here, "32.0 MB"),
+    (one_round_after_another, "before the first result was asked for: 2"),
+    (one_count_after_another, "waited .* before it sent"),
 )
-def test_no_careless_counts_pass(client, answer, hint):
-    with pytest.raises(NotYet, match=hint):
-        dask_basics.check_careful_counts(answer, client)
 
 
 def mapped(client):
     darts = [client.submit(throw, pure=False) for _ in EIGHT]
     return client.gather(client.map(count, darts))
-
-
-def as_they_come(client):
-    futures = [client.submit(count, client.submit(throw, pure=False)) for _ in EIGHT]
-    return tuple(future.result() for future in as_completed(futures))
 
 
 def each_counted_when_thrown(client):
@@ -180,44 +155,36 @@ def planned_and_waited_for(client):
     return client.compute([dask.delayed(count)(dask.delayed(throw)()) for _ in EIGHT], sync=True)
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [mapped, as_they_come, each_counted_when_thrown, planned, planned_and_waited_for],
+test_eight_counts_that_do_not_wait_for_each_other_pass = right(
+    dask_basics.check_careful_counts,
+    mapped,
+    each_counted_when_thrown,
+    planned,
+    planned_and_waited_for,
 )
-def test_eight_counts_that_do_not_wait_for_each_other_pass(client, answer, capsys):
-    dask_basics.check_careful_counts(answer, client)
-    assert capsys.readouterr().out.startswith("Correct.")
 
 
 RIGHT = {0: ZeroDivisionError, 3: ZeroDivisionError, 5: IndexError, 6: IndexError}
 
 
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
-        (None, "still None"),
-        ({}, "it is empty"),
-        ([0, 3, 5, 6], "should be a dict"),
-        (dict.fromkeys("abcd", IndexError), "numbers"),
-        (dict.fromkeys(range(7), ValueError), "on a worker"),
-        ({0: ZeroDivisionError}, "inputs that fail"),
-        (RIGHT | {4: None}, "no exception"),
-        (RIGHT | {6: ZeroDivisionError}, "exception for input 6"),
-    ],
+test_no_wrong_culprits_pass = wrong(
+    lambda answer: dask_basics.check_culprits(answer, list(range(7)), puzzle, Client(1, 1)),
+    (None, "still None"),
+    ({}, "it is empty"),
+    ([0, 3, 5, 6], "should be a dict"),
+    (dict.fromkeys("abcd", IndexError), "numbers"),
+    (dict.fromkeys(range(7), ValueError), "on a worker"),
+    ({0: ZeroDivisionError}, "inputs that fail"),
+    (RIGHT | {4: None}, "no exception"),
+    (RIGHT | {6: ZeroDivisionError}, "exception for input 6"),
 )
-def test_no_wrong_culprits_pass(answer, hint):
-    with pytest.raises(NotYet, match=hint):
-        dask_basics.check_culprits(answer, list(range(7)), puzzle, Client(1, 1))
 
 
-@pytest.mark.parametrize(
-    "of",
-    [
-        lambda kind: kind,
-        lambda kind: kind("why"),
-        lambda kind: kind.__name__,
-        lambda kind: f"builtins.{kind.__name__}: why",
-    ],
+test_the_culprits_pass_with_types_exceptions_or_names = right(
+    lambda of: dask_basics.check_culprits(
+        {key: of(kind) for key, kind in RIGHT.items()}, list(range(7)), puzzle, Client(1, 1)
+    ),
+    lambda kind: kind,
+    lambda kind: kind("why"),
+    lambda kind: f"builtins.{kind.__name__}: why",
 )
-def test_the_culprits_pass_with_types_exceptions_or_names(of):
-    dask_basics.check_culprits({key: of(kind) for key, kind in RIGHT.items()}, list(range(7)), puzzle, Client(1, 1))

@@ -1,24 +1,17 @@
 """Notebook 06: wrong answers get a hint, never a traceback, and right ones pass in any sensible type."""
 
 import sys
-from contextlib import contextmanager
 
 import cloudpickle
-import pytest
 import torch
 import torch.distributed as dist
+from answers import right, wrong
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from workshop_utils.exercises import NotYet, distributed_training
+from workshop_utils.exercises import distributed_training
 
-
-@contextmanager
-def by_value():
-    """Send this module's functions to the workers by value, as a notebook's are, since they cannot import it."""
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as a notebook's functions: the workers cannot import it
 
 
 def fit(images, labels, batch_size, n_epochs):
@@ -77,35 +70,31 @@ def together(*, wrap=True, share="strided", divide_by="part", seed=0, returned="
     return fit_together
 
 
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
-        (None, "should be a function"),
-        (fit, "nothing has changed"),
-        (together(returned="nothing"), "0.weight"),
-        (together(share="all"), "one image in 2"),
-        (together(share="first"), "same images"),
-        (together(share="overlapping"), "on no rank"),
-        (together(share="one twice"), "an image is there twice"),
-        (together(wrap=False), "different weights.*wrapped"),
-        (together(returned="wrapped"), "begin with 'module.'"),
-        (together(divide_by="batch"), "0.5 times.*divide"),
-        (together(seed=1), "begin with the same"),
-        (together(steps=2), r"2, 2"),
-        (together(no_zero_grad=True), "after 2 epochs"),
-        (together(share="set"), r"step 1 of fit takes images 0 to 7; .* \[0, 1, 2, 3, 12, 13, 14, 15\]"),
-    ],
+test_no_wrong_ddp_loop_passes = wrong(
+    lambda answer, client: distributed_training.check_fit_together(answer, fit, client),
+    (None, "should be a function"),
+    (fit, "nothing has changed"),
+    (together(returned="nothing"), "0.weight"),
+    (together(share="all"), "one image in 2"),
+    (together(share="first"), "same images"),
+    (together(share="overlapping"), "on no rank"),
+    (together(share="one twice"), "an image is there twice"),
+    (together(wrap=False), "different weights.*wrapped"),
+    (together(returned="wrapped"), "begin with 'module.'"),
+    (together(divide_by="batch"), "0.5 times.*divide"),
+    (together(seed=1), "begin with the same"),
+    (together(steps=2), r"2, 2"),
+    (together(no_zero_grad=True), "after 2 epochs"),
+    (together(share="set"), r"step 1 of fit takes images 0 to 7; .* \[0, 1, 2, 3, 12, 13, 14, 15\]"),
 )
-def test_no_wrong_ddp_loop_passes(answer, hint, client):
-    with by_value(), pytest.raises(NotYet, match=hint):
-        distributed_training.check_fit_together(answer, fit, client)
 
 
-@pytest.mark.parametrize("how", [{}, {"share": "blocks"}])
-def test_a_right_ddp_loop_passes_however_it_shares(how, client, capsys):
-    with by_value():
-        distributed_training.check_fit_together(together(**how), fit, client)
-    assert capsys.readouterr().out == "Correct. Every rank ends with the weights of one process.\n"
+test_a_right_ddp_loop_passes_however_it_shares = right(
+    lambda answer, client: distributed_training.check_fit_together(answer, fit, client),
+    together(),
+    together(share="blocks"),
+    says="Every rank ends with the weights of one process.",
+)
 
 
 def reported(n_right, n_images):
@@ -153,29 +142,25 @@ def by_objects(n_right, n_images):
     return sum(right for right, _ in pairs) / sum(n for _, n in pairs)
 
 
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
-        (None, "should be a function"),
-        (reported, "nothing has changed"),
-        (lambda n_right, n_images: None, "returns None"),
-        (lambda n_right, n_images: n_right / max(1, n_images), "3 of 4, 4 of 8 right, they return 0.750, 0.500"),
-        (mean_that_everybody_joins, "0.625, 0.625 is the mean"),
-        (sums_that_a_rank_without_images_leaves, "0 of 0, 1 of 4.*call all_reduce, equally often"),
-        (divided_first, "0 of 0, 1 of 4.*divides by zero"),
-        (nan_first, "0 of 0, 1 of 4.*nan"),
-        (accuracy_by(lambda sums: sums[0].item()), "number of right ones"),
-        (accuracy_by(lambda sums: 100 * sums[0] / sums[1]), "between 0 and 1"),
-        (accuracy_by(lambda sums: sums[0] / sums[1] / 3), "divide the sum"),
-        (accuracy_by(lambda sums: sums), "return one number"),
-    ],
+test_no_wrong_accuracy_passes = wrong(
+    lambda answer, client: distributed_training.check_global_accuracy(answer, reported, client),
+    (None, "should be a function"),
+    (reported, "nothing has changed"),
+    (lambda n_right, n_images: None, "returns None"),
+    (lambda n_right, n_images: n_right / max(1, n_images), "3 of 4, 4 of 8 right, they return 0.750, 0.500"),
+    (mean_that_everybody_joins, "0.625, 0.625 is the mean"),
+    (sums_that_a_rank_without_images_leaves, "0 of 0, 1 of 4.*call all_reduce, equally often"),
+    (divided_first, "0 of 0, 1 of 4.*divides by zero"),
+    (nan_first, "0 of 0, 1 of 4.*nan"),
+    (accuracy_by(lambda sums: sums[0].item()), "number of right ones"),
+    (accuracy_by(lambda sums: 100 * sums[0] / sums[1]), "between 0 and 1"),
+    (accuracy_by(lambda sums: sums[0] / sums[1] / 3), "divide the sum"),
+    (accuracy_by(lambda sums: sums), "return one number"),
 )
-def test_no_wrong_accuracy_passes(answer, hint, client):
-    with by_value(), pytest.raises(NotYet, match=hint):
-        distributed_training.check_global_accuracy(answer, reported, client)
 
 
-@pytest.mark.parametrize("answer", [by_objects, accuracy_by(lambda sums: round((sums[0] / sums[1]).item(), 2))])
-def test_the_accuracy_over_all_images_passes_in_any_form(answer, client):
-    with by_value():
-        distributed_training.check_global_accuracy(answer, reported, client)
+test_the_accuracy_over_all_images_passes_in_any_form = right(
+    lambda answer, client: distributed_training.check_global_accuracy(answer, reported, client),
+    by_objects,
+    accuracy_by(lambda sums: round((sums[0] / sums[1]).item(), 2)),
+)

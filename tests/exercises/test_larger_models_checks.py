@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from answers import right, wrong
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
@@ -41,10 +42,11 @@ def with_the_ends_as_units_of_their_own(model, mesh):
     fully_shard(model, mesh=mesh)
 
 
-@pytest.mark.parametrize("shard", [by_block, with_the_ends_as_units_of_their_own])
-def test_a_unit_for_each_block_is_even(one_rank, shard, capsys):
-    larger_models.check_shard_evenly(shard, None)
-    assert capsys.readouterr().out.startswith("Correct.")
+test_a_unit_for_each_block_is_even = right(
+    lambda shard, one_rank: larger_models.check_shard_evenly(shard, None),
+    by_block,
+    with_the_ends_as_units_of_their_own,
+)
 
 
 def in_parts(model, mesh):
@@ -87,23 +89,18 @@ def and_halve_it(model, mesh):
     model.body.register_forward_hook(lambda module, inputs, outputs: outputs / 2)
 
 
-@pytest.mark.parametrize(
-    ("shard", "hint"),
-    [
-        (in_parts, "'body' gathers"),
-        (kept_after_forward, "gathered at a time"),
-        (without_the_model, "model itself is no unit"),
-        (the_model_first, "begin with the inner ones"),
-        (without_the_rest, "first.weight.*whole"),
-        (lambda model, mesh: None, "no part of the model is sharded"),
-        (each_layer, "units: each costs a message"),
-        (and_halve_it, "answers otherwise"),
-        (None, "should be a function"),
-    ],
+test_uneven_units_get_a_hint = wrong(
+    lambda shard, one_rank: larger_models.check_shard_evenly(shard, None),
+    (in_parts, "'body' gathers"),
+    (kept_after_forward, "gathered at a time"),
+    (without_the_model, "model itself is no unit"),
+    (the_model_first, "begin with the inner ones"),
+    (without_the_rest, "first.weight.*whole"),
+    (lambda model, mesh: None, "no part of the model is sharded"),
+    (each_layer, "units: each costs a message"),
+    (and_halve_it, "answers otherwise"),
+    (None, "should be a function"),
 )
-def test_uneven_units_get_a_hint(one_rank, shard, hint):
-    with pytest.raises(NotYet, match=hint):
-        larger_models.check_shard_evenly(shard, None)
 
 
 def resume_both(path, model, optimizer):
@@ -124,10 +121,11 @@ def resume_one_by_one(path, model, optimizer):
     return torch.tensor(state["step"])
 
 
-@pytest.mark.parametrize("resume", [resume_both, resume_one_by_one])
-def test_who_brings_back_weights_moments_and_step_resumes(one_rank, resume, capsys):
-    larger_models.check_resume(resume, None)
-    assert capsys.readouterr().out.startswith("Correct.")
+test_who_brings_back_weights_moments_and_step_resumes = right(
+    lambda resume, one_rank: larger_models.check_resume(resume, None),
+    resume_both,
+    resume_one_by_one,
+)
 
 
 def resume_with_a_new_optimizer(path, model, optimizer):
@@ -159,19 +157,14 @@ def resume_what_is_not_there(path, model, optimizer):
     dcp.load({"weights": model.state_dict()}, checkpoint_id=path)
 
 
-@pytest.mark.parametrize(
-    ("resume", "hint"),
-    [
-        (resume_with_a_new_optimizer, "moments are still those of a new optimiser"),
-        (resume_without_the_model, "not the weights that were saved"),
-        (resume_without_the_step, "returned None"),
-        (resume_what_is_not_there, "Missing key"),
-        (None, "should be a function"),
-    ],
+test_a_resume_that_loses_something_gets_a_hint = wrong(
+    lambda resume, one_rank: larger_models.check_resume(resume, None),
+    (resume_with_a_new_optimizer, "moments are still those of a new optimiser"),
+    (resume_without_the_model, "not the weights that were saved"),
+    (resume_without_the_step, "returned None"),
+    (resume_what_is_not_there, "Missing key"),
+    (None, "should be a function"),
 )
-def test_a_resume_that_loses_something_gets_a_hint(one_rank, resume, hint):
-    with pytest.raises(NotYet, match=hint):
-        larger_models.check_resume(resume, None)
 
 
 def choose(n_parameters, n_ranks, gpu_gb, unit, *, share=0.8, state=16, of_unit=8, of_ddp=0, ddp_too=True):
@@ -186,11 +179,13 @@ def in_other_words(n_parameters, n_ranks, gpu_gb, unit):
     return {"DDP": "ddp", "FSDP2": "fsdp", "neither": None}[choose(n_parameters, n_ranks, gpu_gb, unit)]
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("answer", [choose, in_other_words])
-def test_who_counts_all_bytes_chooses_right(answer, capsys):
-    larger_models.check_choose(answer)
-    assert capsys.readouterr().out.startswith("Correct.")
+test_who_counts_all_bytes_chooses_right = pytest.mark.smoke(
+    right(
+        larger_models.check_choose,
+        choose,
+        in_other_words,
+    )
+)
 
 
 @pytest.mark.parametrize(
@@ -203,10 +198,9 @@ def test_who_forgets_some_bytes_gets_a_hint(mistake):
         larger_models.check_choose(lambda *args, **named: choose(*args, **named, **mistake))
 
 
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [(None, "a function"), (lambda **case: None, "still None"), (lambda **case: 3, "return one of")],
+test_what_is_no_choice_gets_a_hint = wrong(
+    larger_models.check_choose,
+    (None, "a function"),
+    (lambda **case: None, "still None"),
+    (lambda **case: 3, "return one of"),
 )
-def test_what_is_no_choice_gets_a_hint(answer, hint):
-    with pytest.raises(NotYet, match=hint):
-        larger_models.check_choose(answer)

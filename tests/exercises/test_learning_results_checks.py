@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from answers import right, wrong
 from torch.profiler import ProfilerActivity, profile
 
-from workshop_utils.exercises import NotYet, learning_results
+from workshop_utils.exercises import learning_results
 
 
 def means(values, size, seed=0):
@@ -26,11 +27,13 @@ def in_a_loop(values):
     return [drawn[25], drawn[974]]
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("function", [right_interval, in_a_loop])
-def test_the_interval_of_the_mean_passes_however_it_is_resampled(function, capsys):
-    learning_results.check_interval(function)
-    assert capsys.readouterr().out.startswith("Correct.")
+test_the_interval_of_the_mean_passes_however_it_is_resampled = pytest.mark.smoke(
+    right(
+        learning_results.check_interval,
+        right_interval,
+        in_a_loop,
+    )
+)
 
 
 def without_replacement(values):
@@ -38,24 +41,19 @@ def without_replacement(values):
     return np.percentile(drawn, [2.5, 97.5])
 
 
-@pytest.mark.parametrize(
-    ("function", "hint"),
-    [
-        (lambda values: None, "still returns None"),
-        (lambda values: values.mean(), "two numbers"),
-        (lambda values: right_interval(values)[::-1], "high end comes first"),
-        (without_replacement, "with replacement"),
-        (lambda values: np.percentile(values, [2.5, 97.5]), "single differences"),
-        (lambda values: np.percentile(means(values, (2000, len(values))), [5, 95]), "too narrow"),
-        (lambda values: np.percentile(means(values, (2000, 100)), [2.5, 97.5]), "as many values as"),
-        (lambda values: np.percentile(means(values, (2000, len(values) - 1)), [2.5, 97.5]), "too wide"),
-        (lambda values: (-1.0, 1.0), "misses the mean"),
-        (lambda values: right_interval(values) + 0.3 * values.std() / len(values) ** 0.5, "off to one side"),
-    ],
+test_no_wrong_interval_passes = wrong(
+    learning_results.check_interval,
+    (lambda values: None, "still returns None"),
+    (lambda values: values.mean(), "two numbers"),
+    (lambda values: right_interval(values)[::-1], "high end comes first"),
+    (without_replacement, "with replacement"),
+    (lambda values: np.percentile(values, [2.5, 97.5]), "single differences"),
+    (lambda values: np.percentile(means(values, (2000, len(values))), [5, 95]), "too narrow"),
+    (lambda values: np.percentile(means(values, (2000, 100)), [2.5, 97.5]), "as many values as"),
+    (lambda values: np.percentile(means(values, (2000, len(values) - 1)), [2.5, 97.5]), "too wide"),
+    (lambda values: (-1.0, 1.0), "misses the mean"),
+    (lambda values: right_interval(values) + 0.3 * values.std() / len(values) ** 0.5, "off to one side"),
 )
-def test_no_wrong_interval_passes(function, hint):
-    with pytest.raises(NotYet, match=hint):
-        learning_results.check_interval(function)
 
 
 def recorded_events(steps, path):
@@ -77,10 +75,11 @@ def as_a_series(steps, path, of_a_name="sum"):
     return events.groupby("name").dur.agg(of_a_name) / 1000
 
 
-@pytest.mark.parametrize("function", [right_totals, as_a_series])
-def test_a_trace_that_was_exported_and_added_up_passes_in_any_type(function, capsys):
-    learning_results.check_traced(function)
-    assert capsys.readouterr().out.startswith("Correct.")
+test_a_trace_that_was_exported_and_added_up_passes_in_any_type = right(
+    learning_results.check_traced,
+    right_totals,
+    as_a_series,
+)
 
 
 def never_exported(steps, path):
@@ -116,27 +115,22 @@ def contained_left_out(steps, path):
     return ms
 
 
-@pytest.mark.parametrize(
-    ("function", "hint"),
-    [
-        (lambda steps, path: None, "still returns None"),
-        (exported_too_early, "after the `with` block has ended"),
-        (only_annotations, "aten::.* is missing"),
-        (contained_left_out, "add up dur"),
-        (lambda steps, path: {}, "called 0 times"),
-        (never_exported, "no file at path"),
-        (recorded_nothing, "inside the with block"),
-        (lambda *given: recorded_events(*given), "return a dict"),
-        (lambda *given: {name: ms * 1000 for name, ms in right_totals(*given).items()}, "microseconds"),
-        (lambda *given: {one["name"]: one["dur"] / 1000 for one in recorded_events(*given)}, "overwritten"),
-        (partial(as_a_series, of_a_name="max"), "one event of each name"),
-        (partial(as_a_series, of_a_name="mean"), "this is the mean"),
-        (lambda *given: Counter(one["name"] for one in recorded_events(*given)), "counts"),
-    ],
+test_no_wrong_totals_pass = wrong(
+    learning_results.check_traced,
+    (lambda steps, path: None, "still returns None"),
+    (exported_too_early, "after the `with` block has ended"),
+    (only_annotations, "aten::.* is missing"),
+    (contained_left_out, "add up dur"),
+    (lambda steps, path: {}, "called 0 times"),
+    (never_exported, "no file at path"),
+    (recorded_nothing, "inside the with block"),
+    (lambda *given: recorded_events(*given), "return a dict"),
+    (lambda *given: {name: ms * 1000 for name, ms in right_totals(*given).items()}, "microseconds"),
+    (lambda *given: {one["name"]: one["dur"] / 1000 for one in recorded_events(*given)}, "overwritten"),
+    (partial(as_a_series, of_a_name="max"), "one event of each name"),
+    (partial(as_a_series, of_a_name="mean"), "this is the mean"),
+    (lambda *given: Counter(one["name"] for one in recorded_events(*given)), "counts"),
 )
-def test_no_wrong_totals_pass(function, hint):
-    with pytest.raises(NotYet, match=hint):
-        learning_results.check_traced(function)
 
 
 SHRINKS = "aten::_upsample_bicubic2d_aa"
@@ -152,32 +146,21 @@ TOTALS = [
 ]
 
 
-@pytest.mark.parametrize("answer", [(1, SHRINKS), [np.int64(1), SHRINKS]])
-def test_the_rank_that_does_not_wait_is_the_late_one(answer, capsys):
-    learning_results.check_late(answer, TOTALS)
-    assert "shrinks" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
-        (None, "still None"),
-        (1, "two things"),
-        ((SHRINKS, 1), "the event's name"),
-        ((1, "gloo:all_reduce"), "whoever waits long waits for another"),
-        ((0, SHRINKS), "rank 0 is not late"),
-        ((2, SHRINKS), "no rank 2"),
-        ((1, "resize"), "no rank has an event"),
-        ((1, "aten::convolution"), "40 ms on rank 1 and 50 ms on another"),
-    ],
+test_the_rank_that_does_not_wait_is_the_late_one = right(
+    lambda answer: learning_results.check_late(answer, TOTALS),
+    (1, SHRINKS),
+    [np.int64(1), SHRINKS],
 )
-def test_no_wrong_rank_or_event_passes(answer, hint):
-    with pytest.raises(NotYet, match=hint):
-        learning_results.check_late(answer, TOTALS)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 8])
-def test_one_rank_has_large_images_and_all_have_batches_of_one_size(world_size):
-    for shrunk in (False, True):
-        made = [next(learning_results.batches(1, rank, world_size, shrunk=shrunk))[0] for rank in range(world_size)]
-        assert {batch.shape for batch in made} == {(4, 3, 64, 64)}
+test_no_wrong_rank_or_event_passes = wrong(
+    lambda answer: learning_results.check_late(answer, TOTALS),
+    (None, "still None"),
+    (1, "two things"),
+    ((SHRINKS, 1), "the event's name"),
+    ((1, "gloo:all_reduce"), "whoever waits long waits for another"),
+    ((0, SHRINKS), "rank 0 is not late"),
+    ((2, SHRINKS), "no rank 2"),
+    ((1, "resize"), "no rank has an event"),
+    ((1, "aten::convolution"), "40 ms on rank 1 and 50 ms on another"),
+)

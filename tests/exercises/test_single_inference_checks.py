@@ -5,10 +5,11 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
+from answers import right, wrong
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from workshop_utils.exercises import NotYet, single_inference
+from workshop_utils.exercises import single_inference
 
 CATEGORIES = ["eel", "dog", "ant", "cat", "bee"]
 
@@ -43,38 +44,29 @@ def namer(*, eval_mode=True, dim=1, order=list, number=float):
     return name_dogs
 
 
-@pytest.mark.parametrize(
-    ("function", "hint"),
-    [
-        (lambda model, images, names: None, "returns None"),
-        (lambda model, images, names: [("dog", 0.5)], "1 entries for 6 images"),
-        (lambda model, images, names: ["dog"] * 6, "return pairs"),
-        (namer(number=lambda p: f"{p:.0%}"), "as a number"),
-        (namer(number=lambda p: torch.ones(2)), "more than one number"),
-        (namer(number=lambda p: 100 * p), "the probabilities are not"),
-        (namer(order=sorted), "the names are not"),
-        (namer(dim=0), "over which dimension"),
-        (namer(eval_mode=False), "train mode"),
-        (namer(eval_mode=False, dim=0, order=sorted), "more than one fault"),
-    ],
+test_no_wrong_name_passes = wrong(
+    lambda function, model, images: single_inference.check_name_dogs(function, model, images, CATEGORIES),
+    (lambda model, images, names: None, "returns None"),
+    (lambda model, images, names: [("dog", 0.5)], "1 entries for 6 images"),
+    (lambda model, images, names: ["dog"] * 6, "return pairs"),
+    (namer(number=lambda p: f"{p:.0%}"), "as a number"),
+    (namer(number=lambda p: torch.ones(2)), "more than one number"),
+    (namer(number=lambda p: 100 * p), "the probabilities are not"),
+    (namer(order=sorted), "the names are not"),
+    (namer(dim=0), "over which dimension"),
+    (namer(eval_mode=False), "train mode"),
+    (lambda model, images, _: namer()(model, images, CATEGORIES), "more than one fault"),
 )
-def test_no_wrong_name_passes(function, hint, model, images):
-    with pytest.raises(NotYet, match=hint):
-        single_inference.check_name_dogs(function, model, images, CATEGORIES)
 
 
-def test_names_from_the_notebook_instead_of_the_arguments_do_not_pass(model, images):
-    def from_memory(model, images, _):
-        return namer()(model, images, CATEGORIES)
-
-    with pytest.raises(NotYet):
-        single_inference.check_name_dogs(from_memory, model, images, CATEGORIES)
-
-
-@pytest.mark.smoke
-@pytest.mark.parametrize("number", [float, np.float32, lambda p: p.reshape(1), lambda p: round(float(p), 2)])
-def test_right_names_pass_with_probabilities_of_any_type(number, model, images):
-    single_inference.check_name_dogs(namer(number=number), model, images, CATEGORIES)
+test_right_names_pass_with_probabilities_of_any_type = pytest.mark.smoke(
+    right(
+        lambda number, model, images: single_inference.check_name_dogs(namer(number=number), model, images, CATEGORIES),
+        np.float32,
+        lambda p: p.reshape(1),
+        lambda p: round(float(p), 2),
+    )
+)
 
 
 def test_an_answer_may_be_an_iterator_and_write_into_what_it_is_given(model, images):
@@ -121,55 +113,27 @@ def batch():
     return 0.4 * honest, honest.softmax(1).multinomial(1, generator=random).squeeze(1)
 
 
-@pytest.mark.parametrize(
-    ("function", "hint"),
-    [
-        (lambda logits, truth: None, "returns None"),
-        (lambda logits, truth: 0.38, "two numbers"),
-        (lambda logits, truth: ("0.38", 0.1), "'0.38' should be a number"),
-        (lambda logits, truth: (torch.tensor([0.4, 0.5]), 0.1), "more than one number"),
-        (lambda logits, truth: (-0.38, 0.1), "above 0"),
-        (calibrator(loss=loss_of_the_likeliest), "right breed, or of the likeliest"),
-        (calibrator(fitted=ALL), "fitted on all photos"),
-        (calibrator(fitted=ODD, tested=EVEN), "photos 1, 3, 5"),
-        (calibrator(tested=EVEN), "that T was fitted on"),
-        (calibrator(tested=ALL), "not that of the photos 1, 3, 5"),
-    ],
+test_no_wrong_calibration_passes = wrong(
+    lambda function, batch: single_inference.check_calibrate(function, *batch),
+    (lambda logits, truth: None, "returns None"),
+    (lambda logits, truth: 0.38, "two numbers"),
+    (lambda logits, truth: ("0.38", 0.1), "'0.38' should be a number"),
+    (lambda logits, truth: (torch.tensor([0.4, 0.5]), 0.1), "more than one number"),
+    (lambda logits, truth: (-0.38, 0.1), "above 0"),
+    (calibrator(loss=loss_of_the_likeliest), "right breed, or of the likeliest"),
+    (calibrator(fitted=ALL), "fitted on all photos"),
+    (calibrator(fitted=ODD, tested=EVEN), "photos 1, 3, 5"),
+    (calibrator(tested=EVEN), "that T was fitted on"),
+    (calibrator(tested=ALL), "not that of the photos 1, 3, 5"),
 )
-def test_no_wrong_calibration_passes(function, hint, batch):
-    with pytest.raises(NotYet, match=hint):
-        single_inference.check_calibrate(function, *batch)
 
 
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        tuple,
-        np.array,
-        lambda pair: [torch.ones(1, requires_grad=True) * value for value in pair],
-        lambda pair: (pair[0], round(pair[1], 2)),
-    ],
+test_a_right_calibration_passes_in_any_type = right(
+    lambda wrap, batch: single_inference.check_calibrate(calibrator(wrap=wrap), *batch),
+    np.array,
+    lambda pair: [torch.ones(1, requires_grad=True) * value for value in pair],  # as an optimiser finds it
+    lambda pair: (pair[0], round(pair[1], 2)),
 )
-def test_a_right_calibration_passes_in_any_type(wrap, batch):
-    single_inference.check_calibrate(calibrator(wrap=wrap), *batch)
-
-
-def test_a_temperature_found_by_an_optimiser_passes(batch, capsys):
-    def calibrate(logits, truth):
-        log_t = torch.zeros(1, requires_grad=True)
-        optimizer = torch.optim.LBFGS([log_t], max_iter=50)
-
-        def step():
-            optimizer.zero_grad()
-            loss = cross_entropy(logits[EVEN] / log_t.exp(), truth[EVEN])
-            loss.backward()
-            return loss
-
-        optimizer.step(step)
-        return log_t.exp(), cross_entropy(logits[ODD] / log_t.exp(), truth[ODD])
-
-    single_inference.check_calibrate(calibrate, *batch)
-    assert "the loss falls from" in capsys.readouterr().out
 
 
 def test_a_calibration_that_writes_into_its_arguments_changes_nothing_here(batch):

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from answers import right, wrong
+from sklearn.model_selection import StratifiedGroupKFold
 from torch.utils.data import DistributedSampler
 
-from workshop_utils.exercises import NotYet, training_data
+from workshop_utils.exercises import training_data
 
 CLASSES = ["n02085620-Chihuahua", "n02106166-Border_collie", "n02113186-Cardigan"]
 
@@ -23,30 +25,29 @@ def by_name(classes):
     return [INDEX_BY_NAME[name] for name in names]
 
 
-@pytest.mark.parametrize(
-    ("to_imagenet", "hint"),
-    [
-        (None, "is None"),
-        ([151, 232, 264], "define a function"),
-        (lambda classes: None, "returns None"),
-        (lambda classes: by_id(classes)[:1], "1 entries"),
-        (lambda classes: [0, 1, 2], "the labels themselves"),
-        (by_name, "Cardigan gets 474.*WordNet id"),
-        (lambda classes: by_id(sorted(classes)), "order of the folders"),
-        (lambda classes: {}, "returns a dict"),
-        (lambda classes: [str(index) for index in by_id(classes)], "'151'.*not all whole numbers"),
-        (lambda classes: torch.tensor(by_id(classes))[:, None], r"shape \(3, 1\)"),
-    ],
+test_no_wrong_join_passes = wrong(
+    lambda to_imagenet: training_data.check_to_imagenet(to_imagenet, CLASSES),
+    (None, "is None"),
+    ([151, 232, 264], "define a function"),
+    (lambda classes: None, "returns None"),
+    (lambda classes: by_id(classes)[:1], "1 entries"),
+    (lambda classes: [0, 1, 2], "the labels themselves"),
+    (by_name, "Cardigan gets 474.*WordNet id"),
+    (lambda classes: by_id(sorted(classes)), "order of the folders"),
+    (lambda classes: {}, "returns a dict"),
+    (lambda classes: [str(index) for index in by_id(classes)], "'151'.*not all whole numbers"),
+    (lambda classes: torch.tensor(by_id(classes))[:, None], r"shape \(3, 1\)"),
 )
-def test_no_wrong_join_passes(to_imagenet, hint):
-    with pytest.raises(NotYet, match=hint):
-        training_data.check_to_imagenet(to_imagenet, CLASSES)
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
-def test_the_join_by_id_passes_in_any_type(kind):
-    training_data.check_to_imagenet(lambda classes: kind(by_id(classes)), CLASSES)
+test_the_join_by_id_passes_in_any_type = pytest.mark.smoke(
+    right(
+        lambda kind: training_data.check_to_imagenet(lambda classes: kind(by_id(classes)), CLASSES),
+        list,
+        np.array,
+        torch.tensor,
+    )
+)
 
 
 def sampled(n_photos, told=True, **how):
@@ -89,48 +90,37 @@ def unequal(rank, epoch):
     return shuffled[:90] if rank == 0 else shuffled[90:]
 
 
-@pytest.mark.parametrize(
-    ("order", "hint"),
-    [
-        (lambda rank, epoch: None, "returns None"),
-        (lambda rank, epoch: iter(range(rank, 288, 2)), "range_iterator"),
-        (sampled(288, told=False), "let the epoch decide"),
-        (sampled(288, rank=0), "both ranks"),
-        (sampled(286), "286 of 288"),
-        (sampled(288, num_replicas=1, rank=0), "every photo"),
-        (lambda rank, epoch: [index + 1000 for index in sampled(288)(rank, epoch)], "indices go from 0 to 287"),
-        (halves, "share them out"),
-        (turned, "the same neighbours"),
-        (same_batches, "a global batch in common"),
-        (breed_by_breed, "one after the other"),
-        (unseeded_rank_1, "differently"),
-        (unequal, "rank 0 visits 90 photos and rank 1 198"),
-    ],
+test_no_wrong_order_passes = wrong(
+    lambda order: training_data.check_order(order, 288),
+    (lambda rank, epoch: None, "returns None"),
+    (lambda rank, epoch: iter(range(rank, 288, 2)), "range_iterator"),
+    (sampled(288, told=False), "let the epoch decide"),
+    (sampled(288, rank=0), "both ranks"),
+    (sampled(286), "286 of 288"),
+    (sampled(288, num_replicas=1, rank=0), "every photo"),
+    (lambda rank, epoch: [index + 1000 for index in sampled(288)(rank, epoch)], "indices go from 0 to 287"),
+    (halves, "share them out"),
+    (turned, "the same neighbours"),
+    (same_batches, "a global batch in common"),
+    (breed_by_breed, "one after the other"),
+    (unseeded_rank_1, "differently"),
+    (unequal, "rank 0 visits 90 photos and rank 1 198"),
 )
-def test_no_wrong_order_passes(order, hint):
-    with pytest.raises(NotYet, match=hint):
-        training_data.check_order(order, 288)
 
 
-@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
-def test_an_order_of_ones_own_passes_in_any_type(kind):
-    def order(rank, epoch):
-        generator = torch.Generator().manual_seed(7 + epoch)
-        return kind(torch.randperm(288, generator=generator).tolist()[rank::2])
-
-    training_data.check_order(order, 288)
-
-
-def test_an_order_whose_first_half_is_rank_0s_passes():
-    def order(rank, epoch):
-        return np.split(np.random.default_rng(epoch).permutation(288), 2)[rank]
-
-    training_data.check_order(order, 288)
+test_a_right_order_passes_in_any_type = right(
+    lambda order: training_data.check_order(order, 288),
+    sampled(288, seed=7),
+    lambda rank, epoch: np.split(np.random.default_rng(epoch).permutation(288), 2)[rank],
+    lambda rank, epoch: torch.tensor(sampled(288)(rank, epoch)),
+)
 
 
-@pytest.mark.parametrize("n_photos, how", [(288, {"seed": 7}), (287, {}), (287, {"drop_last": True})])
-def test_a_right_order_passes(n_photos, how):
-    training_data.check_order(sampled(n_photos, **how), n_photos)
+test_a_right_order_of_an_odd_number_of_photos_passes = right(
+    lambda order: training_data.check_order(order, 287),
+    sampled(287),
+    sampled(287, drop_last=True),
+)
 
 
 BREEDS = np.repeat([0, 1, 2], 8 * 4)  # eight dogs of each breed, four shots of each dog
@@ -160,43 +150,32 @@ def masks(breeds, dogs, val_fraction, seed):
     return ~in_val, in_val
 
 
-@pytest.mark.parametrize(
-    ("split", "hint"),
-    [
-        (lambda *args: None, "returns None"),
-        (lambda *args: by_dog(*args)[0], "return two lists"),
-        (lambda *args: by_dog(*args)[::-1], "swapped"),
-        (lambda breeds, dogs, val_fraction, seed: by_dog(breeds, dogs, 0, seed), "nothing for validation"),
-        (lambda breeds, dogs, val_fraction, seed: by_dog(breeds, dogs, 0.25, seed), "0.4 .*other shots"),
-        (lambda breeds, dogs, val_fraction, seed: by_dog(breeds, dogs, val_fraction, 0), "every seed"),
-        (lambda breeds, dogs, val_fraction, seed: by_dog(breeds, dogs, val_fraction, None), "in two ways"),
-        (lambda *args: (by_dog(*args)[0][1:], by_dog(*args)[1]), "1 of 96.*neither list"),
-        (lambda *args: (range(96), by_dog(*args)[1]), "in both lists"),
-        (lambda *args: ([1000], by_dog(*args)[1]), "0 to 95"),
-        (by_shot, "both sides"),
-        (by_breed, "of the 8 dogs"),
-        (masks, "masks"),
-    ],
+test_no_split_that_leaks_passes = wrong(
+    lambda split: training_data.check_split_by_dog(split, BREEDS, DOGS, 0.25),
+    (lambda *args: None, "returns None"),
+    (lambda *args: by_dog(*args)[0], "return two lists"),
+    (lambda *args: by_dog(*args)[::-1], "swapped"),
+    (lambda breeds, dogs, val_fraction, seed: by_dog(breeds, dogs, 0, seed), "nothing for validation"),
+    (lambda breeds, dogs, val_fraction, seed: by_dog(breeds, dogs, 0.25, seed), "0.4 .*other shots"),
+    (lambda breeds, dogs, val_fraction, seed: by_dog(breeds, dogs, val_fraction, 0), "every seed"),
+    (lambda breeds, dogs, val_fraction, seed: by_dog(breeds, dogs, val_fraction, None), "in two ways"),
+    (lambda *args: (by_dog(*args)[0][1:], by_dog(*args)[1]), "1 of 96.*neither list"),
+    (lambda *args: (range(96), by_dog(*args)[1]), "in both lists"),
+    (lambda *args: ([1000], by_dog(*args)[1]), "0 to 95"),
+    (by_shot, "both sides"),
+    (by_breed, "of the 8 dogs"),
+    (masks, "masks"),
 )
-def test_no_split_that_leaks_passes(split, hint):
-    with pytest.raises(NotYet, match=hint):
-        training_data.check_split_by_dog(split, BREEDS, DOGS, 0.25)
 
 
-@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
-def test_a_split_by_dog_passes_in_any_type(kind, capsys):
-    def split(*args):
-        return [kind(part.tolist()) for part in by_dog(*args)]
-
-    training_data.check_split_by_dog(split, BREEDS, DOGS, 0.25)
-    assert "6 dogs are for validation" in capsys.readouterr().out
+def by_scikit_learn(breeds, dogs, val_fraction, seed):
+    folds = StratifiedGroupKFold(round(1 / val_fraction), shuffle=True, random_state=seed)
+    return next(folds.split(dogs, breeds, dogs))
 
 
-def test_a_split_by_groups_of_scikit_learn_passes():
-    from sklearn.model_selection import StratifiedGroupKFold
-
-    def split(breeds, dogs, val_fraction, seed):
-        folds = StratifiedGroupKFold(round(1 / val_fraction), shuffle=True, random_state=seed)
-        return next(folds.split(dogs, breeds, dogs))
-
-    training_data.check_split_by_dog(split, BREEDS, DOGS, 0.25)
+test_a_split_by_dog_passes_in_any_type = right(
+    lambda split: training_data.check_split_by_dog(split, BREEDS, DOGS, 0.25),
+    lambda *args: [part.tolist() for part in by_dog(*args)],
+    lambda *args: [torch.tensor(part) for part in by_dog(*args)],
+    by_scikit_learn,
+)

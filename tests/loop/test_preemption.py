@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -38,19 +37,6 @@ def handler():
     handler = signal.getsignal(signal.SIGTERM)
     yield handler
     assert signal.getsignal(signal.SIGTERM) is handler
-
-
-@pytest.mark.usefixtures("handler")
-@pytest.mark.weekly
-def test_one_process_saves_the_step_in_which_it_was_told_and_resumes_from_it(tmp_path):
-    checkpoint = tmp_path / "run.pt"
-    with pytest.raises(Preempted, match=f"Rank 0 .*step 3.*checkpoint='{checkpoint}'"):
-        trained(told_in_step(3, 16), checkpoint=checkpoint, **FIVE_STEPS)
-    assert load_checkpoint(checkpoint)["training"]["step"] == 3
-    numbers, weights = trained(checkpoint=checkpoint, **FIVE_STEPS)
-    assert (numbers["resumed_at"], numbers["steps"]) == (3, 5)
-    undisturbed = trained(**FIVE_STEPS)[1]
-    assert all(weights[name].equal(undisturbed[name]) for name in undisturbed)
 
 
 @pytest.mark.usefixtures("handler")
@@ -156,8 +142,3 @@ def test_in_another_thread_without_a_worker_the_handler_stays(handler):
     thread.start()
     thread.join()
     assert seen == [handler]
-
-
-def test_the_error_can_be_pickled():
-    error = pickle.loads(pickle.dumps(Preempted(7, [0, 2], "s3://bucket/run.pt")))
-    assert str(error) == str(Preempted(7, [0, 2], "s3://bucket/run.pt")) and "Rank 0, 2 " in str(error)

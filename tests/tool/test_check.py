@@ -213,27 +213,3 @@ def test_workers_that_may_not_have_children_are_named_and_go_on_running(well):
     ok, said = lines["children"]
     assert not ok and "daemonic" in said
     assert "workshop join" in said
-
-
-@pytest.mark.weekly
-def test_a_worker_that_cannot_import_the_package(well, tmp_path):
-    (tmp_path / "workshop_utils").mkdir()
-    (tmp_path / "workshop_utils" / "__init__.py").write_text("raise ImportError('half an installation')")
-    worker = [sys.executable, "-m", "distributed.cli.dask_worker", "--no-dashboard", "--host", "127.0.0.1"]
-    worker += ["--local-directory", str(tmp_path / "space")]
-    with LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0") as cluster:
-        started = subprocess.Popen(
-            [*worker, cluster.scheduler_address],
-            env={**os.environ, "PYTHONPATH": str(tmp_path)},
-            cwd=tmp_path,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            cluster.wait_for_workers(1, timeout=60)
-            with dask.config.set({"scheduler-address": cluster.scheduler_address}):
-                ok, said = line(well, "workers")
-        finally:
-            started.terminate()
-            started.wait()
-    assert not ok and "half an installation" in said

@@ -77,12 +77,6 @@ def test_the_command_as_a_module_says_the_packages_version():
     assert said == f"workshop {importlib.metadata.version('workshop-dask-pytorch')}\n"
 
 
-def test_photos_out_of_reach_are_one_message(tmp_path):
-    source = "http://127.0.0.1:9/images.tar"
-    said = CliRunner().invoke(main, ["data", "photos", "--source", source, "--folder", str(tmp_path)])
-    assert said.exit_code == 1 and source in said.output and "sketches" in said.output
-
-
 @pytest.fixture
 def scripts(tmp_path):
     """A folder like the workshop's, with benchmarks that print what they were given."""
