@@ -3,16 +3,17 @@
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from distributed import CancelledError, Client, Future
 
 from daskrun import scheduler
+from daskrun.attempt import Attempt
 from daskrun.claims import Claimed, Denied, Request, Worker
 from daskrun.errors import JobError, SchedulerLost, listed
-from daskrun.rank import TOPIC, Assignment, AttemptId, Meeting, at_work, deliver, leave, listen, run_rank
+from daskrun.rank import TOPIC, Assignment, Meeting, at_work, deliver, leave, listen, run_rank
 from daskrun.why.look import Look, look_here
 from daskrun.why.process import End, ends, processes, watch_ends
 from daskrun.why.verdict import not_begun, silent
@@ -28,44 +29,6 @@ LOST = (
 
 # For each client, what hears the messages of each of its jobs: a client keeps its handler of a topic for good.
 _heard_by: "WeakKeyDictionary[Client, dict[str, Callable]]" = WeakKeyDictionary()
-
-
-@dataclass
-class Attempt:
-    """One start of a job's function on all ranks, and what is known of them. Ranks are numbered from 0.
-
-    members: workers, in rank order. over: ranks whose task has ended. gone: ranks whose worker has died. lost: of
-    these, those whose nanny gives no answer either. results: pickled, once all are here. error: the first that a rank
-    told, with failed_rank and the traceback that came with it; is_cause: it cannot come of another rank's death.
-    """
-
-    id: AttemptId
-    members: tuple[Worker, ...]
-    futures: list[Future] = field(default_factory=list)
-    results: list[bytes] = field(default_factory=list)
-    begun: set[int] = field(default_factory=set)
-    over: set[int] = field(default_factory=set)
-    gone: set[int] = field(default_factory=set)
-    lost: set[int] = field(default_factory=set)
-    error: BaseException | None = None
-    traceback: Any = None
-    failed_rank: int | None = None
-    is_cause: bool = False
-
-    @property
-    def size(self) -> int:
-        """The world size."""
-        return len(self.members)
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether a rank has told an error, or its worker has died."""
-        return self.error is not None or bool(self.gone)
-
-    @property
-    def all_over(self) -> bool:
-        """Whether no rank runs any more."""
-        return len(self.over | self.gone) == self.size
 
 
 class Cluster:

@@ -7,7 +7,7 @@ and the attempt has failed. Where does a timeout take effect? Where `_claim` and
 import asyncio
 import copy
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 from distributed import CancelledError
 from distributed.core import clean_exception
 
+from daskrun.attempt import Attempt
 from daskrun.claims import KINDS, Claimed, Request
-from daskrun.cluster import LOST, Attempt, Cluster
-from daskrun.errors import GO_ON, JobError, SchedulerLost, Stopped, WorkerDied, add_note, listed, ranks_named
+from daskrun.cluster import LOST, Cluster
+from daskrun.errors import JobError, SchedulerLost, WorkerDied, add_note, listed, ranks_named
 from daskrun.rank import AttemptId
 from daskrun.why.look import Look
-from daskrun.why.verdict import cannot_begin, how_it_ended, stalled, timed_out
+from daskrun.why.verdict import cannot_begin, stalled, timed_out
 
 SETTLE_S = 1.0  # from a rank's error to the verdict: a worker's death, which may be the cause, can come to light later
 GATHER_S = 0.1  # from a worker's death to the verdict: the message names all workers that died together
@@ -91,6 +92,8 @@ class Control:
         self._running = asyncio.current_task()
         self._cluster.hear(self._hear)
         try:
+            if self._stop:  # before this began
+                raise Ended(self._stop)
             self.results = await self._attempts()
             self.doing = "finished"
         except Ended as ended:
@@ -200,11 +203,11 @@ class Control:
         dead = sorted(attempt.gone - {attempt.failed_rank})
         if dead and attempt.is_cause:
             add_note(attempt.error, f"{ranks_named(dead).capitalize()} died after that.")
-        death = None if attempt.is_cause or not dead else await self._death(attempt, dead)
-        if death is None:
+        if attempt.is_cause or not dead:
             assert attempt.error is not None
             raise Ended(attempt.error)
-        return death
+        ends = await self._cluster.how_they_ended([attempt.members[rank] for rank in dead])
+        return attempt.death(dict(zip(dead, ends, strict=True)), self._limits.max_restarts, len(self.failures))
 
     def _survive(self, death: WorkerDied) -> None:
         """Go on after a death, if the job may."""
@@ -233,26 +236,6 @@ class Control:
         attempt.results = fetching.result() or []
         attempt.futures = []  # so that the workers need not keep them
 
-    async def _death(self, attempt: Attempt, dead: Sequence[int]) -> WorkerDied:
-        """Return the error that tells how these ranks' workers ended, and what to do."""
-        members = [attempt.members[rank] for rank in dead]
-        said, cures = [], []
-        for rank, worker, end in zip(dead, members, await self._cluster.how_they_ended(members), strict=True):
-            process, has_nanny, rss = end
-            how, cure = how_it_ended(process, worker.has_nanny, has_nanny, rss)
-            said.append(f"worker {worker.address} {how}")
-            cures.append(cure)
-            attempt.lost |= set() if has_nanny else {rank}
-        if allowed := self._limits.max_restarts:
-            cures = [cure for cure in cures if cure != GO_ON]
-            if len(self.failures) == allowed:
-                cures.append(f"The job had been started again as often as max_restarts={allowed} allows.")
-        parts = [f"{ranks_named(dead).capitalize()} died: {'; '.join(said)}.", *filter(None, dict.fromkeys(cures))]
-        death = WorkerDied(" ".join(parts))
-        for note in getattr(attempt.error, "__notes__", ()):  # of a rank that failed because of the death
-            add_note(death, note)
-        return death
-
     def _not_resumed(self, error: JobError) -> WorkerDied:
         """Return the last death, as the end of a job that got no workers to go on with."""
         death = self.failures[-1]
@@ -263,14 +246,6 @@ class Control:
             f"No worker took its place in time (wait_for_successors={waited}), so the job was not resumed.",
         )
         return death
-
-    def _fail(self, attempt: Attempt, rank: int | None, error: BaseException, remote: Any, may_follow: bool) -> None:
-        """Take what a rank raised. The first one counts, but for a rank's Stopped. remote: the traceback there."""
-        first = attempt.error
-        if first is None or (isinstance(first, Stopped) and not isinstance(error, Stopped)):
-            attempt.failed_rank, attempt.error, attempt.traceback = rank, error, remote
-            attempt.is_cause = not may_follow and not attempt.gone
-        self._tell_all()
 
     def _hear(self, kind: str, *about: Any) -> None:
         """Take what ranks log, and what the scheduler says of workers."""
@@ -289,7 +264,7 @@ class Control:
                 _, error, remote = clean_exception(exception, traceback)
                 assert error is not None
                 add_note(error, note)
-                self._fail(self.attempt, rank, error, remote, may_follow)
+                self.attempt.fail(rank, error, remote, may_follow)
         self._tell_all()
 
     async def _see_end(self, attempt: Attempt, rank: int) -> None:
@@ -304,7 +279,7 @@ class Control:
             with suppress(Exception):  # not every exception can be copied
                 # The future holds the original, whose traceback would hold the future.
                 error = copy.copy(error)
-            self._fail(attempt, rank, error, remote, may_follow=True)
+            attempt.fail(rank, error, remote, may_follow=True)
         self._tell_all()
 
     async def _see_start(self, attempt: Attempt) -> None:
@@ -362,9 +337,10 @@ class Control:
 
     def stop(self, error: BaseException) -> None:
         """End the job with this error, where `run` waits, unless its end is certain; to be called on the loop."""
-        if self._stop is None and self._running and not (self._is_ending or self.over):
+        if self._stop is None and not (self._is_ending or self.over):
             self._stop = error
-            self._running.cancel()
+            if self._running:
+                self._running.cancel()
 
     @property
     def traceback(self) -> Any:
