@@ -19,7 +19,7 @@ MODULES = re.findall(r"^   workshop_utils\.(\w+)$", (ROOT / "docs/reference/inde
 PHONE, TABLET, DESK = 390, 800, 1400
 WIDTHS = [DESK, *(pytest.param(width, marks=pytest.mark.weekly) for width in (TABLET, PHONE))]
 # The other notebooks are as these two, and the other pages of the reference as that one.
-BUILT_ALIKE = r"docs/(?!reference/)|docs/reference/ddp|search|notebook_output/0[12]"
+BUILT_ALIKE = r"docs/(?!reference/)|docs/reference/daskrun|search|notebook_output/0[12]"
 CUT_OFF = """() => {
     const wide = [];
     const width = document.scrollingElement.scrollWidth;
@@ -82,7 +82,7 @@ def test_the_reference_has_all_that_is_public_with_types(pages):
                 assert f"{code.__name__}.{name}" in page.ids, f"{module}.{name} has no docstring"
         assert page.all("dl", "field-list") and "<em" in page.text, f"{module}: no type is shown"
     wanted = ("Job", "Job.rows", "Job.explain", "JobError", "WorkerDied", "WorkersBusy")  # defined elsewhere
-    assert {f"daskrun.{name}" for name in wanted} <= pages["docs/reference/ddp.html"].ids
+    assert {f"daskrun.{name}" for name in wanted} <= pages["docs/reference/daskrun.html"].ids
 
 
 def test_the_guide_has_a_row_for_each_guess_in_class_in_the_order_of_the_notebook(pages):

@@ -10,15 +10,16 @@ import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from distributed import CancelledError
 from distributed.core import clean_exception
 
 from daskrun.attempt import Attempt
-from daskrun.claims import KINDS, Claimed, Request
+from daskrun.claims import KINDS, Claimed, Denied, Request
 from daskrun.cluster import LOST, Cluster
 from daskrun.errors import JobError, SchedulerLost, WorkerDied, add_note, listed, ranks_named
+from daskrun.limits import Limits
 from daskrun.rank import AttemptId
 from daskrun.why.look import Look
 from daskrun.why.verdict import cannot_begin, stalled, timed_out
@@ -30,30 +31,10 @@ START_S = 300  # time limit for all ranks to begin
 POLL_S = 0.2  # between two claims
 
 
-class Limits(NamedTuple):
-    """What a job may take: see `launch`. fewest, most: of its n_workers, None for all of a kind."""
-
-    fewest: int | None = None
-    most: int | None = None
-    timeout: float | None = None
-    max_restarts: int = 0
-    wait_for_workers: float = 0
-    wait_for_successors: float = 30
-    stall_after: float | None = None
-
-
 class Ended(Exception):
     """The job ends with this error, which its user is told."""
 
     def __init__(self, error: BaseException) -> None:
-        super().__init__(error)
-        self.error = error
-
-
-class _Denied(Exception):
-    """There are no workers for the job; error: why."""
-
-    def __init__(self, error: JobError) -> None:
         super().__init__(error)
         self.error = error
 
@@ -137,10 +118,9 @@ class Control:
             patience_s = limits.wait_for_successors
         has_gpu = last.members[0].has_gpu if last else None  # after a death, the kind stays
         request = Request(self._job, self._cluster.client_id, most=most, enough=least, has_gpu=has_gpu)
-        try:
-            claimed = await self._claim_soon(request, wanted, least, time.monotonic() + patience_s)
-        except _Denied as denied:
-            raise Ended(denied.error if last is None else self._not_resumed(denied.error)) from None
+        claimed = await self._claim_soon(request, wanted, least, time.monotonic() + patience_s)
+        if isinstance(claimed, Denied):
+            raise Ended(self._not_resumed(claimed.error) if last else claimed.error)
         if claimed.left_out and last is None:
             self.warnings.append(
                 f"The job takes workers {KINDS[claimed.workers[0].has_gpu]} and leaves out "
@@ -149,11 +129,10 @@ class Control:
         self.size = len(claimed.workers)
         return Attempt(AttemptId(self._job, last.id.number + 1 if last else 0), claimed.workers)
 
-    async def _claim_soon(self, request: Request, wanted: int | None, least: int | None, give_up: float) -> Claimed:
-        """Claim as many workers as are wanted, or at least so many from the time `give_up` on.
-
-        Raises _Denied where they are not there then.
-        """
+    async def _claim_soon(
+        self, request: Request, wanted: int | None, least: int | None, give_up: float
+    ) -> Claimed | Denied:
+        """Claim as many workers as are wanted; from the time `give_up` on at least so many, or take no for an answer."""
         why: object = "the scheduler has not answered"
         try:
             while True:
@@ -163,7 +142,7 @@ class Control:
                 if isinstance(answer, Claimed):
                     return answer
                 if late and not answer.soon:
-                    raise _Denied(answer.error)
+                    break
                 why = answer.error
                 if self._deadline is not None and time.monotonic() >= self._deadline:
                     raise Ended(TimeoutError(f"The job had no workers after {self._limits.timeout} s: {why}"))
@@ -173,6 +152,8 @@ class Control:
         except BaseException:
             await _to_its_end(self._cluster.give_back())
             raise
+        await _to_its_end(self._cluster.give_back())  # the slots that it kept for this attempt
+        return answer
 
     async def _attempt(self, attempt: Attempt) -> WorkerDied | None:
         """Run all ranks until they have returned, and bring the results; or return the death that ended the attempt."""
@@ -186,7 +167,7 @@ class Control:
         self._watches = [self._watch(work) for work in beside]
         try:
             async with asyncio.timeout(None if self._deadline is None else self._deadline - time.monotonic()):
-                await self._until(lambda: attempt.has_failed or attempt.all_over)
+                await self.until(lambda: attempt.has_failed or attempt.all_over)
                 if not attempt.has_failed:
                     self.doing = "fetching its results"
                     await self._fetch(attempt)
@@ -197,7 +178,7 @@ class Control:
     async def _verdict(self, attempt: Attempt) -> WorkerDied:
         """Return the death because of which the attempt failed, or end the job with the error of a rank."""
         self.doing = "looking for the cause of a failure"
-        await self._until(lambda: attempt.gone or attempt.all_over, SETTLE_S)
+        await self.until(lambda: attempt.gone or attempt.all_over, SETTLE_S)
         if attempt.gone:
             await asyncio.sleep(GATHER_S)
         dead = sorted(attempt.gone - {attempt.failed_rank})
@@ -214,15 +195,12 @@ class Control:
         if len(self.failures) == self._limits.max_restarts:
             raise Ended(death)
         self.failures.append(death)
-        if self._deadline is not None and time.monotonic() >= self._deadline:
-            late = TimeoutError(f"The job's {self._limits.timeout} s were over when it could have gone on: {death}")
-            raise Ended(late)
 
     async def _free(self, attempt: Attempt, again: bool) -> list[str]:
         """Let ranks end by themselves after a failure, and give up the workers; return warnings."""
         self.doing = "ending its ranks"
         if attempt.has_failed and not self._stop:
-            await self._until(lambda: attempt.all_over or self._stop, GRACE_S)
+            await self.until(lambda: attempt.all_over or self._stop, GRACE_S)
         for watch in self._watches:
             watch.cancel()
         return await self._cluster.free(attempt, failed=not attempt.results, again=again)
@@ -232,7 +210,7 @@ class Control:
     async def _fetch(self, attempt: Attempt) -> None:
         """Bring the results of all ranks, for which their workers have to live."""
         fetching = self._watch(self._cluster.results(attempt))
-        await self._until(fetching.done)
+        await self.until(fetching.done)
         attempt.results = fetching.result() or []
         attempt.futures = []  # so that the workers need not keep them
 
@@ -352,20 +330,7 @@ class Control:
         """Return (how each rank at work looks, ranks that are over)."""
         return await self._cluster.looks(self.attempt) if self.attempt and not self.over else ([], [])
 
-    def wait(self, condition: Callable[[], object], seconds: float) -> bool:
-        """Return whether the condition holds, after so many seconds at the latest; for other threads."""
-        if condition():
-            return True
-        reached = asyncio.run_coroutine_threadsafe(self._until(condition), self.loop)
-        try:
-            reached.result(seconds)
-        except TimeoutError:
-            reached.cancel()
-        except CancelledError:  # the client was closed, and its loop ends
-            pass
-        return bool(condition())
-
-    async def _until(self, condition: Callable[[], object], seconds: float | None = None) -> None:
+    async def until(self, condition: Callable[[], object], seconds: float | None = None) -> None:
         """Wait until the condition holds, or for so many seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):

@@ -14,7 +14,7 @@ from daskrun.as_found import environment
 from daskrun.call import check_call
 from daskrun.errors import JobError
 from daskrun.job import Job
-from daskrun.launch import limits
+from daskrun.limits import limits
 from daskrun.rank import network_interface
 
 LEAVE_S = 5  # for the other ranks to leave Horovod, before the server through which they met is closed

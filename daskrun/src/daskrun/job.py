@@ -13,8 +13,9 @@ from distributed import CancelledError, Client, Future
 from tqdm import tqdm
 
 from daskrun.cluster import Cluster
-from daskrun.control import Control, Limits
+from daskrun.control import Control
 from daskrun.errors import WorkerDied, check_client
+from daskrun.limits import Limits
 from daskrun.pickling import pickled, unpacked
 from daskrun.why.verdict import explain, stacks
 
@@ -175,12 +176,25 @@ class Job:
         with _line(what) as line:
             reached = False
             while not reached:
-                reached = self._control.wait(condition, LOOK_S)
+                reached = self._reach(condition)
                 while self._control.warnings:
                     _warn(self._control.warnings.pop(0))
                 if rows := len(self._control.rows):
                     line.set_postfix_str(_counted(rows, "row") + " of metrics", refresh=False)
                 line.update(0)
+
+    def _reach(self, condition: Callable[[], object]) -> bool:
+        """Return whether the condition holds, after LOOK_S at the latest."""
+        if condition():
+            return True
+        reached = asyncio.run_coroutine_threadsafe(self._control.until(condition), self._control.loop)
+        try:
+            reached.result(LOOK_S)
+        except TimeoutError:
+            reached.cancel()
+        except CancelledError:  # the client was closed, and its loop ends
+            pass
+        return bool(condition())
 
     @property
     def _futures(self) -> list[Future]:

@@ -2,15 +2,14 @@
 
 from collections.abc import Callable
 from functools import partial
-from numbers import Integral, Real
 from typing import Any
 
 from distributed import Client
 
 from daskrun.call import check_call
-from daskrun.control import Limits
 from daskrun.group import BACKENDS, in_process_group
 from daskrun.job import Job
+from daskrun.limits import limits
 
 
 def launch(
@@ -83,33 +82,3 @@ def launch(
 def run(client: Client, fn: Callable, /, *args: Any, **kwargs: Any) -> list[Any]:
     """Return `launch(...).result()`: what each rank returned, in rank order."""
     return launch(client, fn, *args, **kwargs).result()
-
-
-def limits(
-    n_workers: int | tuple[int, int] | None,
-    timeout: float | None,
-    max_restarts: int,
-    stall_after: float | None = None,
-    **waits: Any,
-) -> Limits:
-    """Return the limits of a job; raise ValueError for one that cannot be. All is as in `daskrun.launch`."""
-    pair = n_workers if isinstance(n_workers, tuple) else (n_workers, n_workers)
-    whole = len(pair) == 2 and all(isinstance(number, Integral) and number is not True for number in pair)
-    if n_workers is not None and not (whole and 1 <= pair[0] <= pair[1]):  # type: ignore[operator]
-        raise ValueError(
-            f"n_workers is {n_workers!r}: give a whole number of at least 1, a pair (fewest, most) of them, or None "
-            "for all workers."
-        )
-    for name, value in (("timeout", timeout), ("stall_after", stall_after)):
-        if value is not None and not (_is_seconds(value) and value > 0):
-            raise ValueError(f"{name} is {value!r}: give seconds, or None for no limit.")
-    if not isinstance(max_restarts, int) or max_restarts < 0:
-        raise ValueError(f"max_restarts is {max_restarts!r}: give a whole number of at least 0.")
-    for name, seconds in waits.items():
-        if not (_is_seconds(seconds) and seconds >= 0):
-            raise ValueError(f"{name} is {seconds!r}: give seconds, 0 not to wait.")
-    return Limits(*pair, timeout=timeout, max_restarts=max_restarts, stall_after=stall_after, **waits)
-
-
-def _is_seconds(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
