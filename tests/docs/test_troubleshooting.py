@@ -26,7 +26,8 @@ def as_text(node):
 
 
 def test_the_workshop_says_the_messages_that_the_page_explains():
-    said = [text for path in (ROOT / "workshop_utils").rglob("*.py") for text in strings(path)]
+    modules = [path for folder in ("workshop_utils", "daskrun/src") for path in (ROOT / folder).rglob("*.py")]
+    said = [text for path in modules for text in strings(path)]
     said += [
         (ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", "tools/why_broken.sh", "tools/install.sh")
     ]

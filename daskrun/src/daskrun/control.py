@@ -118,7 +118,7 @@ class Control:
             patience_s = limits.wait_for_successors
         has_gpu = last.members[0].has_gpu if last else None  # after a death, the kind stays
         request = Request(self._job, self._cluster.client_id, most=most, enough=least, has_gpu=has_gpu)
-        claimed = await self._claim_soon(request, wanted, least, time.monotonic() + patience_s)
+        claimed = await self._claim_soon(request, wanted, time.monotonic() + patience_s)
         if isinstance(claimed, Denied):
             raise Ended(self._not_resumed(claimed.error) if last else claimed.error)
         if claimed.left_out and last is None:
@@ -129,15 +129,13 @@ class Control:
         self.size = len(claimed.workers)
         return Attempt(AttemptId(self._job, last.id.number + 1 if last else 0), claimed.workers)
 
-    async def _claim_soon(
-        self, request: Request, wanted: int | None, least: int | None, give_up: float
-    ) -> Claimed | Denied:
-        """Claim as many workers as are wanted; from the time `give_up` on at least so many, or take no for an answer."""
+    async def _claim_soon(self, request: Request, wanted: int | None, give_up: float) -> Claimed | Denied:
+        """Claim as many workers as are wanted; from the time `give_up` on `enough`, or take no for an answer."""
         why: object = "the scheduler has not answered"
         try:
             while True:
                 late = time.monotonic() >= give_up
-                asked = replace(request, fewest=least if late else wanted)
+                asked = replace(request, fewest=request.enough if late else wanted)
                 answer = await _to_its_end(self._cluster.claim(asked))
                 if isinstance(answer, Claimed):
                     return answer
