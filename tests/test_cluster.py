@@ -447,7 +447,7 @@ def test_a_process_that_sees_no_gpu_gets_none_and_without_a_choice_of_the_users_
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert own_gpu_first(1) == {}
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    monkeypatch.setattr("workshop_utils.cluster.n_gpus", lambda: 2)
+    monkeypatch.setattr("daskrun.settings.n_gpus", lambda: 2)
     assert own_gpu_first(1) == {"CUDA_VISIBLE_DEVICES": "1,0"}
 
 

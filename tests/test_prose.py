@@ -5,7 +5,17 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-SPELLED = ("README.md", "CONTRIBUTING.md", "docs", "deploy", "notebooks", "workshop_utils", "daskrun", "benchmarks", "tools")
+SPELLED = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs",
+    "deploy",
+    "notebooks",
+    "workshop_utils",
+    "daskrun",
+    "benchmarks",
+    "tools",
+)
 
 
 def test_no_word_is_misspelt():

@@ -14,20 +14,25 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "workshop_utils"
+PACKAGES = [ROOT / "workshop_utils", ROOT / "daskrun/src/daskrun"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+LAUNCHER = tomllib.loads((ROOT / "daskrun/pyproject.toml").read_text())["project"]
 PINS = {path.name: path.read_text() for path in (ROOT / "requirements.txt", ROOT / "requirements-test.txt")}
 EXTRAS = PROJECT["optional-dependencies"]
 WITH_PINS = {  # each file with the ranges that it has to answer; benchmarks alone need `peers`
-    "requirements.txt": PROJECT["dependencies"] + EXTRAS["lab"],
+    "requirements.txt": [
+        *(text for text in PROJECT["dependencies"] if text != "daskrun"),
+        *LAUNCHER["dependencies"],
+        *EXTRAS["lab"],
+    ],
     "requirements-test.txt": [text for name in EXTRAS if name not in ("lab", "peers") for text in EXTRAS[name]],
 }
 UV = Path(sys.executable).with_name("uv")
-AN_ENGINEERS_PROGRAM = """
+OF_THE_WORKSHOP = "from workshop_utils import cluster, inference, results, training\n"
+AN_ENGINEERS_PROGRAM = f"""
 import daskrun
 from daskrun import horovod
-from workshop_utils import cluster, inference, results, training
-
+{OF_THE_WORKSHOP}
 def train():
     import torch
     import torch.distributed as dist
@@ -181,27 +186,46 @@ def test_the_pins_resolve_elsewhere(platform, python, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    """The `bin` of a new environment that has the package without an extra, and nothing else."""
-    folder = tmp_path_factory.mktemp("base")
-    source = folder / "source"
-    shutil.copytree(PACKAGE, source / PACKAGE.name)  # setuptools would leave its files in a checkout
+def sources(tmp_path_factory):
+    """A copy of both packages, as setuptools would leave its files in a checkout."""
+    folder = tmp_path_factory.mktemp("sources")
+    shutil.copytree(ROOT / "workshop_utils", folder / "workshop_utils")
+    shutil.copytree(ROOT / "daskrun", folder / "daskrun")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, sources):
+    """The `bin` of a new environment that has daskrun, and nothing else."""
+    folder = tmp_path_factory.mktemp("base")
     subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, folder / "venv"], check=True)
-    install = [UV, "pip", "install", "--quiet", "--python", folder / "venv"]
-    subprocess.run([*install, "--constraints", ROOT / "requirements.txt", source], check=True)
+    install_package(folder / "venv", sources / "daskrun")
     yield folder / "venv/bin"
     shutil.rmtree(folder / "venv")  # pytest would keep its 5 GB
 
 
+def install_package(environment, package):
+    command = [UV, "pip", "install", "--quiet", "--python", environment]
+    subprocess.run([*command, "--constraints", ROOT / "requirements.txt", package], check=True)
+
+
+def run(base, tmp_path, program):
+    (tmp_path / "program.py").write_text(program)
+    command = [base / "python", tmp_path / "program.py"]
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+
+
 @pytest.mark.weekly
-def test_the_base_launches_without_the_lab(base, tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(AN_ENGINEERS_PROGRAM)
+def test_daskrun_launches_alone_and_then_the_base_of_the_workshop_without_the_lab(base, sources, tmp_path):
+    alone = AN_ENGINEERS_PROGRAM.replace(OF_THE_WORKSHOP, "").replace("cluster.start_cluster", "daskrun.start_local")
+    done = run(base, tmp_path, alone)
+    assert done.stdout == "[(0, 2.0), (1, 2.0)]\n", done.stdout + done.stderr
+    install_package(base.parent, sources)
     for name in ("jupyterlab", "bokeh", "dask_cuda", "s3fs", "tensorboard", "plotnine", "IPython"):
         assert subprocess.run([base / "python", "-c", f"import {name}"], capture_output=True).returncode, name
-    done = subprocess.run([base / "python", program], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = run(base, tmp_path, AN_ENGINEERS_PROGRAM)
     assert done.stdout == "[(0, 2.0), (1, 2.0)]\n", done.stdout + done.stderr
     assert "Traceback" not in done.stderr
 
@@ -216,25 +240,23 @@ def test_the_image_has_every_file_that_a_notebook_opens():
             assert any(name == source or name.startswith(f"{source}/") for source in copied), (path.name, name)
 
 
-def test_no_module_imports_upwards_or_in_a_circle():
-    known = {module_name(path) for path in PACKAGE.rglob("*.py")}
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+def test_no_module_imports_upwards_or_in_a_circle(package):
+    modules = {module_name(path, package): path for path in package.rglob("*.py")}
     needs = {
-        module_name(path): imported_names(path) & known - {module_name(path), ""} for path in PACKAGE.rglob("*.py")
+        name: imported_names(path, package) & modules.keys() - {name, ""} for name, path in modules.items() if name
     }
-    order = []
     while needs:
         free = [name for name, others in needs.items() if not others & needs.keys()]
         assert free, f"a circle among {sorted(needs)}"
-        order += free
         needs = {name: others for name, others in needs.items() if name not in free}
-    assert order.index("dogs.breeds") < order.index("data") < order.index("inference") < order.index("tool.cli")
 
 
-def module_name(path):
-    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix("__init__").rstrip(".")
+def module_name(path, package):
+    return ".".join(path.relative_to(package).with_suffix("").parts).removesuffix("__init__").rstrip(".")
 
 
-def imported_names(path):
+def imported_names(path, package):
     """Return what a file imports of the package, wherever in it: modules, and what it takes from them."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -242,4 +264,4 @@ def imported_names(path):
             names |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-    return {name.removeprefix("workshop_utils.") for name in names if name.startswith("workshop_utils")}
+    return {name.removeprefix(f"{package.name}.") for name in names if name.startswith(package.name)}
