@@ -189,13 +189,13 @@ class Network:
 def hide():
     """Return the lines that put an empty disk over the temporary folders, the home folder and the project's folders.
 
-    What Python needs stays visible, wherever it lies, and so does the package, which is installed on each host.
+    What Python needs stays visible, wherever it lies, and so do the packages, which are installed on each host.
     """
     (installed,) = importlib.metadata.distributions(name="workshop-dask-pytorch", path=[sysconfig.get_path("purelib")])
     origin = json.loads(installed.read_text("direct_url.json"))["url"].removeprefix("file://")
     hidden = {Path(path).resolve() for path in ("/tmp", "/var/tmp", "/dev/shm", Path.home(), ROOT, origin)}
-    package = Path(origin, "workshop_utils").resolve()
-    kept = [path for path in sorted({PREFIX, BASE, package}) if any(path.is_relative_to(folder) for folder in hidden)]
+    packages = {Path(origin, name).resolve() for name in ("workshop_utils", "daskrun/src")}
+    kept = [path for path in sorted({PREFIX, BASE, *packages}) if any(path.is_relative_to(folder) for folder in hidden)]
     q = {path: shlex.quote(str(path)) for path in (*hidden, *kept)}
     held = [f"exec {3 + number}< {q[path]}" for number, path in enumerate(kept)]  # open, it can be had after it is gone
     lines = [*held, *(f"mkdir -p {q[folder]}; mount -t tmpfs tmpfs {q[folder]}" for folder in sorted(hidden))]
