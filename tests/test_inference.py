@@ -411,13 +411,6 @@ def test_a_model_with_other_categories_is_right_by_their_names(client, paths, tm
         assert pd.isna(row.correct) if not truth else row.correct == (row.prediction == row.breed), row
 
 
-def test_what_no_category_is_called_is_neither_right_nor_wrong(client, paths, tmp_path):
-    model = own_weights(tmp_path / "own.pt", [f"category {i}" for i in range(200)])
-    frame = classify(client, paths, weights=model)
-    assert frame.correct.isna().all() and frame.error.isna().all()
-    assert frame.breed.str.replace("_", " ").isin([breed.name.replace("_", " ") for breed in BREEDS]).all()
-
-
 def test_an_output_that_is_no_number_is_an_error_of_its_row(client, paths, tmp_path):
     checkpoint = load_checkpoint(make_weights(tmp_path / "nan.pt", seed=0))
     checkpoint["state_dict"]["fc.bias"][5] = torch.nan
@@ -474,15 +467,6 @@ def test_a_call_calibrates_once_in_a_process_and_needs_no_photos_then(paths, wei
     photo.unlink()
     answers.append(classify_it())
     assert len({checksum for checksum, _ in answers}) == 1 and len(calibrated) == 1
-
-
-def test_a_folded_model_says_what_it_said(weights):
-    model, _, _ = load_resnet(weights)
-    folded = loaded_model(weights, "fp32")[0]
-    images = torch.rand(2, 3, 64, 64, generator=torch.manual_seed(0))
-    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in folded.modules())
-    with torch.inference_mode():
-        torch.testing.assert_close(folded(images), model(images), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.weekly

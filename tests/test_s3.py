@@ -13,7 +13,6 @@ import time
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import obstore.store
 import pytest
 import s3fs
 
@@ -185,17 +184,6 @@ def impatient(monkeypatch):
     """A request that waited for TIMEOUT_S is sent again once: after the second, GIVE_UP_AFTER_S is over."""
     monkeypatch.setattr(s3_module, "TIMEOUT_S", 1)
     monkeypatch.setattr(s3_module, "GIVE_UP_AFTER_S", 1.6)
-
-
-def test_an_unreachable_server_is_waited_for_once_not_for_each_file(monkeypatch, impatient):
-    asked, get = [], obstore.store.S3Store.get
-    monkeypatch.setattr(obstore.store.S3Store, "get", lambda store, key: asked.append(key) or get(store, key))
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, socket.create_connection(full.getsockname()):
-        fs = without_answer(full)
-        assert set(s3_module.read_objects(fs, [f"bucket/{n}" for n in range(500)])) == {None}
-        assert 0 < len(asked) <= s3_module.REQUESTS
-        asked.clear()
-        assert s3_module.read_objects(fs, ["bucket/1"]) == [None] and not asked
 
 
 def test_a_server_that_does_not_answer_is_asked_twice_at_most_by_each_thread(impatient):

@@ -28,7 +28,6 @@ from torchvision.models.resnet import BasicBlock
 import daskrun
 from workshop_utils.data import ImageFolder, find_data, train_val_split
 from workshop_utils.dogs.breeds import HELD_OUT
-from workshop_utils.loop import batches
 from workshop_utils.loop.batches import batch_loader, naming_dead_children
 from workshop_utils.loop.chance import seed_all
 from workshop_utils.models import load_checkpoint, load_resnet, save_checkpoint, with_new_head
@@ -417,11 +416,6 @@ def test_a_validation_set_smaller_than_the_world_is_counted_once(client):
         for numbers, logits, labels in daskrun.run(client, validated, 1, num_workers, n_workers=2, timeout=240):
             assert numbers["accuracy"] == (logits.argmax(1) == labels).double().mean()
             assert numbers["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item())
-
-
-def test_a_rank_without_images_to_evaluate_starts_no_children(monkeypatch):
-    monkeypatch.setattr(batches, "world", lambda: (1, 2))
-    assert [batches.evaluation_batches(noise(n), 4, num_workers=1).num_workers for n in (1, 2)] == [0, 1]
 
 
 def test_images_that_the_ranks_cannot_share_are_named_on_all_ranks(client):

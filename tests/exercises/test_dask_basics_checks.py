@@ -156,11 +156,7 @@ def planned_and_waited_for(client):
 
 
 test_eight_counts_that_do_not_wait_for_each_other_pass = right(
-    dask_basics.check_careful_counts,
-    mapped,
-    each_counted_when_thrown,
-    planned,
-    planned_and_waited_for,
+    dask_basics.check_careful_counts, mapped, each_counted_when_thrown, planned, planned_and_waited_for
 )
 
 

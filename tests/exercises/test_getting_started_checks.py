@@ -64,9 +64,7 @@ def checked_with(choose, client):
 
 
 test_the_darkest_photo_passes_with_the_worker_that_measured_it = right(
-    checked_with,
-    lambda found: np.array(min(found)[1:]),
-    lambda found: min(found)[:0:-1],
+    checked_with, lambda found: np.array(min(found)[1:]), lambda found: min(found)[:0:-1]
 )
 
 

@@ -28,11 +28,7 @@ def in_a_loop(values):
 
 
 test_the_interval_of_the_mean_passes_however_it_is_resampled = pytest.mark.smoke(
-    right(
-        learning_results.check_interval,
-        right_interval,
-        in_a_loop,
-    )
+    right(learning_results.check_interval, right_interval, in_a_loop)
 )
 
 
@@ -76,9 +72,7 @@ def as_a_series(steps, path, of_a_name="sum"):
 
 
 test_a_trace_that_was_exported_and_added_up_passes_in_any_type = right(
-    learning_results.check_traced,
-    right_totals,
-    as_a_series,
+    learning_results.check_traced, right_totals, as_a_series
 )
 
 
@@ -147,9 +141,7 @@ TOTALS = [
 
 
 test_the_rank_that_does_not_wait_is_the_late_one = right(
-    lambda answer: learning_results.check_late(answer, TOTALS),
-    (1, SHRINKS),
-    [np.int64(1), SHRINKS],
+    lambda answer: learning_results.check_late(answer, TOTALS), (1, SHRINKS), [np.int64(1), SHRINKS]
 )
 
 

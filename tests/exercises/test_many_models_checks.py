@@ -1,14 +1,14 @@
 """Notebook 08: wrong answers get a hint, never a traceback, and right ones pass in any sensible type."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
-from answers import wrong
-from distributed import wait
+from answers import right, wrong
 from torch.nn.functional import cross_entropy
 
-from workshop_utils.exercises import NotYet, many_models
+from workshop_utils.exercises import many_models
 from workshop_utils.names import NameLSTM, expand
 
 
@@ -23,10 +23,6 @@ def asha(losses, n_given, n_most, *, deepest=True, past_only=False):
             if n_given[model] == k == len(losses[model]):
                 return model
     return next((model for model, n in n_given.items() if n == 0), None)
-
-
-def mistaken(**mistake):
-    return lambda losses, n_given, n_most: asha(losses, n_given, n_most, **mistake)
 
 
 def new_ones_first(losses, n_given, n_most):
@@ -53,8 +49,8 @@ test_no_wrong_rule_passes = wrong(
     (lambda losses, n_given, n_most: None, "never started.*'a'"),
     (lambda losses, *rest: None if "d" in losses else asha(losses, *rest), "may have their next task: .'b'"),
     (new_ones_first, "a new one, .*: .'b'"),
-    (mistaken(deepest=False), "the furthest first"),
-    (mistaken(past_only=True), "rounded down to 2.*still count"),
+    (partial(asha, deepest=False), "the furthest first"),
+    (partial(asha, past_only=True), "rounded down to 2.*still count"),
     (runs_twice, "still running"),
     (lambda losses, n_given, n_most: 0, "returns 0"),
     (empties, "changes the dicts"),
@@ -62,22 +58,18 @@ test_no_wrong_rule_passes = wrong(
 )
 
 
-@pytest.mark.smoke
-def test_the_rule_of_the_solution_passes(capsys):
-    many_models.check_next_model(asha)
-    assert capsys.readouterr().out.startswith("Correct. No worker waits")
+def last_of_them(losses, n_given, n_most):
+    for k in range(n_most - 1, 0, -1):
+        past = {model: of[k - 1] for model, of in losses.items() if len(of) >= k}
+        for model in reversed(sorted(past, key=past.get)[: len(past) // 2]):
+            if n_given[model] == k:
+                return model
+    return max((model for model, n in n_given.items() if n == 0), default=None)
 
 
-def test_any_of_those_that_may_go_on_and_any_new_one_may_be_taken():
-    def last_of_them(losses, n_given, n_most):
-        for k in range(n_most - 1, 0, -1):
-            past = {model: of[k - 1] for model, of in losses.items() if len(of) >= k}
-            for model in reversed(sorted(past, key=past.get)[: len(past) // 2]):
-                if n_given[model] == k:
-                    return model
-        return max((model for model, n in n_given.items() if n == 0), default=None)
-
-    many_models.check_next_model(last_of_them)
+test_any_of_those_that_may_go_on_and_any_new_one_may_be_taken = pytest.mark.smoke(
+    right(many_models.check_next_model, asha, last_of_them, says="No worker waits")
+)
 
 
 def of_both(seed, n_epochs):
@@ -105,14 +97,11 @@ def epoch(state, data, seed, *, seeds=of_both, new_state=True, trains=True, keep
     return {"rows": rows, "model": model.state_dict() if trains else state["model"]}
 
 
-def wrong(**mistake):
-    return lambda state, data, seed: epoch(state, data, seed, **mistake)
-
-
 @pytest.fixture
 def first(client):
     future = client.submit(lambda: {"rows": [], "model": NameLSTM().state_dict()}, pure=False)
     yield future
+    assert future.result()["rows"] == [], "the notebook's first state stays as it was"
     future.cancel()  # held by a caught exception, it would run again after each death of a worker
 
 
@@ -123,38 +112,35 @@ def data(client):
     future.cancel()  # held by a caught exception, it would run again after each death of a worker
 
 
-@pytest.mark.parametrize(
-    ("task", "hint"),
-    [
-        (lambda state, data, seed: None, "returns None"),
-        (wrong(new_state=False), "it now has [12] row"),
-        (wrong(seeds=None), "manual_seed"),
-        (wrong(seeds=lambda seed, n_epochs: 0), "same result"),
-        (wrong(seeds=lambda seed, n_epochs: seed), "the same order"),  # in every epoch
-        (wrong(trains=False), "it began with"),
-        (wrong(keeps=False), "second row"),
-        (lambda state, data, seed: [state], "'rows', a list"),
-        (lambda state, data, seed: copy.deepcopy(state), "1 row, not 0"),
-    ],
+def task(**mistake):
+    return lambda state, data, seed: epoch(state, data, seed, **mistake)
+
+
+test_no_careless_task_passes = wrong(
+    lambda task, client, first, data: many_models.check_repeatable(task, client, first, data),
+    (lambda state, data, seed: None, "returns None"),
+    (task(new_state=False), "it now has [12] row"),
+    (task(seeds=None), "manual_seed"),
+    (task(seeds=lambda seed, n_epochs: 0), "same result"),
+    (task(seeds=lambda seed, n_epochs: seed), "the same order"),  # in every epoch
+    (task(trains=False), "it began with"),
+    (task(keeps=False), "second row"),
+    (lambda state, data, seed: [state], "'rows', a list"),
+    (lambda state, data, seed: copy.deepcopy(state), "1 row, not 0"),
 )
-def test_no_careless_task_passes_and_the_notebooks_first_state_stays_as_it_was(client, first, data, task, hint):
-    with pytest.raises(NotYet, match=hint):
-        many_models.check_repeatable(task, client, first, data)
-    assert first.result()["rows"] == []
 
 
-def test_a_task_that_dask_can_repeat_passes(client, first, data, capsys):
-    wait([first, data])
-    many_models.check_repeatable(epoch, client, first, data)
-    assert capsys.readouterr().out.startswith("Correct. Each run gives the same result")
+def with_a_generator_and_a_counter(state, data, seed):
+    n_epochs = state.get("epoch", 0)
+    generator = torch.Generator().manual_seed(seed + 17 * n_epochs)
+    torch.manual_seed(torch.randint(2**31, (), generator=generator).item())
+    after = epoch(state, data, seed, seeds=None)
+    return {**after, "epoch": n_epochs + 1}
 
 
-def test_a_task_with_a_generator_of_its_own_and_a_counter_in_its_state_passes(client, first, data):
-    def counts(state, data, seed):
-        n_epochs = state.get("epoch", 0)
-        generator = torch.Generator().manual_seed(seed + 17 * n_epochs)
-        torch.manual_seed(torch.randint(2**31, (), generator=generator).item())
-        after = epoch(state, data, seed, seeds=None)
-        return {**after, "epoch": n_epochs + 1}
-
-    many_models.check_repeatable(counts, client, first, data)
+test_a_task_that_dask_can_repeat_passes = right(
+    lambda task, client, first, data: many_models.check_repeatable(task, client, first, data),
+    epoch,
+    with_a_generator_and_a_counter,
+    says="Each run gives the same result",
+)

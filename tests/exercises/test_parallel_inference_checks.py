@@ -87,15 +87,11 @@ def by_map(fetch, paths):
         return tuple(pool.map(fetch, paths))
 
 
-def turned_round(fetch, paths):
-    return as_given(fetch, paths)[::-1]
-
-
 test_no_wrong_repair_of_reading_passes = wrong(
     lambda function, little_patience: parallel_inference.check_read_all(function),
     (lambda fetch, paths: None, "returns None"),
     (as_given, "the storage answered"),
-    (turned_round, "wrong order"),
+    (lambda fetch, paths: as_given(fetch, paths)[::-1], "wrong order"),
     (lambda fetch, paths: [fetch(path) for path in paths], "one photo after the other"),
     (lambda fetch, paths: {path: fetch(path) for path in paths}, "returns a dict"),
     (lambda fetch, paths: by_map(fetch, paths)[1:], "of 6 photos it returns 5"),
@@ -105,42 +101,22 @@ test_no_wrong_repair_of_reading_passes = wrong(
 
 
 test_any_right_repair_of_reading_passes = right(
-    lambda function, little_patience: parallel_inference.check_read_all(function),
-    repaired,
-    by_map,
+    lambda function, little_patience: parallel_inference.check_read_all(function), repaired, by_map
 )
 
 
-def ahead(load, batches, depth, *, threads=None, submit=None, last=True):
-    """Read ahead rightly, or with a fault: other threads, more or fewer submitted, the last ones forgotten."""
-    futures = deque()
-    with ThreadPoolExecutor(threads or depth) as pool:
-        for batch in batches:
-            futures.append(pool.submit(load, batch))
-            if len(futures) > (depth if submit is None else submit):
-                yield futures.popleft().result()
-        while futures and last:
-            yield futures.popleft().result()
-
-
-def waits_for_all(load, batches, depth):
+def ahead(load, batches, depth, *, submit=None, waits_for_all=False, last=True):
+    """Read ahead rightly, or with a fault: more or fewer submitted, too many waited for, the last ones forgotten."""
     futures = deque()
     with ThreadPoolExecutor(depth) as pool:
         for batch in batches:
             futures.append(pool.submit(load, batch))
-            if len(futures) > depth:
-                wait(futures)
+            if len(futures) > (depth if submit is None else submit):
+                if waits_for_all:
+                    wait(futures)
                 yield futures.popleft().result()
-        while futures:
+        while futures and last:
             yield futures.popleft().result()
-
-
-def as_a_list(load, batches, depth):
-    return [load(batch) for batch in batches]
-
-
-def out_of_order(load, batches, depth):
-    return ahead(load, batches[::-1], depth)
 
 
 def for_ever(load, batches, depth):
@@ -152,13 +128,13 @@ def for_ever(load, batches, depth):
 test_no_wrong_way_of_reading_ahead_passes = wrong(
     lambda function, little_patience: parallel_inference.check_read_ahead(function),
     (lambda load, batches, depth: None, "returns None"),
-    (as_a_list, "returns a list: yield"),
+    (lambda load, batches, depth: [load(batch) for batch in batches], "returns a list: yield"),
     (partial(ahead, submit=2), "2 of .*3 should"),
     (partial(ahead, submit=9), "of the later ones.*depth is 2"),
-    (waits_for_all, "does not need yet"),
+    (partial(ahead, waits_for_all=True), "does not need yet"),
     (partial(ahead, last=False), "yields 4"),
     (lambda load, batches, depth: ahead(str, batches, depth), "call `load`"),
-    (out_of_order, "in order: number 0 is 'batch 5'"),
+    (lambda load, batches, depth: ahead(load, batches[::-1], depth), "in order: number 0 is 'batch 5'"),
     (for_ever, "more than 6"),
 )
 
@@ -173,11 +149,7 @@ def submits_first(load, batches, depth):
             futures.extend(pool.submit(load, batch) for batch in islice(waiting, 1))
 
 
-test_reading_ahead_passes = right(
-    parallel_inference.check_read_ahead,
-    ahead,
-    submits_first,
-)
+test_reading_ahead_passes = right(parallel_inference.check_read_ahead, ahead, submits_first)
 
 
 def test_right_answers_pass_where_the_machine_lets_threads_begin_late(monkeypatch):

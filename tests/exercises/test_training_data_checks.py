@@ -117,9 +117,7 @@ test_a_right_order_passes_in_any_type = right(
 
 
 test_a_right_order_of_an_odd_number_of_photos_passes = right(
-    lambda order: training_data.check_order(order, 287),
-    sampled(287),
-    sampled(287, drop_last=True),
+    lambda order: training_data.check_order(order, 287), sampled(287), sampled(287, drop_last=True)
 )
 
 

@@ -34,10 +34,17 @@ def two_ranks(monkeypatch):
     monkeypatch.setattr(checks, "daskrun", stand_ins.Ranks(monkeypatch))
 
 
-def by_the_mean(loss):
-    mean = loss.clone()
-    dist.all_reduce(mean)
-    return mean.item() / dist.get_world_size() < 1.6
+def stop_below(limit=3.2, op=dist.ReduceOp.SUM, *, asks=lambda loss: True, as_a=bool):
+    """Return a `stop` that is right by default: the mean of two ranks is below 1.6. The arguments bring in mistakes."""
+
+    def stop(loss):
+        if not asks(loss):
+            return False
+        of_all = loss.clone()
+        dist.all_reduce(of_all, op=op)
+        return as_a(of_all.item() < limit)
+
+    return stop
 
 
 def in_place_and_as_a_tensor(loss):
@@ -45,52 +52,18 @@ def in_place_and_as_a_tensor(loss):
     return loss / 2 < 1.6
 
 
-def as_a_number_of_numpy(loss):
-    total = loss.double()
-    dist.all_reduce(total)
-    return np.bool_(total.item() < 3.2)
-
-
 test_ranks_that_stop_by_their_mean_stop_together = right(
-    lambda stop, two_ranks: checks.check_stop(stop, None),
-    in_place_and_as_a_tensor,
-    as_a_number_of_numpy,
+    lambda stop, two_ranks: checks.check_stop(stop, None), in_place_and_as_a_tensor, stop_below(as_a=np.bool_)
 )
-
-
-def each_for_itself(loss):
-    return loss.item() < 1.6
-
-
-def by_the_sum(loss):
-    total = loss.clone()
-    dist.all_reduce(total)
-    return total.item() < 1.6
-
-
-def by_the_lowest(loss):
-    lowest = loss.clone()
-    dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
-    return lowest.item() < 1.6
-
-
-def asking_only_where_it_is_low(loss):
-    if loss.item() >= 1.6:
-        return False
-    return by_the_mean(loss)
-
-
-def without_return(loss):
-    by_the_mean(loss)
 
 
 test_a_wrong_way_to_stop_gets_a_hint = wrong(
     lambda stop, two_ranks: checks.check_stop(stop, None),
-    (each_for_itself, "rank 0 says stop and rank 1 says go on"),
-    (by_the_sum, "both ranks say go on: both are low"),
-    (by_the_lowest, "both ranks say stop: the mean is 2.0"),
-    (asking_only_where_it_is_low, "the ranks wait for each other. .* Call the same collectives on every rank"),
-    (without_return, "stop returns None"),
+    (lambda loss: loss.item() < 1.6, "rank 0 says stop and rank 1 says go on"),
+    (stop_below(1.6), "both ranks say go on: both are low"),
+    (stop_below(1.6, dist.ReduceOp.MIN), "both ranks say stop: the mean is 2.0"),
+    (stop_below(asks=lambda loss: loss.item() < 1.6), "the ranks wait for each other. .* Call the same collectives"),
+    (stop_below(as_a=lambda is_low: None), "stop returns None"),
     (None, "should be a function"),
 )
 
@@ -112,7 +85,7 @@ def test_a_collective_of_one_rank_alone_is_named_and_not_what_the_check_calls_ne
     with pytest.raises(
         NotYet, match=f"rank {waits} calls all_reduce, and rank {left}'s stop returned without"
     ) as raised:
-        checks.check_stop(by_the_mean, None)
+        checks.check_stop(stop_below(), None)
     assert "barrier" not in str(raised.value) and ".py" not in str(raised.value)
 
 
@@ -123,7 +96,7 @@ def test_ranks_that_abort_are_told_of_collectives_that_differ(monkeypatch):
 
     monkeypatch.setattr(checks, "daskrun", SimpleNamespace(run=run))
     with pytest.raises(NotYet, match="gloo ended one of them. Call the same"):
-        checks.check_stop(by_the_mean, None)
+        checks.check_stop(stop_below(), None)
 
 
 # --- exercise 2: the gradient
