@@ -136,8 +136,8 @@ def told(results):
         shows = "the message" if answers[0] != "nothing" else SHOWN.get(kind) or SHOWN[row["branch"]]
         rows.append([kind, *answers, shows])
     about = (
-        f'One run each, under `daskrun.launch` with `stall_after={found["stall_after"]}`. "nothing" under torchrun means '
-        f"for {found['limit_s']} seconds, or until the job had ended as if all were well."
+        f'One run each, under `daskrun.launch` with `stall_after={found["stall_after"]}`. "nothing" under torchrun '
+        f"means for {found['limit_s']} seconds, or until the job had ended as if all were well."
     )
     head = ("fault", "under `daskrun.launch`", "under torchrun", "what shows it")
     return f"{about}\n\n{markdown(head, rows, right=())}"

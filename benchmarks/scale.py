@@ -8,7 +8,7 @@ the most that they had, in MiB. The seconds include the workers' share of the sa
 that a processor worked for client and scheduler do not.
 listing: photos (keys) in an object store, found by `list_photos`, by the same without obstore, and by one call of
 fsspec, which takes one folder after the other; in a real server, and in one that makes up its listing.
-launch: seconds from `daskrun.launch` on warm workers until its function runs on all ranks, and until its results are there.
+launch: seconds from `daskrun.launch` on warm workers until its function runs on all ranks, and until it has results.
 Each round takes every figure of driver and listing once; launch takes its rounds one number of ranks after the other.
 Medians of the rounds count. Without a name, all three are measured; else the others' figures stay in the file.
 """
