@@ -17,6 +17,7 @@ import pytest
 import s3fs
 from processes import command_of, has_ended
 from samples import S3_SECRET
+from waiting import until
 
 from workshop_utils import object_store
 from workshop_utils.cluster import start_cluster
@@ -49,13 +50,6 @@ def server_of(storage_options):
         return [*running, *sockets, *([flags["dir"]] if Path(flags["dir"]).exists() else [])]
 
     return server, traces
-
-
-def assert_nothing_is_left(traces):
-    deadline = time.monotonic() + 120
-    while left := traces():
-        assert time.monotonic() < deadline, left
-        time.sleep(0.1)
 
 
 def test_no_proxy_is_asked_for_what_lies_on_loopback(folder, monkeypatch):
@@ -116,7 +110,7 @@ def test_nothing_is_left_after_an_interrupt(folder):
         _, traces = server_of(storage_options)
         assert len(traces()) >= 2 + 1 + 4  # processes, the folder, a socket for each part of the server
         raise KeyboardInterrupt
-    assert_nothing_is_left(traces)
+    until(lambda: not traces())
 
 
 def test_nothing_is_left_after_its_process_was_killed_though_a_child_lives_on(folder):
@@ -132,7 +126,7 @@ def test_nothing_is_left_after_its_process_was_killed_though_a_child_lives_on(fo
         assert traces()
         parent.kill()
     try:
-        assert_nothing_is_left(traces)
+        until(lambda: not traces())
     finally:
         os.kill(child, signal.SIGKILL)
 

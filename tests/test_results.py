@@ -2,13 +2,13 @@
 
 import multiprocessing
 import pickle
-import time
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
 import torch.distributed as dist
 from distributed import get_worker
+from waiting import until
 
 import daskrun
 from workshop_utils.results import ResultError, ResultsHandler, write_tensorboard
@@ -71,10 +71,7 @@ def test_results_are_fetched_once_and_leave_the_workers(client, tmp_path):
     (worker,) = job.workers
     assert handler.process_results(tmp_path, job.futures) == [tmp_path / "a.txt"]
     assert job.result() == [bytes(1000)]
-    give_up = time.monotonic() + 120
-    while (found := client.run(state, workers=[worker])[worker]) != (before[worker][0] + 1, []):
-        assert time.monotonic() < give_up, found
-        time.sleep(0.05)
+    until(lambda: client.run(state, workers=[worker])[worker] == (before[worker][0] + 1, []))
     assert job.done() and job.result() == [bytes(1000)]
 
 

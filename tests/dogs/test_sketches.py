@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from torchvision import models
+from waiting import until
 
 from workshop_utils.dogs import sketches
 from workshop_utils.dogs.breeds import BREEDS
@@ -96,9 +97,7 @@ def test_a_file_holds_the_drawing_of_its_seed(tmp_path):
 def test_a_killed_run_is_completed_by_the_next(tmp_path):
     code = f"from workshop_utils.dogs.sketches import write_sketches as w; w({str(tmp_path)!r}, 200, ['pug'], 64)"
     run = subprocess.Popen([sys.executable, "-c", code])
-    deadline = time.monotonic() + 120
-    while len(list(tmp_path.rglob("*.jpg"))) < 5 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: len(list(tmp_path.rglob("*.jpg"))) >= 5)
     run.send_signal(signal.SIGKILL)
     run.wait()
     whole = list(tmp_path.rglob("*.jpg"))

@@ -15,6 +15,7 @@ from io import BytesIO
 import pytest
 from distributed import Client
 from PIL import Image
+from waiting import until
 
 from workshop_utils.data import list_photos
 from workshop_utils.inference import classify
@@ -30,13 +31,6 @@ FORMATS = {  # the six that people have: what Pillow is told to write
 }
 
 
-def when(condition, timeout_s=120):
-    give_up = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < give_up, "it took too long"
-        time.sleep(0.05)
-
-
 @pytest.mark.weekly
 def test_each_worker_killed_once_costs_no_image_and_doubles_none(client, dogs, weights, told):
     photos = list_photos(dogs)
@@ -45,7 +39,7 @@ def test_each_worker_killed_once_costs_no_image_and_doubles_none(client, dogs, w
     with ThreadPoolExecutor(1) as pool:
         result = pool.submit(classify, client, many, batch_size=8, weights=weights)
         for pid in killed:
-            when(lambda: any(client.processing().values()))
+            until(lambda: any(client.processing().values()))
             os.kill(pid, signal.SIGKILL)
             time.sleep(8)  # its successor begins
         frame = result.result(timeout=280)
@@ -67,7 +61,7 @@ def cluster_of_processes(folder):
         subprocess.Popen([*worker, "--nthreads=1", "--death-timeout=5"], **quiet) as second,
     ):
         try:
-            when(file.exists)
+            until(file.exists)
             with Client(scheduler_file=str(file), timeout="60s") as client:
                 client.wait_for_workers(2, timeout=120)
                 yield client, first
@@ -82,7 +76,7 @@ def test_a_scheduler_that_stands_still_for_ten_seconds_costs_these_seconds_alone
     with cluster_of_processes(tmp_path) as (client, scheduler), ThreadPoolExecutor(1) as pool:
         before = set(client.run(os.getpid).values())
         result = pool.submit(classify, client, many, batch_size=8, weights=weights)
-        when(lambda: any(client.processing().values()))
+        until(lambda: any(client.processing().values()))
         scheduler.send_signal(signal.SIGSTOP)
         threading.Timer(PAUSE_S, scheduler.send_signal, [signal.SIGCONT]).start()
         frame = result.result(timeout=280)

@@ -53,6 +53,21 @@ def cut_out(path):
     path.write_bytes(content[: len(content) // 2] + content[len(content) // 2 + 64 :])
 
 
+@contextmanager
+def stopped_after(n_steps):
+    """Interrupt a run in the block when it has saved so many steps."""
+    calls = iter(range(n_steps))
+
+    def ranks_told(received):
+        if next(calls, None) is None:
+            raise KeyboardInterrupt
+        return []
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "ranks_told", ranks_told)
+        yield
+
+
 def flip_a_bit(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -136,25 +151,15 @@ def test_a_run_knows_all_sizes_that_it_had_before_it_was_resumed_twice(tmp_path,
     images = [torch.zeros(3, size, size) for size in sizes for _ in range(2)]
     monkeypatch.setattr("workshop_utils.loop.batches.DistributedSampler", lambda images, *_, **__: range(len(images)))
 
-    def go(stop_after):
+    def go():
         model = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 2))
-        calls = iter(range(stop_after))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                checkpoint, "ranks_told", lambda _: [] if next(calls, None) is not None else fail(KeyboardInterrupt())
-            )
-            return train(
-                model,
-                [(image, 0) for image in images],
-                batch_size=2,
-                checkpoint=tmp_path / "run.pt",
-                checkpoint_every=1,
-            )
+        settings = {"batch_size": 2, "checkpoint": tmp_path / "run.pt", "checkpoint_every": 1}
+        return train(model, [(image, 0) for image in images], **settings)
 
-    for stop_after in (2, 2):
-        with pytest.raises(KeyboardInterrupt):
-            go(stop_after)
-    assert go(10)["resumed_at"] == 4
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt), stopped_after(2):
+            go()
+    assert go()["resumed_at"] == 4
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES])
@@ -197,45 +202,22 @@ def test_the_checkpoint_before_is_none_of_a_run_that_was_deleted(tmp_path):
     path = tmp_path / "run.pt"
     run(path)
     path.unlink()
-    with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "ranks_told", after_the_first_call(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt), stopped_after(1):
         run(path)  # which saves its first step
     cut_short(path)
     with pytest.raises(WeightsError, match="run.pt"):
         run(path)
 
 
-def after_the_first_call(error):
-    answers = iter([[]])
+@pytest.mark.parametrize(("of", "call"), [(LocalFileSystem, "open"), (zipfile.ZipFile, "testzip")])
+def test_storage_that_does_not_answer_is_no_damaged_checkpoint(of, call, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(errno.ESTALE, "Stale file handle")
 
-    def ranks_told(received):
-        for answer in answers:
-            return answer
-        raise error
-
-    return ranks_told
-
-
-def test_storage_that_does_not_answer_is_no_damaged_checkpoint(tmp_path, monkeypatch):
-    path = tmp_path / "run.pt"
-    run(path)
-    whole, opened = path.read_bytes(), LocalFileSystem.open
-    monkeypatch.setattr(LocalFileSystem, "open", lambda *_, **__: fail(OSError(5, "Input/output error")))
-    with pytest.raises(WeightsError, match="Input/output error"):
-        run(path)
-    monkeypatch.setattr(LocalFileSystem, "open", opened)
-    assert path.read_bytes() == whole and run(path)[0]["resumed_at"] == 3
-
-
-def fail(error):
-    raise error
-
-
-def test_a_read_that_fails_is_no_damaged_checkpoint_either(tmp_path, monkeypatch):
     run(path := tmp_path / "run.pt")
     whole = path.read_bytes()
     with monkeypatch.context() as patch, pytest.raises(WeightsError, match="run.pt' cannot be read: .*Stale"):
-        patch.setattr(zipfile.ZipFile, "testzip", lambda _: fail(OSError(errno.ESTALE, "Stale file handle")))
+        patch.setattr(of, call, fail)
         run(path)
     assert path.read_bytes() == whole and run(path)[0]["resumed_at"] == 3
 

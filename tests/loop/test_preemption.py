@@ -58,27 +58,27 @@ def test_a_signal_in_the_last_step_ends_the_run_and_the_next_start_returns_its_n
     assert (numbers["resumed_at"], numbers["steps"]) == (5, 5) and 0 <= numbers["accuracy"] <= 1
 
 
-def test_a_signal_that_nobody_has_answered_comes_again():
+@pytest.fixture
+def told():
+    """A list that grows with each SIGTERM that this process is left to answer."""
     told, before = [], signal.signal(signal.SIGTERM, lambda *_: told.append(1))
-    try:
-        with sigterm_noticed():
-            os.kill(os.getpid(), signal.SIGTERM)
-            assert not told
-        assert told == [1]
-        with pytest.raises(Preempted), sigterm_noticed():
-            os.kill(os.getpid(), signal.SIGTERM)
-            raise Preempted(1, [0], "run.pt")
-        assert told == [1]
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    yield told
+    signal.signal(signal.SIGTERM, before)
 
 
-def test_without_a_checkpoint_there_is_nothing_to_save_and_the_signal_does_what_it_did_before():
-    told, before = [], signal.signal(signal.SIGTERM, lambda *_: told.append(1))
-    try:
-        trained(told_in_step(2, 16), **FIVE_STEPS)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def test_a_signal_that_nobody_has_answered_comes_again(told):
+    with sigterm_noticed():
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert not told
+    assert told == [1]
+    with pytest.raises(Preempted), sigterm_noticed():
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise Preempted(1, [0], "run.pt")
+    assert told == [1]
+
+
+def test_without_a_checkpoint_there_is_nothing_to_save_and_the_signal_does_what_it_did_before(told):
+    trained(told_in_step(2, 16), **FIVE_STEPS)
     assert told == [1]
 
 

@@ -2,12 +2,12 @@
 
 import inspect
 import os
-import time
 from itertools import count
 
 import psutil
 import pytest
 from solver import solve
+from waiting import until
 
 import daskrun
 from workshop_utils.cluster import start_cluster
@@ -75,11 +75,8 @@ def test_the_line_that_a_stack_shows_for_a_fault_is_in_the_piece_that_it_changes
 
 def assert_ended(room, processes):
     """Wait until none of these processes is left, but those that are workers now: a reader looks every 5 s."""
-    workers, give_up = room.run(os.getpid).values(), time.monotonic() + 60
-    processes = [process for process in processes if process.pid not in workers]
-    while alive := [process for process in processes if process.is_running()]:
-        assert time.monotonic() < give_up, alive
-        time.sleep(0.2)
+    workers = room.run(os.getpid).values()
+    until(lambda: not any(process.is_running() for process in processes if process.pid not in workers))
 
 
 @pytest.mark.weekly
