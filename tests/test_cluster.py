@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import traceback
 import urllib.request
 import warnings
 from contextlib import contextmanager
@@ -20,12 +19,11 @@ import pytest
 import torch
 from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster, Nanny
-from processes import command_of
 from waiting import until
 
 from daskrun import ClusterError
-from daskrun.settings import THREADS, n_gpus, own_gpu_first, worker_environment
-from workshop_utils.cluster import LOOPBACK, describe_workers, port_is_free, start_cluster
+from daskrun.settings import THREADS, n_gpus, worker_environment
+from workshop_utils.cluster import LOOPBACK, describe_workers, start_cluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:Port 8787 is busy")  # with the cluster that all tests share
 cpu_only = pytest.mark.skipif("config.option.markexpr == 'gpu'", reason="tests the cluster of a machine without GPUs")
@@ -67,45 +65,6 @@ def end_of(client):
         client.close()
         if client.cluster:
             client.cluster.close()
-
-
-@pytest.fixture(autouse=True)
-def workers_are_started_as_a_users():
-    with dask.config.set({"distributed.worker.multiprocessing-method": "spawn", "workshop.fork-workers": True}):
-        yield
-
-
-def test_the_stop_button_keeps_the_workers():
-    """Jupyter sends SIGINT to all processes of the kernel's group."""
-    with start_cluster(1) as client, client.cluster:
-        (before,) = client.run(os.getpid).values()
-        os.kill(before, signal.SIGINT)
-        assert client.submit(os.getpid).result(timeout=120) == before
-
-
-@pytest.mark.parametrize("presses", [1, 2])
-def test_a_start_that_is_stopped_leaves_no_cluster(presses, monkeypatch):
-    before, main, port = set(psutil.Process().children()), threading.main_thread().ident, free_port()
-    register = Client.register_plugin
-
-    def waits_for_the_start():
-        return any(frame.name == "__exit__" for frame in traceback.extract_stack(sys._current_frames()[main]))
-
-    def press_when_it_has_almost_started(client, plugin):
-        for _ in range(presses):
-            signal.pthread_kill(main, signal.SIGINT)
-            until(waits_for_the_start)
-        return register(client, plugin)
-
-    def left():
-        commands = [command_of(child) for child in set(psutil.Process().children()) - before]
-        return any(command and "resource_tracker" not in command for command in commands) or not port_is_free(port)
-
-    monkeypatch.setattr(Client, "register_plugin", press_when_it_has_almost_started)
-    with dask.config.set({"workshop.fork-workers": False, "workshop.dashboard-port": port}):
-        with pytest.raises(KeyboardInterrupt):
-            start_cluster(1)
-        until(lambda: not left())
 
 
 def kill_a_worker(client):
@@ -429,37 +388,9 @@ def test_neither_an_address_nor_the_package_without_its_environment_leads_to_a_v
         assert client.cluster.name != "vendor"
 
 
-@pytest.mark.parametrize(
-    ("seen", "each"),
-    [
-        ("0,1,2", ["0,1,2", "1,2,0", "2,0,1"]),
-        ("2,3", ["2,3", "3,2"]),  # those that Slurm gave to this job, and no others of the machine
-        ("GPU-c4f,GPU-0a1", ["GPU-c4f,GPU-0a1", "GPU-0a1,GPU-c4f"]),
-        ("1", ["1", "1"]),  # two processes share one
-    ],
-)
-def test_each_process_of_a_machine_has_another_gpu_first_and_sees_the_others(seen, each, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
-    assert [own_gpu_first(position)["CUDA_VISIBLE_DEVICES"] for position in range(len(each))] == each
-
-
-def test_a_process_that_sees_no_gpu_gets_none_and_without_a_choice_of_the_users_all_of_the_machine_count(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert own_gpu_first(1) == {}
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    monkeypatch.setattr("daskrun.settings.n_gpus", lambda: 2)
-    assert own_gpu_first(1) == {"CUDA_VISIBLE_DEVICES": "1,0"}
-
-
 @pytest.mark.gpu
 def test_each_gpu_has_a_worker_of_its_own(client):
     with end_of(start_cluster()) as default:
         workers = describe_workers(default)
         assert len(workers) == n_gpus() and workers.device.tolist() == [torch.cuda.get_device_name(0)] * n_gpus()
         assert set(default.run(torch.cuda.device_count).values()) == {n_gpus()}
-
-
-@pytest.mark.gpu
-def test_more_workers_than_gpus_are_refused():
-    with pytest.raises(ClusterError, match=f"{n_gpus()} GPU"):
-        start_cluster(n_gpus() + 1)

@@ -4,8 +4,11 @@ import multiprocessing
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import traceback
 from pathlib import Path
 
 import dask
@@ -13,11 +16,14 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from distributed import Client
+from processes import command_of
 from waiting import until
 
 import daskrun
 from daskrun import ClusterError, start_local
 from daskrun.local import LOOPBACK, METHOD
+from daskrun.settings import own_gpu_first
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
 
@@ -93,6 +99,48 @@ def test_workers_outlive_the_fork_server_no_longer_than_others_take_their_place(
 
         until(all_new, "the workers of the dead server are still in use")
         assert len(daskrun.run(client, os.getpid)) == 2
+
+
+def a_free_port():
+    with socket.create_server((LOOPBACK, 0)) as server:
+        return server.getsockname()[1]
+
+
+def is_taken(port):
+    with socket.socket() as probe:
+        return probe.connect_ex((LOOPBACK, port)) == 0
+
+
+def test_the_stop_button_keeps_the_workers():
+    """Jupyter sends SIGINT to all processes of the kernel's group."""
+    with start_local(1) as client, client.cluster:
+        (before,) = client.run(os.getpid).values()
+        os.kill(before, signal.SIGINT)
+        assert client.submit(os.getpid).result(timeout=120) == before
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_a_start_that_is_stopped_leaves_no_cluster(presses, monkeypatch):
+    before, main, port = set(psutil.Process().children()), threading.main_thread().ident, a_free_port()
+    register = Client.register_plugin
+
+    def waits_for_the_start():
+        return any(frame.name == "__exit__" for frame in traceback.extract_stack(sys._current_frames()[main]))
+
+    def press_when_it_has_almost_started(client, plugin):
+        for _ in range(presses):
+            signal.pthread_kill(main, signal.SIGINT)
+            until(waits_for_the_start)
+        return register(client, plugin)
+
+    def left():
+        commands = [command_of(child) for child in set(psutil.Process().children()) - before]
+        return any(command and "resource_tracker" not in command for command in commands) or is_taken(port)
+
+    monkeypatch.setattr(Client, "register_plugin", press_when_it_has_almost_started)
+    with dask.config.set({"daskrun.fork-workers": False}), pytest.raises(KeyboardInterrupt):
+        start_local(1, dashboard_port=port)
+    until(lambda: not left())
 
 
 def test_a_workers_children_are_started_as_dask_starts_processes(client):
@@ -174,6 +222,28 @@ def test_wrong_numbers_are_refused(name, value):
 def test_more_workers_than_gpus_are_refused():
     with pytest.raises(ClusterError, match=f"{torch.cuda.device_count()} GPU"):
         start_local(torch.cuda.device_count() + 1)
+
+
+@pytest.mark.parametrize(
+    ("seen", "each"),
+    [
+        ("0,1,2", ["0,1,2", "1,2,0", "2,0,1"]),
+        ("2,3", ["2,3", "3,2"]),  # those that Slurm gave to this job, and no others of the machine
+        ("GPU-c4f,GPU-0a1", ["GPU-c4f,GPU-0a1", "GPU-0a1,GPU-c4f"]),
+        ("1", ["1", "1"]),  # two processes share one
+    ],
+)
+def test_each_process_of_a_machine_has_another_gpu_first_and_sees_the_others(seen, each, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    assert [own_gpu_first(position)["CUDA_VISIBLE_DEVICES"] for position in range(len(each))] == each
+
+
+def test_a_process_that_sees_no_gpu_gets_none_and_without_a_choice_of_the_users_all_of_the_machine_count(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert own_gpu_first(1) == {}
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr("daskrun.settings.n_gpus", lambda: 2)
+    assert own_gpu_first(1) == {"CUDA_VISIBLE_DEVICES": "1,0"}
 
 
 # A program's workers start wherever it comes from, or the last line that is printed says what to write
