@@ -6,7 +6,6 @@ and the attempt has failed. Where does a timeout take effect? Where `_claim` and
 
 import asyncio
 import copy
-import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
@@ -64,7 +63,7 @@ class Control:
         self._is_ending = False  # whether the job's end is certain: it may still free its workers
         self._watches: list[asyncio.Task] = []  # what is done beside the attempt
         self._running: asyncio.Task | None = None
-        self._deadline = None if limits.timeout is None else time.monotonic() + limits.timeout
+        self._deadline = None if limits.timeout is None else self.loop.time() + limits.timeout
 
     # --- the job, from top to bottom
 
@@ -118,7 +117,7 @@ class Control:
             patience_s = limits.wait_for_successors
         has_gpu = last.members[0].has_gpu if last else None  # after a death, the kind stays
         request = Request(self._job, self._cluster.client_id, most=most, enough=least, has_gpu=has_gpu)
-        claimed = await self._claim_soon(request, wanted, time.monotonic() + patience_s)
+        claimed = await self._claim_soon(request, wanted, self.loop.time() + patience_s)
         if isinstance(claimed, Denied):
             raise Ended(self._not_resumed(claimed.error) if last else claimed.error)
         if claimed.left_out and last is None:
@@ -134,7 +133,7 @@ class Control:
         why: object = "the scheduler has not answered"
         try:
             while True:
-                late = time.monotonic() >= give_up
+                late = self.loop.time() >= give_up
                 asked = replace(request, fewest=request.enough if late else wanted)
                 answer = await _to_its_end(self._cluster.claim(asked))
                 if isinstance(answer, Claimed):
@@ -142,7 +141,7 @@ class Control:
                 if late and not answer.soon:
                     break
                 why = answer.error
-                if self._deadline is not None and time.monotonic() >= self._deadline:
+                if self._deadline is not None and self.loop.time() >= self._deadline:
                     raise Ended(TimeoutError(f"The job had no workers after {self._limits.timeout} s: {why}"))
                 await asyncio.sleep(POLL_S)
         except SchedulerLost:
@@ -164,7 +163,7 @@ class Control:
             beside.append(self._mind_silence(attempt, self._limits.stall_after))
         self._watches = [self._watch(work) for work in beside]
         try:
-            async with asyncio.timeout(None if self._deadline is None else self._deadline - time.monotonic()):
+            async with asyncio.timeout(None if self._deadline is None else self._deadline - self.loop.time()):
                 await self.until(lambda: attempt.has_failed or attempt.all_over)
                 if not attempt.has_failed:
                     self.doing = "fetching its results"
@@ -260,10 +259,10 @@ class Control:
 
     async def _see_start(self, attempt: Attempt) -> None:
         """End the job if a rank cannot begin, and notice a worker that died before the scheduler was asked to tell."""
-        begun_by = time.monotonic() + START_S
+        begun_by = self.loop.time() + START_S
         while len(attempt.begun) < attempt.size and not attempt.has_failed:
             await asyncio.sleep(1)
-            late_s = START_S if time.monotonic() > begun_by else None
+            late_s = START_S if self.loop.time() > begun_by else None
             for rank, worker in enumerate(await self._cluster.known(attempt.members)):
                 if worker is None:
                     attempt.gone.add(rank)
@@ -285,9 +284,9 @@ class Control:
         while True:
             await asyncio.sleep(min(seconds, 1))
             if len(self.rows) != seen or len(attempt.begun) < attempt.size or attempt.has_failed:
-                seen, since = len(self.rows), time.monotonic()
-            elif time.monotonic() - since >= seconds:
-                self.warnings.append(stalled(time.monotonic() - since, *await self._cluster.looks(attempt)))
+                seen, since = len(self.rows), self.loop.time()
+            elif self.loop.time() - since >= seconds:
+                self.warnings.append(stalled(self.loop.time() - since, *await self._cluster.looks(attempt)))
                 self._tell_all()
                 since = float("inf")  # once, until something is logged
 
