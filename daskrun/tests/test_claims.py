@@ -103,8 +103,8 @@ def test_what_a_lost_kernel_owned_is_known_so_that_its_ranks_can_be_ended():
     claims.claim(Request("one", "kernel"), [A, B], 0)
     claims.claim(Request("two", "other", 1, 1), [C], 0)
     assert claims.of_client("kernel") == {"one": []}
-    claims.begin("one", B.address)
-    claims.begin("two", A.address)  # the rank of an earlier owner, which has no nanny
+    claims.begin("one", 0, B.address)
+    claims.begin("two", 0, A.address)  # the rank of an earlier owner, which has no nanny
     assert claims.of_client("kernel") == {"one": [B]}
     claims.release_all()
     assert claims.owned() == {}

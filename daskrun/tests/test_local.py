@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from distributed import Client
+from distributed import Client, LocalCluster
 from processes import command_of
 from waiting import until
 
@@ -172,6 +172,15 @@ def test_the_programs_own_children_of_the_fork_server_are_as_without_a_cluster(t
     )
     done = python(script)
     assert done.stdout == "True True True\n", done.stderr
+
+
+@on_linux
+@pytest.mark.weekly
+def test_a_cluster_of_the_users_own_is_as_dasks_settings_say(client):
+    settings = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": f"{LOOPBACK}:0", "silence_logs": 50}
+    with LocalCluster(**settings) as cluster, Client(cluster) as own:
+        assert set(own.run(os.getppid).values()) == {os.getpid()}
+        assert not any(own.run(lambda: "torch" in sys.modules).values())
 
 
 @on_linux

@@ -39,8 +39,8 @@ class Request:
     """Which workers a job wants.
 
     fewest, most: how many; None for all of a kind. client: its id; a job ends with its client. has_gpu: the kind, None
-    for workers with a GPU where there are `enough`, else without. stuck: tasks of workers that the scheduler takes for
-    idle, by address.
+    for workers with a GPU where there are `enough`, else without. attempt: its number. stuck: tasks of workers that the
+    scheduler takes for idle, by address.
     """
 
     job: str
@@ -49,6 +49,7 @@ class Request:
     most: int | None = None
     has_gpu: bool | None = None
     enough: int | None = None
+    attempt: int = 0
     stuck: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
@@ -73,13 +74,15 @@ class _Slot:
     """A worker's place, which its successor takes over.
 
     job: who owns it; None while only a successor is awaited. worker: the one that was claimed. begun: whether the job's
-    rank has begun there. until: the worker's process is about to be replaced, and a successor is awaited until then.
+    rank has begun there. attempt: which one claimed it, None once that is over. until: the worker's process is about to
+    be replaced, and a successor is awaited until then.
     """
 
     job: str | None
     client: str
     worker: Worker
     begun: bool = False
+    attempt: int | None = 0
     until: float = 0.0
 
 
@@ -110,16 +113,24 @@ class Claims:
             return Denied(WorkersBusy(_busy(wanted, reasons)))
         self.release(request.job)
         chosen = idle[: request.most]
-        self._slots |= {worker.slot: _Slot(request.job, request.client, worker) for worker in chosen}
+        self._slots |= {
+            worker.slot: _Slot(request.job, request.client, worker, attempt=request.attempt) for worker in chosen
+        }
         left_out = sorted({worker.address for worker in present} - {worker.address for worker in of_kind})
         return Claimed(tuple(chosen), tuple(left_out))
 
-    def begin(self, job: str, address: str) -> bool:
-        """The job's rank on the worker at this address has begun. Return whether the worker is the job's."""
+    def begin(self, job: str, attempt: int, address: str) -> bool:
+        """A rank has begun on the worker at this address. Return whether the worker belongs to its job and attempt."""
         mine = [slot for slot in self._slots.values() if slot.job == job and slot.worker.address == address]
         for slot in mine:
             slot.begun = True
-        return bool(mine)
+        return any(slot.attempt == attempt for slot in mine)
+
+    def end_attempt(self, job: str) -> None:
+        """The job's attempt is over: a rank of it that begins from now on is nobody's."""
+        for slot in self._slots.values():
+            if slot.job == job:
+                slot.attempt = None
 
     def renew(self, slots: Collection[str], now: float) -> None:
         """Await successors of the workers in these slots: they are dead, or are killed now."""

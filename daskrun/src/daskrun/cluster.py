@@ -138,6 +138,8 @@ class Cluster:
         # errors="raise" would leave an error that nobody retrieves.
         found = await self._client.gather(attempt.futures, errors="skip")
         if len(found) < attempt.size:
+            if self.is_lost:
+                raise SchedulerLost(LOST)
             raise JobError("A rank's result was lost with its worker while it was fetched: launch the job again.")
         return found
 
@@ -154,8 +156,13 @@ class Cluster:
         return [there.get(member.process) for member in members]
 
     async def how_they_ended(self, members: Sequence[Worker]) -> list[tuple[End | None, bool, int | None]]:
-        """Return of each dead worker what `why.process.ends` does."""
-        return await self._ask_scheduler(ends, members)
+        """Return of each dead worker what `why.process.ends` does; raise SchedulerLost alone, as a diagnosis."""
+        try:
+            return await self._ask_scheduler(ends, members)
+        except SchedulerLost:
+            raise
+        except Exception:
+            return [(None, True, None)] * len(members)  # as of a nanny that remembers nothing
 
     async def looks(self, attempt: Attempt) -> tuple[list[Look], list[int]]:
         """Return (how each rank at work looks, ranks that are over).

@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from distributed import CancelledError
 from distributed.core import clean_exception
@@ -28,6 +28,8 @@ GATHER_S = 0.1  # from a worker's death to the verdict: the message names all wo
 GRACE_S = 2.0  # for the other ranks to end by themselves, before their processes are replaced
 START_S = 300  # time limit for all ranks to begin
 POLL_S = 0.2  # between two claims
+
+T = TypeVar("T")
 
 
 class Ended(Exception):
@@ -103,7 +105,12 @@ class Control:
                 again = True
             finally:
                 self._is_ending = not again
-                self.warnings += await _to_its_end(self._free(attempt, again))
+                try:
+                    self.warnings += await _to_its_end(self._free(attempt, again))
+                except asyncio.CancelledError:
+                    if again:  # it has kept its slots for an attempt that will not come
+                        await self._cluster.give_back()
+                    raise
             last, self.attempt = attempt, None
 
     async def _claim(self, last: Attempt | None) -> Attempt:
@@ -116,7 +123,8 @@ class Control:
             wanted, least, most = last.size, limits.fewest or last.size, max(last.size, limits.most or 0)
             patience_s = limits.wait_for_successors
         has_gpu = last.members[0].has_gpu if last else None  # after a death, the kind stays
-        request = Request(self._job, self._cluster.client_id, most=most, enough=least, has_gpu=has_gpu)
+        number = last.id.number + 1 if last else 0
+        request = Request(self._job, self._cluster.client_id, most=most, enough=least, has_gpu=has_gpu, attempt=number)
         claimed = await self._claim_soon(request, wanted, self.loop.time() + patience_s)
         if isinstance(claimed, Denied):
             raise Ended(self._not_resumed(claimed.error) if last else claimed.error)
@@ -126,18 +134,20 @@ class Control:
                 f"{listed(claimed.left_out)}: ranks have to be of one kind."
             )
         self.size = len(claimed.workers)
-        return Attempt(AttemptId(self._job, last.id.number + 1 if last else 0), claimed.workers)
+        return Attempt(AttemptId(self._job, number), claimed.workers)
 
     async def _claim_soon(self, request: Request, wanted: int | None, give_up: float) -> Claimed | Denied:
-        """Claim as many workers as are wanted; from the time `give_up` on `enough`, or take no for an answer."""
+        """Claim the most while more may come, else as many as wanted; from `give_up` on `enough`, or accept a no."""
         why: object = "the scheduler has not answered"
         try:
             while True:
                 late = self.loop.time() >= give_up
-                asked = replace(request, fewest=request.enough if late else wanted)
-                answer = await _to_its_end(self._cluster.claim(asked))
-                if isinstance(answer, Claimed):
-                    return answer
+                for fewest in [request.enough] if late else dict.fromkeys([request.most, wanted]):
+                    answer = await _to_its_end(self._cluster.claim(replace(request, fewest=fewest)))
+                    if isinstance(answer, Claimed):
+                        return answer
+                    if answer.soon:
+                        break
                 if late and not answer.soon:
                     break
                 why = answer.error
@@ -169,7 +179,8 @@ class Control:
                     self.doing = "fetching its results"
                     await self._fetch(attempt)
         except TimeoutError:
-            raise Ended(timed_out(self._limits.timeout, attempt.size, *await self._cluster.looks(attempt))) from None
+            looks = await self._cluster.looks(attempt)
+            raise Ended(_diagnosed(TimeoutError, timed_out, self._limits.timeout, attempt.size, *looks)) from None
         return None if attempt.results else await self._verdict(attempt)
 
     async def _verdict(self, attempt: Attempt) -> WorkerDied:
@@ -185,7 +196,8 @@ class Control:
             assert attempt.error is not None
             raise Ended(attempt.error)
         ends = await self._cluster.how_they_ended([attempt.members[rank] for rank in dead])
-        return attempt.death(dict(zip(dead, ends, strict=True)), self._limits.max_restarts, len(self.failures))
+        about = dict(zip(dead, ends, strict=True)), self._limits.max_restarts, len(self.failures)
+        return _diagnosed(WorkerDied, attempt.death, *about)
 
     def _survive(self, death: WorkerDied) -> None:
         """Go on after a death, if the job may."""
@@ -207,9 +219,11 @@ class Control:
     async def _fetch(self, attempt: Attempt) -> None:
         """Bring the results of all ranks, for which their workers have to live."""
         fetching = self._watch(self._cluster.results(attempt))
-        await self.until(fetching.done)
-        attempt.results = fetching.result() or []
-        attempt.futures = []  # so that the workers need not keep them
+        self._watches.append(fetching)
+        await self.until(lambda: fetching.done() or attempt.gone)  # of a worker that died, Dask waits for a successor
+        if fetching.done():
+            attempt.results = fetching.result() or []
+            attempt.futures = []  # so that the workers need not keep them
 
     def _not_resumed(self, error: JobError) -> WorkerDied:
         """Return the last death, as the end of a job that got no workers to go on with."""
@@ -265,8 +279,10 @@ class Control:
             late_s = START_S if self.loop.time() > begun_by else None
             for rank, worker in enumerate(await self._cluster.known(attempt.members)):
                 if worker is None:
-                    attempt.gone.add(rank)
-                elif rank not in attempt.begun and (error := cannot_begin(rank, worker, self._job, late_s)):
+                    await self._lose(attempt, attempt.members[rank].address)
+                elif not (rank in attempt.begun or attempt.has_failed) and (
+                    error := cannot_begin(rank, worker, self._job, late_s)
+                ):
                     self.stop(error)
             self._tell_all()
 
@@ -286,7 +302,8 @@ class Control:
             if len(self.rows) != seen or len(attempt.begun) < attempt.size or attempt.has_failed:
                 seen, since = len(self.rows), self.loop.time()
             elif self.loop.time() - since >= seconds:
-                self.warnings.append(stalled(self.loop.time() - since, *await self._cluster.looks(attempt)))
+                looks = await self._cluster.looks(attempt)
+                self.warnings.append(_diagnosed(str, stalled, self.loop.time() - since, *looks))
                 self._tell_all()
                 since = float("inf")  # once, until something is logged
 
@@ -316,6 +333,7 @@ class Control:
             self._stop = error
             if self._running:
                 self._running.cancel()
+            self._tell_all()  # `_free` waits no longer
 
     @property
     def traceback(self) -> Any:
@@ -338,6 +356,14 @@ class Control:
         """Let all who wait look again whether their condition holds."""
         self._news.set()
         self._news = asyncio.Event()
+
+
+def _diagnosed(kind: Callable[[str], T], describe: Callable[..., T], *about: Any) -> T:
+    """Return what a diagnosis makes of this; what it raises becomes its text, as it must not end a job."""
+    try:
+        return describe(*about)
+    except Exception as error:
+        return kind(f"This cannot be explained ({describe.__name__}): {error!r}.")
 
 
 async def _to_its_end(work: Coroutine) -> Any:

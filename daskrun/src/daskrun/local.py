@@ -4,15 +4,17 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker, set_forkserver_preload, set_start_method
 from threading import Lock
 from typing import Any
 
 import dask
 from dask.system import CPU_COUNT
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Nanny
+from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from daskrun import children
@@ -24,6 +26,9 @@ LOOPBACK = "127.0.0.1"
 METHOD = "distributed.worker.multiprocessing-method"
 PRELOAD = ["daskrun.preloaded"]  # modules that the fork server imports
 _starting = Lock()
+_setting = Lock()
+_forking: list[int] = []  # one for each worker that is being forked
+_before: list[str] = []  # Dask's own setting meanwhile
 
 
 def start_local(
@@ -72,8 +77,33 @@ def start_local(
         children.prepare()
         if Cluster is LocalCluster and _forks():
             _start_fork_server(preload)
-            settings["env"] = {**os.environ, **variables}
+            settings |= {"env": {**os.environ, **variables}, "worker_class": _ForkingNanny}
         return _start_to_its_end(Cluster, settings)
+
+
+class _ForkingNanny(Nanny):
+    """Has its worker forked, whatever Dask's setting says for those of other clusters."""
+
+    async def instantiate(self) -> Status:
+        with _workers_are_forked():
+            return await super().instantiate()
+
+
+@contextmanager
+def _workers_are_forked() -> Iterator[None]:
+    """Set Dask's setting for the block. Blocks overlap, also of several clusters, each of which has a thread."""
+    with _setting:
+        if not _forking:
+            _before.append(dask.config.get(METHOD))
+            dask.config.set({METHOD: "forkserver"})
+        _forking.append(1)
+    try:
+        yield
+    finally:
+        with _setting:
+            _forking.pop()
+            if not _forking:
+                dask.config.set({METHOD: _before.pop()})
 
 
 class _LocalWorker(WorkerPlugin):
@@ -114,7 +144,6 @@ def _forks() -> bool:
 
 def _start_fork_server(preload: Sequence[str]) -> None:
     """Have this process's fork server import PyTorch, before Dask would start it without; it keeps what it has."""
-    dask.config.set({METHOD: "forkserver"})  # which nannies read whenever they start a worker
     set_forkserver_preload([*PRELOAD, *preload])
     resource_tracker.ensure_running()  # now, as it would unblock the signals
     # The stop button could end a server that has just begun. Its first import, of `preloaded`, unblocks them.

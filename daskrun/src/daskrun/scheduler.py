@@ -6,7 +6,7 @@ scheduler's event loop, which nothing interrupts: that is the lock under which a
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from dask.utils import format_bytes
@@ -44,22 +44,24 @@ class ClaimsPlugin(SchedulerPlugin):
         if not (topic.startswith(TOPIC) and isinstance(msg, (list, tuple)) and len(msg) > 1):
             return
         kind, job, *about = msg
-        if kind == "began" and not self.claims.begin(job, about[-1]):
-            self._end(job, known(about[-1:], self._scheduler))  # its client was lost before it began
+        if kind == "began" and not self.claims.begin(job, about[0], about[-1]):  # its attempt was over before it began
+            for worker in known(about[-1:], self._scheduler):
+                self.claims.renew([worker.slot], time.monotonic())
+                self._do(ask_nanny(self._scheduler, worker, killing(worker.pid)))
         if kind == "failed":
             self.claims.expect_end(job, time.monotonic())
         truncate_topic(self._scheduler, topic)  # the client has been sent it, and nobody asks for the past
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         for job, begun in self.claims.of_client(client).items():
-            self._end(job, begun)
+            self.claims.end_attempt(job)  # at once, as `free` starts a little later
+            self._do(free(job, begun, [], False, self._scheduler))  # nobody else ends its ranks any more
         forget_topic(scheduler, TOPIC + client)
 
-    def _end(self, job: str, begun: Sequence[Worker]) -> None:
-        """Kill the workers on which the job's ranks have begun, as nobody else ends these any more."""
-        work = asyncio.ensure_future(free(job, begun, [], False, self._scheduler))
-        self._background.add(work)
-        work.add_done_callback(self._background.discard)
+    def _do(self, work: Coroutine) -> None:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
 
 def claim(request: Request, dask_scheduler: Any = None) -> Claimed | Denied:
@@ -87,23 +89,24 @@ async def free(
     mine = {slot for slot, owner in claims.owned().items() if owner == job}
     claims.stay(mine)
     claims.renew([worker.slot for worker in (*killed, *dead)], time.monotonic())
+    claims.end_attempt(job)
     asked: dict[asyncio.Future, str] = {
         asyncio.ensure_future(ask_nanny(dask_scheduler, worker, killing(worker.pid))): worker.slot
         for worker in (*killed, *dead)
     }
     answered, silent = await asyncio.wait(asked, timeout=NANNY_S) if asked else (set(), set())
     claims.stay([asked[answer] for answer in answered if not answer.result()[0]])
+    if again:  # the next attempt waits for what a silent nanny may still kill
+        return
     claims.stay([asked[answer] for answer in silent])
     for answer in silent:  # it may still kill its worker, which is nobody else's until then
 
         def release(answer: asyncio.Future) -> None:
             claims.renew([asked[answer]], time.monotonic())
-            if not again:
-                claims.release(job, but=mine - {asked[answer]})
+            claims.release(job, but=mine - {asked[answer]})
 
         answer.add_done_callback(release)
-    if not again:
-        claims.release(job, but={asked[answer] for answer in silent})
+    claims.release(job, but={asked[answer] for answer in silent})
 
 
 def give_back(job: str, dask_scheduler: Any = None) -> None:

@@ -1,0 +1,207 @@
+"""What a job does next, whatever comes first: each order of events is a test in virtual time, without a cluster."""
+
+from unittest import mock
+
+import pytest
+from distributed import CancelledError
+from fake_cluster import FOLLOWS, Plan, World
+
+from daskrun import JobError, WorkerDied, WorkersBusy
+from daskrun.errors import SchedulerLost
+
+HANGS, LONG, SHORT, TELLS = Plan("hangs"), Plan(takes_s=90), Plan(takes_s=2), Plan("tells and hangs", 2)
+
+
+def ended(*ranks, events=(), slots="", size=None, world=(), **limits):
+    """Return (Control, World) of a job that has ended. ranks: plans of its first attempt. events: as of `World.run`."""
+    with World(slots or "abc"[: len(ranks)], **dict(world)) as cluster:
+        plans = {(0, rank): plan for rank, plan in enumerate(ranks)}
+        control = cluster.launch(plans, size or (len(ranks), len(ranks)), limits)
+        cluster.run(*events)
+    assert not cluster.wrongs and not cluster.owned(), cluster.wrongs or cluster.owned()
+    return control, cluster
+
+
+def pids(cluster):
+    return [process.pid for _, process in sorted(cluster.processes.items())]
+
+
+def test_after_a_success_processes_stay_warm():
+    control, cluster = ended(SHORT, LONG)
+    assert len(control.results) == 2 and control.error is None and control.doing == "finished"
+    assert pids(cluster) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "ranks, events, cause",
+    [
+        ((Plan(FOLLOWS, 2), HANGS), [(2.6, "end", "b")], WorkerDied),
+        ((Plan(FOLLOWS, 2), HANGS), [], RuntimeError),
+        ((Plan(FOLLOWS, 2), HANGS), [(3.5, "end", "b")], RuntimeError),  # too late to be its cause
+        ((TELLS, HANGS), [(2.6, "end", "b")], KeyError),
+        ((TELLS, HANGS), [(2.1, "end", "b")], WorkerDied),
+        ((HANGS, TELLS), [(2.6, "end", "b")], KeyError),  # it raised, and then it died
+        ((HANGS, Plan(FOLLOWS, 2)), [(2.6, "end", "b")], RuntimeError),
+        ((Plan("is stopped", 1.5), TELLS), [], KeyError),
+        ((TELLS, Plan("is stopped", 2.3)), [], KeyError),
+        ((Plan("raises untold", 1), HANGS), [], JobError),
+    ],
+)
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_the_cause_is_a_death_or_what_a_rank_raised_by_itself(ranks, events, cause, restarts):
+    control, cluster = ended(*ranks, events=events, max_restarts=restarts)
+    is_survived = restarts and cause is WorkerDied
+    assert type(control.failures[0] if is_survived else control.error) is cause
+    assert bool(control.results) == bool(is_survived)
+    assert min(pids(cluster)) > 2  # all processes are replaced
+    if ranks == (TELLS, HANGS) and cause is KeyError and events:
+        assert control.error.__notes__ == ["note", "Rank 1 died after that."]
+
+
+def test_all_workers_that_died_together_are_named_with_how_they_ended():
+    control, _ = ended(HANGS, HANGS, HANGS, events=[(2, "end", "b"), (2.05, "end", "c", True)])
+    assert "Ranks 1 and 2 died" in str(control.error) and "signal 9" in str(control.error)
+    assert "and so is its nanny" in str(control.error)
+
+
+def test_a_job_is_started_again_as_often_as_max_restarts_allows():
+    control, _ = ended(HANGS, HANGS, events=[(2, "end", "b"), (7, "end", "a")], max_restarts=2)
+    assert len(control.results) == 2 and [type(death) for death in control.failures] == [WorkerDied] * 2
+    control, _ = ended(HANGS, HANGS, events=[(2, "end", "b"), (7, "end", "a")], max_restarts=1)
+    assert len(control.failures) == 1 and "max_restarts=1 allows" in str(control.error)
+    assert control.attempt.id.number == 1
+
+
+@pytest.mark.parametrize("patience_s", [2, 70])
+def test_a_worker_that_is_lost_is_waited_for_as_long_as_the_user_said(patience_s):
+    events = [(2, "end", "b", True)]
+    control, cluster = ended(HANGS, HANGS, events=events, max_restarts=1, wait_for_successors=patience_s)
+    if patience_s > 60:
+        assert control.results
+    else:
+        assert isinstance(control.error, WorkerDied) and "wait_for_successors=2" in control.error.__notes__[-1]
+        assert cluster.loop.now < 110
+
+
+def test_a_pair_of_sizes_shrinks_and_grows_back():
+    sizes = []
+    with World("abc") as world:
+        plans = {(attempt, rank): LONG for attempt in range(3) for rank in range(3)}
+        control = world.launch(plans, (1, 3), {"max_restarts": 2, "wait_for_successors": 10})
+        for at in (1, 50):
+            world.loop.call_at(at, lambda: sizes.append(control.size))
+        world.run((2, "end", "c", True), (80, "end", "b"))  # c's host is back after a minute
+    assert [*sizes, control.size] == [3, 2, 3] and len(control.failures) == 2 and len(control.results) == 3
+
+
+@pytest.mark.parametrize(
+    "ranks, how",
+    [
+        ((SHORT, SHORT), {"slots": "a", "wait_for_workers": 60}),  # while it waits for workers
+        ((SHORT, HANGS), {}),  # while it runs
+        ((SHORT, SHORT), {"world": {"sending_s": 9}}),  # while it fetches
+        ((SHORT, HANGS), {"events": [(4.95, "end", "b")], "max_restarts": 1}),  # after a death that it would survive
+    ],
+)
+def test_a_job_takes_no_longer_than_its_timeout(ranks, how):
+    control, cluster = ended(*ranks, timeout=5, **how)
+    assert isinstance(control.error, TimeoutError) and cluster.loop.now < 109
+    assert not control.results and all(pid > 2 for pid in pids(cluster) if "slots" not in how)
+
+
+def test_a_cause_that_is_known_comes_before_the_end_of_the_time():
+    assert isinstance(ended(TELLS, HANGS, timeout=2.5)[0].error, KeyError)
+
+
+STEPS = [step / 10 for step in range(100)]  # seconds: the job waits, runs, loses b, frees, waits, runs, fetches
+
+
+@pytest.mark.parametrize(
+    "event, error",
+    [(["stop"], CancelledError), (["lose_client"], SchedulerLost), (["end", "a"], ()), (["end", "b"], ())],
+)
+def test_whatever_a_job_does_it_can_be_stopped_or_lose_a_worker(event, error):
+    how = {"max_restarts": 2, "wait_for_workers": 9, "world": {"delay_s": 0.05, "sending_s": 0.5}}
+    for at in STEPS:
+        control, _ = ended(SHORT, LONG, events=[(3, "end", "b"), (at, *event)], **how)
+        assert control.results or isinstance(control.error, error), f"{at}: {control.error!r}"
+    assert control.results  # it had ended before
+
+
+def test_a_job_that_is_stopped_before_it_runs_claims_nothing():
+    with World() as world:
+        control = world.launch()
+        control.stop(CancelledError("stop"))
+        world.run()
+    assert isinstance(control.error, CancelledError) and not world.plugins
+
+
+def test_a_stop_ends_the_grace_of_ranks_that_do_not_end():
+    _, cluster = ended(HANGS, HANGS, events=[(2, "end", "b"), (2.5, "stop")], max_restarts=1)
+    assert cluster.loop.now < 103
+
+
+def test_a_process_in_which_nothing_began_is_not_replaced():
+    _, cluster = ended(HANGS, Plan(begins_s=9), events=[(2, "stop")])
+    assert pids(cluster) == [3, 2]
+
+
+def test_tasks_that_somebody_cancels_end_the_job():
+    assert "lost its tasks" in str(ended(HANGS, HANGS, events=[(2, "cancel_tasks")])[0].error)
+
+
+@pytest.mark.parametrize("wait_s", [0, 60])
+def test_a_job_waits_for_the_workers_of_another_if_told_to(wait_s):
+    with World() as world:
+        world.run((0, "launch"), (1, "launch", {}, (1, 1), {"wait_for_workers": wait_s}))
+    other = world.controls["job1"].error
+    assert isinstance(other, type(None) if wait_s else WorkersBusy) and not world.wrongs
+
+
+def test_the_next_attempt_waits_for_workers_whose_nannies_are_slow_to_kill_them():
+    control, _ = ended(SHORT, HANGS, events=[(0, "slow_down", "a"), (1, "end", "b")], max_restarts=1)
+    assert control.results and len(control.failures) == 1
+
+
+@pytest.mark.parametrize("end, restarts", [((14, "stop"), 0), ((1, "end", "a"), 1)])
+def test_a_rank_that_begins_once_its_attempt_is_over_is_ended(end, restarts):
+    """Its worker does not answer until 20 s: while a's nanny is asked to kill a, or while b is wanted again."""
+    events = [(0.2, "go_mute", "b"), (0.2, "slow_down", "a"), end]
+    control, cluster = ended(HANGS, Plan(begins_s=1), events=events, max_restarts=restarts)
+    assert min(pids(cluster)) > 2 and bool(control.results) == bool(restarts)
+
+
+def test_a_worker_that_pauses_is_no_reason_to_end_a_job_that_survives_a_death():
+    events = [(0.1, "become", "b", "paused"), (0.5, "end", "a"), (4, "become", "b", "running")]
+    control, _ = ended(SHORT, SHORT, events=events, max_restarts=1)
+    assert control.results and len(control.failures) == 1
+
+
+@pytest.mark.parametrize("is_address_kept", [False, True])
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_worker_that_dies_while_it_sends_its_result_is_a_death(restarts, is_address_kept):
+    world = {"sending_s": 2.0, "is_address_kept": is_address_kept}
+    control, _ = ended(SHORT, SHORT, events=[(3, "end", "b")], world=world, max_restarts=restarts)
+    assert bool(control.results) == bool(restarts)
+    assert isinstance(control.failures[0] if restarts else control.error, WorkerDied)
+
+
+@pytest.mark.parametrize("begins_s", [0.1, 3])
+def test_a_worker_that_is_retired_once_its_result_is_elsewhere_is_no_death(begins_s):
+    assert ended(Plan("returns", 3, begins_s), Plan("returns", 1), events=[(2, "retire", "b", "a")])[0].results
+
+
+@pytest.mark.parametrize("what", ["cluster.ends", "control.timed_out", "control.stalled", "attempt.how_it_ended"])
+def test_a_diagnosis_that_fails_ends_no_job_and_hides_no_error(what):
+    with mock.patch(f"daskrun.{what}", side_effect=ZeroDivisionError, __name__=what):
+        control, _ = ended(SHORT, LONG, events=[(30, "end", "b")], max_restarts=1, stall_after=9)
+        assert control.results and len(control.failures) == 1
+        control, _ = ended(SHORT, LONG, timeout=30, stall_after=9)
+        assert isinstance(control.error, TimeoutError)
+
+
+@pytest.mark.parametrize("what", ["submit", "introduce", "ended", "results"])
+def test_a_mistake_of_the_launcher_ends_the_job_and_says_so(what):
+    with mock.patch(f"daskrun.cluster.Cluster.{what}", side_effect=ZeroDivisionError):
+        control, _ = ended(SHORT, SHORT)
+    assert isinstance(control.error, JobError) and "mistake of its own" in str(control.error)
