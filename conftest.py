@@ -1,3 +1,3 @@
-"""What the tests of the workshop and of daskrun share: one cluster for the session, see daskrun/tests/shared_cluster.py."""
+"""What the tests of the workshop and of daskrun share: the cluster of daskrun/tests/shared_cluster.py."""
 
 pytest_plugins = ["shared_cluster"]
