@@ -22,7 +22,7 @@ from distributed.comm import CommClosedError
 from waiting import awake, settled, until, wait_for, waits
 
 import daskrun
-from daskrun import JobError, SchedulerLost, WorkersBusy, control, log_metrics, scheduler
+from daskrun import JobError, SchedulerLost, WorkersBusy, log_metrics, scheduler, watch
 from daskrun.claims import Claimed, Denied, Request
 from daskrun.cluster import Cluster
 from daskrun.rank import AttemptId, Meeting, deliver, leave
@@ -339,7 +339,7 @@ def test_a_rank_whose_worker_pauses_before_it_begins_is_named(client, there_firs
 def test_a_plain_task_that_keeps_a_rank_from_its_worker_ends_the_job_and_is_not_killed(
     client, there_first, monkeypatch
 ):
-    monkeypatch.setattr(control, "START_S", 1)
+    monkeypatch.setattr(watch, "START_S", 1)
     with pytest.raises(JobError, match=rf"Rank 1 has not begun within 1 s: .* is busy with \['{there_first.key}'\]"):
         daskrun.run(client, os.getpid)
     assert there_first.ends()

@@ -2,7 +2,8 @@
 
 import signal
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from dask.utils import format_bytes
 
@@ -11,6 +12,7 @@ from daskrun.errors import GO_ON, JobError, ranks_do, ranks_named
 from daskrun.why.look import Call, Look, frames_written, is_current, place_of, stack_of_code
 from daskrun.why.process import End, Process
 
+T = TypeVar("T")
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 CODE_UNKNOWN = 255  # what multiprocessing reports where the fork server is gone
 BETWEEN_TWO = ("send", "recv", "send_object_list", "recv_object_list")  # the flight recorder has none of them on gloo
@@ -92,6 +94,14 @@ def timed_out(seconds: float | None, size: int, looks: Sequence[Look], ended: Se
     if looks:
         error.add_note(stacks(looks))
     return error
+
+
+def diagnosed(kind: Callable[[str], T], describe: Callable[..., T], *about: Any) -> T:
+    """Return what a diagnosis makes of this; what it raises becomes its text, as it must not end a job."""
+    try:
+        return describe(*about)
+    except Exception as error:
+        return kind(f"This cannot be explained ({describe.__name__}): {error!r}.")
 
 
 def cannot_begin(rank: int, worker: Worker, job: str, late_s: float | None) -> JobError | None:
