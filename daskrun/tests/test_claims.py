@@ -64,7 +64,7 @@ def test_a_successor_belongs_to_the_job_that_goes_on_and_to_nobody_else():
     successor = dataclasses.replace(A, address="tcp://new", process="new")
     assert "belongs to the job one" in str(claims.claim(Request("two", "other", 1, 1), [successor, B], 1).error)
     assert names(claims.claim(Request("one", "kernel", 2, 2), [successor, B], 1)) == ["a", "b"]
-    assert claims.owners_of("tcp://new") == [("one", "kernel")] and claims.owners_of(A.address) == []
+    assert claims.owners_of("tcp://new") == [("one", "kernel", "new")] and claims.owners_of(A.address) == []
 
 
 def test_a_job_that_goes_on_with_others_gives_up_the_slots_that_it_does_not_need():
@@ -77,7 +77,7 @@ def test_a_job_that_goes_on_with_others_gives_up_the_slots_that_it_does_not_need
 def test_a_killed_worker_is_not_taken_though_the_scheduler_still_lists_it():
     claims = after_a_kill(A)
     denied = claims.claim(Request("one", "kernel"), [A, B], 1)
-    assert denied.soon and not claims.owned()
+    assert denied.being_renewed and not claims.owned()
     assert names(claims.claim(Request("one", "kernel", 1, 1), [A, B], 1)) == [
         "b"
     ]  # who needs no successor does not wait
@@ -86,15 +86,15 @@ def test_a_killed_worker_is_not_taken_though_the_scheduler_still_lists_it():
 def test_a_successor_that_only_starts_is_awaited_too():
     claims = after_a_kill(A)
     starting = dataclasses.replace(A, address="tcp://new", process="new", status="init")
-    assert claims.claim(Request("one", "kernel"), [starting, B], 1).soon
+    assert claims.claim(Request("one", "kernel"), [starting, B], 1).being_renewed
     ready = dataclasses.replace(starting, status="running")
     assert names(claims.claim(Request("one", "kernel"), [ready, B], 1)) == ["a", "b"]
 
 
 def test_a_successor_is_awaited_by_who_needs_it_and_not_without_an_end():
     claims = after_a_kill(A)
-    assert claims.claim(Request("one", "kernel", 2, 2), [B], RENEWED_S - 1).soon
-    assert not claims.claim(Request("one", "kernel", 2, 2), [B], RENEWED_S + 1).soon
+    assert claims.claim(Request("one", "kernel", 2, 2), [B], RENEWED_S - 1).being_renewed
+    assert not claims.claim(Request("one", "kernel", 2, 2), [B], RENEWED_S + 1).being_renewed
     assert names(claims.claim(Request("one", "kernel"), [B], RENEWED_S + 1)) == ["b"]
 
 
@@ -141,16 +141,16 @@ def test_ranks_are_of_one_kind():
 def test_too_few_workers_are_no_reason_to_call_anybody_busy():
     for workers, fewest, word in (([A], 2, "has 1"), ([], None, "has 0"), ([], 3, r"needs 3 workers")):
         denied = Claims().claim(Request("one", "kernel", fewest, fewest), workers, 0)
-        assert not isinstance(denied.error, WorkersBusy) and word in str(denied.error) and not denied.soon
+        assert not isinstance(denied.error, WorkersBusy) and word in str(denied.error) and not denied.being_renewed
 
 
 def test_the_workers_of_a_job_that_has_failed_are_waited_for_but_not_without_an_end():
     claims = Claims()
     claims.claim(Request("one", "kernel"), [A, B], 0)
-    assert not claims.claim(Request("two", "kernel"), [A, B], 0).soon
+    assert not claims.claim(Request("two", "kernel"), [A, B], 0).being_renewed
     claims.expect_end("one", now=0)
-    assert claims.claim(Request("two", "kernel"), [A, B], 1).soon
-    assert not claims.claim(Request("two", "kernel"), [A, B], RENEWED_S + 1).soon
+    assert claims.claim(Request("two", "kernel"), [A, B], 1).being_renewed
+    assert not claims.claim(Request("two", "kernel"), [A, B], RENEWED_S + 1).being_renewed
     claims.stay([A.slot, B.slot])  # none of its ranks had begun
     claims.release("one")
     assert names(claims.claim(Request("two", "kernel"), [A, B], 1)) == ["a", "b"]
@@ -159,7 +159,7 @@ def test_the_workers_of_a_job_that_has_failed_are_waited_for_but_not_without_an_
 def test_killed_workers_with_a_gpu_are_waited_for_before_others_are_taken():
     gpus = [worker(name, has_gpu=True) for name in ("g0", "g1")]
     claims = after_a_kill(*gpus)
-    assert claims.claim(Request("one", "kernel", 2, 2), [A, B, C], 1).soon
+    assert claims.claim(Request("one", "kernel", 2, 2), [A, B, C], 1).being_renewed
     assert names(claims.claim(Request("one", "kernel", 2, 2), [A, B, C], RENEWED_S + 1)) == ["a", "b"]
 
 
@@ -171,6 +171,6 @@ def test_a_worker_that_nobody_replaces_is_free_once_that_is_known():
 
 def test_the_kind_of_a_pairs_workers_does_not_depend_on_how_long_it_waits():
     gpus = [worker(name, has_gpu=True) for name in ("g0", "g1")]
-    patient = Request("one", "kernel", fewest=3, most=3, enough=2)
+    patient = Request("one", "kernel", fewest=3, most=3, minimum=2)
     assert isinstance(Claims().claim(patient, [A, B, C, *gpus], 0), Denied)
-    assert names(Claims().claim(Request("one", "k", 2, 3, enough=2), [A, B, C, *gpus], 0)) == ["g0", "g1"]
+    assert names(Claims().claim(Request("one", "k", 2, 3, minimum=2), [A, B, C, *gpus], 0)) == ["g0", "g1"]

@@ -17,9 +17,10 @@ from daskrun.why.verdict import how_it_ended
 class Attempt:
     """One start of a job's function on all ranks, and what is known of them. Ranks are numbered from 0.
 
-    members: workers, in rank order. over: ranks whose task has ended. gone: ranks whose worker has died. lost: of
-    these, those whose nanny gives no answer either. results: pickled, once all are here. error: the first that a rank
-    told, with failed_rank and the traceback that came with it; is_cause: it cannot come of another rank's death.
+    members: workers, in rank order. over: ranks whose task has ended. gone: ranks whose worker has died.
+    without_nanny: of these, those whose nanny gives no answer either. results: pickled, once all are here.
+    error: the first that a rank told, with failed_rank and the traceback that came with it; error_is_cause: it cannot
+    come of another rank's death.
     """
 
     id: AttemptId
@@ -29,11 +30,11 @@ class Attempt:
     begun: set[int] = field(default_factory=set)
     over: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)
-    lost: set[int] = field(default_factory=set)
+    without_nanny: set[int] = field(default_factory=set)
     error: BaseException | None = None
     traceback: Any = None
     failed_rank: int | None = None
-    is_cause: bool = False
+    error_is_cause: bool = False
 
     @property
     def size(self) -> int:
@@ -50,14 +51,14 @@ class Attempt:
         """Whether no rank runs any more."""
         return len(self.over | self.gone) == self.size
 
-    def fail(self, rank: int, error: BaseException, traceback: Any, may_follow: bool) -> None:
+    def fail(self, rank: int | None, error: BaseException, traceback: Any, may_follow: bool) -> None:
         """Take what a rank raised; the first one counts, but for a Stopped. traceback: as it was there.
 
         may_follow: whether the error may come of another rank's death.
         """
         if self.error is None or (isinstance(self.error, Stopped) and not isinstance(error, Stopped)):
             self.failed_rank, self.error, self.traceback = rank, error, traceback
-            self.is_cause = not may_follow and not self.gone
+            self.error_is_cause = not may_follow and not self.gone
 
     def death(
         self, ends: Mapping[int, tuple[End | None, bool, int | None]], max_restarts: int, n_survived: int
@@ -73,7 +74,7 @@ class Attempt:
             said.append(f"worker {worker.address} {how}")
             cures.append(cure)
             if not has_nanny:
-                self.lost.add(rank)
+                self.without_nanny.add(rank)
         if max_restarts:
             cures = [cure for cure in cures if cure != GO_ON]
             if n_survived == max_restarts:

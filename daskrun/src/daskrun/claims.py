@@ -38,9 +38,9 @@ class Worker:
 class Request:
     """Which workers a job wants.
 
-    fewest, most: how many; None for all of a kind. client: its id; a job ends with its client. has_gpu: the kind, None
-    for workers with a GPU where there are `enough`, else without. attempt: its number. stuck: tasks of workers that the
-    scheduler takes for idle, by address.
+    attempt: its number. fewest, most: how many; None for all of a kind. client: its id; a job ends with its client.
+    has_gpu: the kind, None for workers with a GPU where there are the `minimum`, else without. stuck: tasks of workers
+    that the scheduler takes for idle, by address.
     """
 
     job: str
@@ -48,7 +48,7 @@ class Request:
     fewest: int | None = None
     most: int | None = None
     has_gpu: bool | None = None
-    enough: int | None = None
+    minimum: int | None = None
     attempt: int = 0
     stuck: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
@@ -63,10 +63,10 @@ class Claimed:
 
 @dataclass(frozen=True)
 class Denied:
-    """The job gets no worker now. soon: it needs workers that are being renewed."""
+    """The job gets no worker now. being_renewed: it needs workers that are."""
 
     error: JobError
-    soon: bool = False
+    being_renewed: bool = False
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Claims:
         reasons = {worker.address: self._unfit(worker, request) for worker in of_kind}
         idle = sorted((worker for worker in of_kind if not reasons[worker.address]), key=_by_host_and_name)
         if renewed and (request.fewest is None or len(idle) < wanted):
-            return Denied(WorkersBusy(f"Workers are being freed: {listed(renewed)}."), soon=True)
+            return Denied(WorkersBusy(f"Workers are being freed: {listed(renewed)}."), being_renewed=True)
         if len(of_kind) < max(wanted, 1):
             return Denied(JobError(_too_few(present, request)))
         if len(idle) < wanted:
@@ -168,9 +168,13 @@ class Claims:
                 jobs.setdefault(slot.job, []).extend([slot.worker] * slot.begun)
         return jobs
 
-    def owners_of(self, address: str) -> list[tuple[str, str]]:
-        """Return (job, client) of those that own the worker at this address."""
-        return [(slot.job, slot.client) for slot in self._slots.values() if slot.job and slot.worker.address == address]
+    def owners_of(self, address: str) -> list[tuple[str, str, str]]:
+        """Return (job, client, id of the worker's process) of those that own the worker at this address."""
+        return [
+            (slot.job, slot.client, slot.worker.process)
+            for slot in self._slots.values()
+            if slot.job and slot.worker.address == address
+        ]
 
     def owned(self) -> dict[str, str]:
         """Return the job that owns each slot."""
@@ -219,7 +223,7 @@ def _of_one_kind(workers: Sequence[Worker], coming: Sequence[Worker], request: R
     for has_gpu in kinds:
         of_kind = [worker for worker in workers if worker.has_gpu == has_gpu]
         n_coming = sum(worker.has_gpu == has_gpu for worker in coming)
-        if len(of_kind) + n_coming >= (request.enough or request.fewest or 1):
+        if len(of_kind) + n_coming >= (request.minimum or request.fewest or 1):
             return of_kind
     return []
 

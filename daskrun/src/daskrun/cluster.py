@@ -125,12 +125,12 @@ class Cluster:
     async def ended(self, future: Future) -> tuple[BaseException | None, Any]:
         """Wait until a rank's task is over; return (its error, its traceback), (None, None) if it returned.
 
-        Raises CancelledError of `distributed` where the task was cancelled.
+        Raises CancelledError of `distributed` if somebody cancelled the task, and SchedulerLost.
         """
         # Not distributed.wait, which waits in the loop of the client that was made last.
         error = await future.exception()
         if future.cancelled():
-            raise CancelledError(future.key)
+            raise SchedulerLost(LOST) if self.is_lost else tasks_lost(self._job)
         return error, error and await future.traceback()
 
     async def results(self, attempt: Attempt) -> list[bytes]:
@@ -140,6 +140,8 @@ class Cluster:
         if len(found) < attempt.size:
             if self.is_lost:
                 raise SchedulerLost(LOST)
+            if any(future.cancelled() for future in attempt.futures):
+                raise tasks_lost(self._job)
             raise JobError("A rank's result was lost with its worker while it was fetched: launch the job again.")
         return found
 
@@ -176,29 +178,29 @@ class Cluster:
         except Exception as error:
             return [Look(rank, trouble=f"could not be looked at: {error!r}") for rank in late], ended
 
-    async def free(self, attempt: Attempt, failed: bool, again: bool) -> list[str]:
+    async def free(self, attempt: Attempt, kill: bool, again: bool) -> list[str]:
         """End what is left of an attempt, and give its workers up; return warnings.
 
-        failed: each process in which a rank has begun is replaced. again: the job keeps its slots for another attempt.
+        kill: each process in which a rank has begun is replaced. again: the job keeps its slots for another attempt.
         """
         if self._client.status in ("closing", "closed"):
             return []  # the scheduler frees what belongs to a client that is gone
-        at_work = {rank for rank, future in enumerate(attempt.futures) if not future.done()}
+        busy = {rank for rank, future in enumerate(attempt.futures) if not future.done()}
         # Not those with an error, which whoever holds them may ask for. Dask would run the others again elsewhere.
         if cancelled := [future for future in attempt.futures if future.status != "error"]:
             with suppress(OSError):
                 await self._client.cancel(cancelled)  # their threads may still run
         there = {rank: worker for rank, worker in enumerate(attempt.members) if rank not in attempt.gone}
         begun = await self._ask_workers([w.address for w in there.values()], leave, attempt.id, answer_s=LOOK_S)
-        kill = {
+        killed = {
             rank: worker
             for rank, worker in there.items()
-            if failed and (rank in attempt.begun or begun.get(worker.address) is True)
+            if kill and (rank in attempt.begun or begun.get(worker.address) is True)
         }
-        dead = [attempt.members[rank] for rank in attempt.gone - attempt.lost]
+        dead = [attempt.members[rank] for rank in attempt.gone - attempt.without_nanny]
         with suppress(JobError):  # the scheduler is lost, and with it all that the job owned
-            await self._ask_scheduler(scheduler.free, self._job, list(kill.values()), dead, again)
-        immortal = [worker.address for rank, worker in kill.items() if rank in at_work and not worker.has_nanny]
+            await self._ask_scheduler(scheduler.free, self._job, list(killed.values()), dead, again)
+        immortal = [worker.address for rank, worker in killed.items() if rank in busy and not worker.has_nanny]
         return [
             f"Worker {address} has no nanny to restart it, and stays busy until its rank returns: end that process, "
             "and start workers with nannies."
@@ -273,6 +275,11 @@ class Cluster:
 
         answers = await asyncio.gather(*(ask(address) for address in workers))
         return {address: answer for one in answers for address, answer in one.items()}
+
+
+def tasks_lost(job: str) -> CancelledError:
+    """Return the error of a job whose tasks were cancelled, and not by the job."""
+    return CancelledError(f"{job} lost its tasks to client.cancel(), client.restart() or client.close().")
 
 
 def _pass_on(jobs: Mapping[str, Callable], kind: str, job: str, *about: Any) -> None:

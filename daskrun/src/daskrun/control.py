@@ -1,7 +1,8 @@
-"""One job: claim workers, run an attempt on them, free them; after a death, again. `Control.run` reads from the top.
+"""One job: claim workers, run an attempt on them, free them; after a death, start again. Read `Control.run` first.
 
-Who owns a worker? From `_claim` until `_free`, the job. When is a process killed? In `_free`, if a rank has begun in it
-and the attempt has failed. Where do a timeout and a stop take effect? Wherever the job waits, which is in `until`.
+Who owns a worker? The job, from `_claim` until `_free`. When is a process killed? In `_free`, if a rank began in it and
+the attempt brought no results: after an error, a death, a timeout or a stop. Where does a stop take effect? In `until`,
+wherever the job waits. Where does the timeout? While workers are claimed, ranks run and results are fetched.
 """
 
 import asyncio
@@ -12,18 +13,18 @@ from typing import Any
 
 from daskrun.attempt import Attempt
 from daskrun.claims import KINDS, Claimed, Denied, Request
-from daskrun.cluster import Cluster
-from daskrun.errors import JobError, WorkerDied, add_note, listed, ranks_named
+from daskrun.cluster import Cluster, tasks_lost
+from daskrun.errors import JobError, WorkerDied, add_note, listed, own_mistake, ranks_named
 from daskrun.limits import Limits
 from daskrun.rank import AttemptId
-from daskrun.watch import Watch, lost_tasks
+from daskrun.watch import Watch
 from daskrun.why.look import Look
 from daskrun.why.verdict import diagnosed, timed_out
 
-SETTLE_S = 1.0  # from a rank's error to the verdict: a worker's death, which may be the cause, can come to light later
-GATHER_S = 0.1  # from a worker's death to the verdict: the message names all workers that died together
-GRACE_S = 2.0  # for the other ranks to end by themselves, before their processes are replaced
-POLL_S = 0.2  # between two claims
+SETTLE_S = 1.0  # wait after a rank's error: the death that caused it may be reported later
+GATHER_S = 0.1  # wait after a death, so that one message names all workers that died together
+GRACE_S = 2.0  # time for the other ranks to end by themselves before we kill them
+POLL_S = 0.2  # poll interval while claiming
 
 
 class Ended(Exception):
@@ -59,15 +60,15 @@ class Control:
         self._bootstrap, self._call = bootstrap, call
         self._watch: Watch | None = None
         self._news = asyncio.Event()
-        self._is_ending = False  # whether the job's end is certain: it may still free its workers
+        self._is_decided = False  # the outcome is decided: `stop` no longer changes it
         self._deadline = None if limits.timeout is None else self.loop.time() + limits.timeout
 
     # --- the job, from top to bottom
 
     async def run(self) -> None:
         """See the job through to its end; it raises nothing."""
-        self.cluster.hear(self._hear)
         try:
+            self.cluster.hear(self._hear)
             self.results = await self._attempts()
             self.doing = "finished"
         except Ended as ended:
@@ -75,10 +76,9 @@ class Control:
         except JobError as error:  # the scheduler is lost, or has another version
             self.error = error.with_traceback(None)
         except asyncio.CancelledError:  # the client was closed, which ends its loop
-            self.error = self.stopped or lost_tasks(self.job)
+            self.error = self.stopped or tasks_lost(self.job)
         except Exception as error:
-            self.error = JobError(f"The launcher failed, which is a mistake of its own: {error!r}.")
-            self.error.__cause__ = error
+            self.error = own_mistake(error)
         finally:
             self.cluster.hear_no_more()
             self.over = True
@@ -93,32 +93,42 @@ class Control:
                 death = await self._attempt(attempt)
                 if death is None:
                     return attempt.results
-                self._survive(death)
+                if len(self.failures) == self.limits.max_restarts:
+                    raise Ended(death)
+                self.failures.append(death)
                 again = True
             finally:
-                self._is_ending = not again
+                self._is_decided = not again
                 await self._free(attempt, again)
             last, self.attempt = attempt, None
 
     async def _claim(self, last: Attempt | None) -> Attempt:
         """Return a new attempt, whose workers are the job's own from now on. last: the one before."""
         self.doing = "waiting for workers"
-        limits, number = self.limits, last.id.number + 1 if last else 0
+        limits = self.limits
+        number = last.id.number + 1 if last else 0
         if last is None:
-            wanted, least, most, patience_s = limits.most, limits.fewest, limits.most, limits.wait_for_workers
-        else:  # a pair grows back if more are there, and goes on with fewer if none come
-            wanted, least, most = last.size, limits.fewest or last.size, max(last.size, limits.most or 0)
+            wanted, minimum, most = limits.most, limits.fewest, limits.most
+            patience_s = limits.wait_for_workers
+        else:  # with n_workers=(fewest, most), take more workers if there are any, and fewer once the wait is over
+            wanted, minimum, most = last.size, limits.fewest or last.size, max(last.size, limits.most or 0)
             patience_s = limits.wait_for_successors
         has_gpu = last.members[0].has_gpu if last else None  # after a death, the kind stays
-        request = Request(self.job, self.cluster.client_id, None, most, has_gpu, enough=least, attempt=number)
+        request = Request(
+            job=self.job,
+            client=self.cluster.client_id,
+            most=most,
+            minimum=minimum,
+            has_gpu=has_gpu,
+            attempt=number,
+        )
         try:
-            claimed = await self._claim_soon(request, wanted, self.loop.time() + patience_s)
+            claimed = await self._claim_patiently(request, wanted, self.loop.time() + patience_s)
+            if isinstance(claimed, Denied):
+                raise Ended(self._not_resumed(claimed.error) if last else claimed.error)
         except BaseException:
-            await self.cluster.give_back()  # the slots that it kept for this attempt
+            await self.cluster.give_back()  # slots kept from the last attempt, or just claimed
             raise
-        if isinstance(claimed, Denied):
-            await self.cluster.give_back()
-            raise Ended(self._not_resumed(claimed.error) if last else claimed.error)
         if claimed.left_out and last is None:
             self.warnings.append(
                 f"The job takes workers {KINDS[claimed.workers[0].has_gpu]} and leaves out "
@@ -127,20 +137,21 @@ class Control:
         self.size = len(claimed.workers)
         return Attempt(AttemptId(self.job, number), claimed.workers)
 
-    async def _claim_soon(self, request: Request, wanted: int | None, give_up: float) -> Claimed | Denied:
-        """Claim the most while more may come, else as many as are wanted; from `give_up` on `enough`, or take a no."""
+    async def _claim_patiently(self, request: Request, wanted: int | None, give_up: float) -> Claimed | Denied:
+        """Ask for the most, else for as many as are wanted, until `give_up`; then for the minimum, and return a no."""
         while True:
             late = self.loop.time() >= give_up
-            for fewest in [request.enough] if late else dict.fromkeys([request.most, wanted]):
+            sizes = [request.minimum] if late else list(dict.fromkeys([request.most, wanted]))
+            for fewest in sizes:
                 if self.stopped:
                     raise Ended(self.stopped)
                 answer = await self.cluster.claim(replace(request, fewest=fewest))
                 if isinstance(answer, Claimed):
                     return answer
                 denied = answer
-                if denied.soon:
+                if denied.being_renewed:
                     break
-            if late and not denied.soon:
+            if late and not denied.being_renewed:
                 return denied
             if self._time_left() == 0:
                 raise Ended(TimeoutError(f"The job had no workers after {self.limits.timeout} s: {denied.error}"))
@@ -152,17 +163,13 @@ class Control:
         self.cluster.submit(attempt, self._bootstrap, self.limits.max_restarts)
         self.tell_all()
         self._watch = Watch(self, attempt, self._call)
-        await self._until_something(lambda: attempt.has_failed or attempt.all_over, attempt)
+        await self._until_or_end(lambda: attempt.has_failed or attempt.all_over, attempt)
         if not attempt.has_failed:
             self.doing = "fetching its results"
-            fetching = self._watch.also(self.cluster.results, attempt)
-            # Of a worker that died, Dask waits for a successor.
-            await self._until_something(lambda: fetching.done() or attempt.gone, attempt)
-            if fetching.done():
-                attempt.results = fetching.result() or []
-                attempt.futures = []  # so that the workers need not keep them
-                return None
-        return await self._verdict(attempt)
+            self._watch.also(self._watch.fetch)
+            # If a worker has died, Dask's gather waits for a successor; we do not.
+            await self._until_or_end(lambda: attempt.results or attempt.has_failed, attempt)
+        return None if attempt.results else await self._verdict(attempt)
 
     async def _verdict(self, attempt: Attempt) -> WorkerDied:
         """Return the death because of which the attempt failed, or end the job with the error of a rank."""
@@ -172,21 +179,15 @@ class Control:
             await asyncio.sleep(GATHER_S)
         if self.stopped:
             raise Ended(self.stopped)
-        dead = sorted(attempt.gone - {attempt.failed_rank})
-        if dead and attempt.is_cause:
+        dead = sorted(attempt.gone - {attempt.failed_rank})  # a rank that raised and then died: its error counts
+        if dead and attempt.error_is_cause:
             add_note(attempt.error, f"{ranks_named(dead).capitalize()} died after that.")
-        if attempt.is_cause or not dead:
+        if attempt.error_is_cause or not dead:
             assert attempt.error is not None
             raise Ended(attempt.error)
         ends = await self.cluster.how_they_ended([attempt.members[rank] for rank in dead])
-        about = dict(zip(dead, ends, strict=True)), self.limits.max_restarts, len(self.failures)
-        return diagnosed(WorkerDied, attempt.death, *about)
-
-    def _survive(self, death: WorkerDied) -> None:
-        """Go on after a death, if the job may."""
-        if len(self.failures) == self.limits.max_restarts:
-            raise Ended(death)
-        self.failures.append(death)
+        ends_of = dict(zip(dead, ends, strict=True))
+        return diagnosed(WorkerDied, attempt.death, ends_of, self.limits.max_restarts, len(self.failures))
 
     async def _free(self, attempt: Attempt, again: bool) -> None:
         """Let ranks end by themselves after a failure, and give up the workers. again: for another attempt."""
@@ -195,14 +196,15 @@ class Control:
             await self.until(lambda: attempt.all_over or self.stopped, GRACE_S)
         if self._watch:
             self._watch.end()
-        self.warnings += await self.cluster.free(attempt, failed=not attempt.results, again=again)
+            self._watch = None
+        self.warnings += await self.cluster.free(attempt, kill=not attempt.results, again=again)
 
     # --- its parts
 
-    async def _until_something(self, condition: Callable[[], object], attempt: Attempt) -> None:
+    async def _until_or_end(self, condition: Callable[[], object], attempt: Attempt) -> None:
         """Wait until the condition holds; end the job if it is stopped before, or its time is up."""
         await self.until(lambda: condition() or self.stopped, self._time_left())
-        if self.stopped and not attempt.has_failed:
+        if self.stopped:
             raise Ended(self.stopped)
         if not condition():
             looks = await self.cluster.looks(attempt)
@@ -221,7 +223,7 @@ class Control:
     def _hear(self, kind: str, *about: Any) -> None:
         """Take what ranks log, and what the scheduler says of workers."""
         if kind == "row":
-            self.rows += about
+            self.rows.extend(about)
         elif self._watch:
             self._watch.hear(kind, *about)
         self.tell_all()
@@ -230,7 +232,7 @@ class Control:
 
     def stop(self, error: BaseException) -> None:
         """End the job with this error, unless its end is certain; to be called on the loop."""
-        if self.stopped is None and not (self._is_ending or self.over):
+        if self.stopped is None and not (self._is_decided or self.over):
             self.stopped = error
             self.tell_all()
 

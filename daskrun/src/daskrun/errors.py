@@ -40,6 +40,13 @@ def check_client(client: Client) -> None:
         raise SchedulerLost(f"The client is {client.status}: start or join a cluster, and use its client.")
 
 
+def own_mistake(error: Exception) -> JobError:
+    """Return the error of a job that the launcher could not see through."""
+    wrong = JobError(f"The launcher failed, which is a mistake of its own: {error!r}.")
+    wrong.__cause__ = error
+    return wrong
+
+
 def add_note(error: BaseException | None, note: str) -> None:
     """Add a note to an error that takes one."""
     if error is not None:

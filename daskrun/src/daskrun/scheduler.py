@@ -37,8 +37,8 @@ class ClaimsPlugin(SchedulerPlugin):
         self.claims.release_all()
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:
-        for job, client in self.claims.owners_of(worker):
-            scheduler.log_event(TOPIC + client, ("gone", job, worker))
+        for job, client, process in self.claims.owners_of(worker):
+            scheduler.log_event(TOPIC + client, ("gone", job, process))
 
     def log_event(self, topic: str, msg: Any) -> None:
         if not (topic.startswith(TOPIC) and isinstance(msg, (list, tuple)) and len(msg) > 1):
