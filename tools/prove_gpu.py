@@ -31,7 +31,8 @@ def steps():
     """Return {name of a step: the arguments that its Python gets}."""
     with_gpu = [
         str(path.relative_to(ROOT))
-        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        for tests in ("daskrun/tests", "tests")
+        for path in sorted((ROOT / tests).rglob("test_*.py"))
         if "@pytest.mark.gpu" in path.read_text()
     ]
     return {
@@ -89,7 +90,7 @@ def why_not(python):
 
 def outcome(command, log, unset):
     """Run the command into `log` until it ends or LIMIT_S is over; return "passed" or how it ended."""
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (str(ROOT), str(ROOT / "daskrun/src"), os.environ.get("PYTHONPATH"))))
     env = {name: value for name, value in os.environ.items() if name not in unset}
     env |= {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "WORKSHOP_CACHE": str(log.parent.resolve() / "cache")}
     with log.open("w") as file:

@@ -354,6 +354,8 @@ class World:
             await asyncio.sleep(0.1)
         if not (process and process.is_alive) or (future.cancelled() and not was_mute) or mine.attempt in process.left:
             return
+        if mine.process != f"id{process.pid}":
+            return future.end("error", Stopped("was started on a successor of its worker"))
         if not future.cancelled() and self.owned().get(process.slot) != mine.attempt.job:
             self.wrongs.append(f"rank {mine.rank} of {mine.attempt} begins on {process}, which is not the job's")
         for before in process.began:

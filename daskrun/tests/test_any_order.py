@@ -57,5 +57,5 @@ def check(how, launches, to_jobs, to_workers):
         assert not any(process.rank for process in world.processes.values()), "a rank is still at work"
 
 
-test_whatever_happens = settings(max_examples=50, deadline=None, derandomize=True)(anything(check))
-test_whatever_happens_often = pytest.mark.weekly(settings(max_examples=500, deadline=None)(anything(check)))
+test_whatever_happens = settings(max_examples=500, deadline=None, derandomize=True)(anything(check))
+test_whatever_happens_often = pytest.mark.weekly(settings(max_examples=5000, deadline=None)(anything(check)))
