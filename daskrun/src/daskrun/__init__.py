@@ -1,8 +1,8 @@
 """torchrun's contract on the workers of any Dask cluster: a function on several workers, as the ranks of one job.
 
-`launch` starts a `Job`. Read `control` first: it is a job's life, and `watch` is what happens beside it. `cluster` is all
-that a job asks of Dask, `claims` says who owns which worker, `scheduler` runs in the scheduler's process, `rank` on a
-worker; `why` explains hangs and deaths.
+`launch` starts a `Job`. Read `control` first: it is a job's life, and `watch` is what happens beside it. `cluster` is
+all that a job asks of Dask, `claims` says who owns which worker, `scheduler` runs in the scheduler's process, `rank` on
+a worker; `why` explains hangs and deaths.
 
 The invariant: a worker belongs to a job from the moment it is chosen until its rank is over and it is idle again or
 replaced, and it changes hands only in one step of the scheduler's event loop, which nothing interrupts. One exception:
