@@ -186,7 +186,7 @@ def test_a_worker_that_dies_while_it_sends_its_result_is_a_death(restarts, is_ad
     assert isinstance(control.failures[0] if restarts else control.error, WorkerDied)
 
 
-@pytest.mark.parametrize("events, n_deaths", [([(3.5, "end", "b")], 1), ([], 0)])
+@pytest.mark.parametrize("events, n_deaths", [([(2.6, "end", "b")], 1), ([], 0)])
 def test_results_that_are_lost_are_a_death_if_a_worker_died(events, n_deaths):
     with mock.patch("daskrun.cluster.Cluster.results", side_effect=[JobError("lost"), [b"", b""]]):
         control, _ = ended(SHORT, SHORT, events=events, max_restarts=1)

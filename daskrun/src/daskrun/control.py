@@ -174,7 +174,8 @@ class Control:
     async def _verdict(self, attempt: Attempt) -> WorkerDied:
         """Return the death because of which the attempt failed, or end the job with the error of a rank."""
         self.doing = "looking for the cause of a failure"
-        await self.until(lambda: attempt.gone or attempt.all_over or self.stopped, SETTLE_S)
+        is_ranks = attempt.failed_rank is not None  # else results were lost, though all ranks are over
+        await self.until(lambda: attempt.gone or (is_ranks and attempt.all_over) or self.stopped, SETTLE_S)
         if attempt.gone:
             await asyncio.sleep(GATHER_S)
         if self.stopped:
