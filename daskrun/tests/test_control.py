@@ -171,6 +171,12 @@ def test_a_rank_that_begins_once_its_attempt_is_over_is_ended(end, restarts):
     assert min(pids(cluster)) > 2 and bool(control.results) == bool(restarts)
 
 
+def test_a_process_is_replaced_if_word_of_its_rank_comes_while_the_job_ends_and_its_worker_does_not_answer():
+    events = [(1.7, "stop"), (2.0, "go_mute", "b")]  # ranks begin at 1.7 s, which is heard at 2.5 s
+    _, cluster = ended(LONG, LONG, events=events, world={"delay_s": 0.4})
+    assert min(pids(cluster)) > 2
+
+
 def test_a_worker_that_pauses_is_no_reason_to_end_a_job_that_survives_a_death():
     events = [(0.1, "become", "b", "paused"), (0.5, "end", "a"), (4, "become", "b", "running")]
     control, _ = ended(SHORT, SHORT, events=events, max_restarts=1)

@@ -197,8 +197,8 @@ class Control:
             await self.until(lambda: attempt.all_over or self.stopped, GRACE_S)
         if self._watch:
             self._watch.end()
-            self._watch = None
         self.warnings += await self.cluster.free(attempt, kill=not attempt.results, again=again)
+        self._watch = None  # not before: a rank that is heard to have begun meanwhile is to be killed
 
     # --- its parts
 
