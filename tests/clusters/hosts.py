@@ -24,6 +24,7 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).parents[2]
+PYTHONPATH = f"{ROOT}:{ROOT}/daskrun/src"  # this checkout's packages, whichever are installed
 PREFIX, BASE = Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()
 PROGRAMS = ("setpriv", "unshare", "nsenter", "ip")
 ISOLATED = (

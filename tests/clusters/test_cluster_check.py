@@ -4,12 +4,14 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from distributed import Client
 
+import daskrun
 from daskrun.settings import THREADS, worker_settings
 
 pytestmark = pytest.mark.clusters
@@ -58,6 +60,17 @@ def test_a_cluster_for_other_work_is_told_what_mends_it(tmp_path):
         code, said = check(address)
     assert "[FAIL] environment: MALLOC_TRIM_THRESHOLD_ is 65536" in said and "workshop join ADDRESS" in said
     assert "[FAIL] children:" in said and said.count("[OK]") == 3 and code == 1
+
+
+def test_a_cluster_at_work_is_told_so(tmp_path):
+    with (
+        cluster(tmp_path, 1, **worker_settings(1)) as address,
+        Client(address) as client,
+        daskrun.launch(client, time.sleep, 300),
+    ):
+        code, said = check(address)
+    (line,) = [line for line in said.splitlines() if line.startswith("[FAIL]")]
+    assert line.startswith("[FAIL] ranks: The job needs 1 idle workers") and code == 1
 
 
 def test_where_no_cluster_is_that_is_all_that_is_said():

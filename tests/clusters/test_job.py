@@ -15,6 +15,7 @@ import psutil
 import pytest
 import torch.distributed as dist
 from distributed import Client, LocalCluster
+from hosts import PYTHONPATH
 
 import daskrun
 from daskrun import JobError, WorkerDied, log_metrics
@@ -52,7 +53,7 @@ class Workers:
                 "--no-dashboard",
                 *preload,
             ]
-            environment = os.environ | worker_settings(torch_threads=1) | {"PYTHONPATH": str(ROOT)}
+            environment = os.environ | worker_settings(torch_threads=1) | {"PYTHONPATH": PYTHONPATH}
             process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
             self.processes[name] = process
             self.stack.callback(self.lose, name)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from distributed import as_completed
+from hosts import PYTHONPATH
 from slurm import missing, slurm
 
 import daskrun
@@ -46,7 +47,7 @@ def shell(folder, **nodes):
         patch.setenv("WORKSHOP_CACHE", str(folder / "cache"))
         find_data(breeds=HELD_OUT)
         bin = Path(sys.executable).parent
-        paths = {"PYTHONPATH": str(ROOT), "PATH": f"{bin}:{environment['PATH']}"}
+        paths = {"PYTHONPATH": PYTHONPATH, "PATH": f"{bin}:{environment['PATH']}"}
         for name in ("MALLOC_TRIM_THRESHOLD_", *THREADS):  # nannies of other tests left them in this process
             environment.pop(name, None)
         yield environment | paths | {"WORKSHOP_CACHE": str(folder / "cache"), "WORKSHOP_WEIGHTS": "sketches"}

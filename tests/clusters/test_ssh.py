@@ -12,7 +12,7 @@ import dask
 import pytest
 import torch
 import torch.distributed as dist
-from hosts import ISOLATED, ROOT, lasting_port, until
+from hosts import ISOLATED, PYTHONPATH, lasting_port, until
 
 import daskrun
 from workshop_utils.cluster import LOOPBACK, start_cluster
@@ -80,7 +80,7 @@ def login(tmp_path_factory):
 @pytest.fixture(scope="module")
 def client(login):
     # Any other variable is set by a word before Python's.
-    python = f"env PYTHONPATH={ROOT} SAYS=hello {sys.executable}"
+    python = f"env PYTHONPATH={PYTHONPATH} SAYS=hello {sys.executable}"
     options = {
         "connect_options": login,
         "remote_python": python,

@@ -84,7 +84,7 @@ def _line(name: str, look: Callable[[], str], cure: str) -> Line:
     except Exception as error:
         if type(error).__name__ in SAY_THEIR_CURE:
             return name, False, " ".join(str(error).split())
-        kind = "" if type(error).__module__.startswith("workshop_utils") else f"{type(error).__name__}: "
+        kind = "" if type(error).__module__.startswith(("workshop_utils", "daskrun")) else f"{type(error).__name__}: "
         return name, False, f"{kind}{' '.join(str(error).split())[:600]} | To mend it: {cure}"
 
 
