@@ -327,7 +327,7 @@ def test_workers_that_lack_workshop_utils_are_refused_with_the_command_that_inst
     with (
         scheduler() as address,
         worker_process(address, tmp_path, python=str(tmp_path / "venv/bin/python"), PYTHONPATH=""),
-        pytest.raises(ClusterError, match="(?s)workshop-dask-pytorch.*pip install --no-deps . ./daskrun"),
+        pytest.raises(ClusterError, match="(?s)workshop-dask-pytorch.*pip install --no-deps ./daskrun \\."),
     ):
         start_cluster(address=address)
 
