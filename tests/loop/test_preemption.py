@@ -11,6 +11,7 @@ import time
 import cloudpickle
 import psutil
 import pytest
+import torch
 import torch.distributed as dist
 from test_training import FIVE_STEPS, Reads, noise, trained
 
@@ -82,7 +83,16 @@ def test_without_a_checkpoint_there_is_nothing_to_save_and_the_signal_does_what_
     assert told == [1]
 
 
+def use_native_threads():
+    """Run an operation after which a fork of this process has a thread from its beginning."""
+    torch.backends.quantized.engine, before = "qnnpack", torch.backends.quantized.engine
+    torch.ao.nn.quantized.Linear(8, 8)(torch.quantize_per_tensor(torch.randn(4, 8), 0.1, 0, torch.quint8))
+    torch.backends.quantized.engine = before
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 def test_a_child_that_reads_images_outlives_a_signal_to_all_processes_but_not_its_parents(tmp_path):
+    use_native_threads()
     numbers, _ = trained(told_in_step(3, 16), num_workers=1, **FIVE_STEPS)  # the child signals itself
     assert numbers["steps"] == 5
     context = multiprocessing.get_context("fork")

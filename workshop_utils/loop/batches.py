@@ -78,7 +78,7 @@ def batch_loader(dataset: Dataset, batches: list[list[int]], num_workers: int) -
         how["multiprocessing_context"] = context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["workshop_utils.data"])
         _start_fork_server()
-    return DataLoader(dataset, batch_sampler=batches, num_workers=num_workers, pin_memory=on_gpu, **how)
+    return _Loader(dataset, batch_sampler=batches, num_workers=num_workers, pin_memory=on_gpu, **how)
 
 
 @contextmanager
@@ -137,6 +137,20 @@ def heed_parent_alone(parent: int, _: int = 0) -> None:
         os._exit(0)
 
     threading.Thread(target=wait, name="heed-parent-alone", daemon=True).start()
+
+
+class _Loader(DataLoader):
+    """Starts its children with SIGTERM blocked, which is then blocked in all of their threads.
+
+    Native threads, such as those of quantized operations, begin in a forked child before its worker_init_fn.
+    """
+
+    def __iter__(self):
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            return super().__iter__()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _Seeded(Subset):
