@@ -7,7 +7,6 @@ wherever the job waits. Where does the timeout? While workers are claimed, ranks
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +16,7 @@ from daskrun.cluster import Cluster, tasks_lost
 from daskrun.errors import JobError, WorkerDied, add_note, listed, own_mistake, ranks_named
 from daskrun.limits import Limits
 from daskrun.rank import AttemptId
+from daskrun.state import State
 from daskrun.watch import Watch
 from daskrun.why.look import Look
 from daskrun.why.verdict import diagnosed, timed_out
@@ -35,32 +35,13 @@ class Ended(Exception):
         self.error = error
 
 
-class Control:
-    """A job's life. All of it happens on the client's event loop.
-
-    doing: a phrase for `repr`. attempt: None until workers are claimed. size: its world size, or the last one's.
-    failures: the deaths that the job survived. rows: metrics so far. warnings: for whoever launched the job.
-    stopped: why the job has to end, None while it may go on. over: `results` or `error` is there, and the workers are
-    free.
-    """
+class Control(State):
+    """A job's life. All of it happens on the client's event loop."""
 
     def __init__(self, cluster: Cluster, job: str, bootstrap: Callable, call: bytes, limits: Limits) -> None:
-        self.doing = "waiting for workers"
-        self.attempt: Attempt | None = None
-        self.size = 0
-        self.failures: list[WorkerDied] = []
-        self.rows: list[dict[str, Any]] = []
-        self.warnings: list[str] = []
-        self.stopped: BaseException | None = None
-        self.results: list[bytes] = []
-        self.error: BaseException | None = None
-        self.over = False
-        self.loop = cluster.loop
-        self.cluster, self.job, self.limits = cluster, job, limits
+        super().__init__(cluster, job, limits)
         self._bootstrap, self._call = bootstrap, call
         self._watch: Watch | None = None
-        self._news = asyncio.Event()
-        self._is_decided = False  # the outcome is decided: `stop` no longer changes it
         self._deadline = None if limits.timeout is None else self.loop.time() + limits.timeout
 
     # --- the job, from top to bottom
@@ -98,7 +79,7 @@ class Control:
                 self.failures.append(death)
                 again = True
             finally:
-                self._is_decided = not again
+                self.is_decided = not again
                 await self._free(attempt, again)
             last, self.attempt = attempt, None
 
@@ -229,14 +210,6 @@ class Control:
             self._watch.hear(kind, *about)
         self.tell_all()
 
-    # --- for those who wait, on this loop or in other threads
-
-    def stop(self, error: BaseException) -> None:
-        """End the job with this error, unless its end is certain; to be called on the loop."""
-        if self.stopped is None and not (self._is_decided or self.over):
-            self.stopped = error
-            self.tell_all()
-
     @property
     def traceback(self) -> Any:
         """The traceback with which the error came from its rank; None for another error."""
@@ -246,15 +219,3 @@ class Control:
     async def looks(self) -> tuple[list[Look], list[int]]:
         """Return (how each rank at work looks, ranks that are over)."""
         return await self.cluster.looks(self.attempt) if self.attempt and not self.over else ([], [])
-
-    async def until(self, condition: Callable[[], object], seconds: float | None = None) -> None:
-        """Wait until the condition holds, or for so many seconds."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while not condition():
-                    await self._news.wait()
-
-    def tell_all(self) -> None:
-        """Let all who wait look again whether their condition holds."""
-        self._news.set()
-        self._news = asyncio.Event()

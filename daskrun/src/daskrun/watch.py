@@ -4,17 +4,15 @@ import asyncio
 import copy
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from distributed import CancelledError, KilledWorker
 from distributed.core import clean_exception
 
 from daskrun.attempt import Attempt
 from daskrun.errors import JobError, SchedulerLost, add_note, own_mistake
+from daskrun.state import State
 from daskrun.why.verdict import cannot_begin, diagnosed, stalled
-
-if TYPE_CHECKING:
-    from daskrun.control import Control
 
 START_S = 300  # time limit for all ranks to begin
 
@@ -22,16 +20,16 @@ START_S = 300  # time limit for all ranks to begin
 class Watch:
     """Notes in the attempt what happens to it, and stops the job where it cannot go on."""
 
-    def __init__(self, control: "Control", attempt: Attempt, call: bytes) -> None:
+    def __init__(self, state: State, attempt: Attempt, call: bytes) -> None:
         """Introduce the submitted ranks to each other, and start watching."""
-        self._control, self._attempt, self._cluster = control, attempt, control.cluster
+        self._state, self._attempt, self._cluster = state, attempt, state.cluster
         self._tasks: list[asyncio.Task] = []
         for rank in range(attempt.size):
             self.also(self._see_end, rank)
         self.also(self._cluster.introduce, attempt, call)
         self.also(self._see_start)
-        if control.limits.stall_after is not None:
-            self.also(self._mind_silence, control.limits.stall_after)
+        if state.limits.stall_after is not None:
+            self.also(self._mind_silence, state.limits.stall_after)
 
     def also(self, work: Callable[..., Coroutine], *about: Any) -> asyncio.Task:
         """Do this beside the job. If it fails, the job fails."""
@@ -40,13 +38,13 @@ class Watch:
             try:
                 return await work(*about)
             except (JobError, CancelledError) as error:
-                self._control.stop(error)
+                self._state.stop(error)
             except Exception as error:
-                self._control.stop(own_mistake(error))
+                self._state.stop(own_mistake(error))
             finally:
-                self._control.loop.call_soon(self._control.tell_all)
+                self._state.loop.call_soon(self._state.tell_all)
 
-        self._tasks.append(self._control.loop.create_task(guarded()))
+        self._tasks.append(self._state.loop.create_task(guarded()))
         return self._tasks[-1]
 
     def end(self) -> None:
@@ -64,7 +62,7 @@ class Watch:
             if kind == "began":
                 attempt.begun.add(rank)
                 if len(attempt.begun) == attempt.size:
-                    self._control.doing = "running"
+                    self._state.doing = "running"
             elif kind == "failed":
                 exception, traceback, note, may_follow = more
                 _, error, stack = clean_exception(exception, traceback)
@@ -96,20 +94,20 @@ class Watch:
 
     async def _see_start(self) -> None:
         """Stop the job if a rank cannot begin. Also notice a worker that died before we heard its "gone"."""
-        attempt, begun_by = self._attempt, self._control.loop.time() + START_S
+        attempt, begun_by = self._attempt, self._state.loop.time() + START_S
         while len(attempt.begun) < attempt.size and not attempt.has_failed:
             await asyncio.sleep(1)
-            late_s = START_S if self._control.loop.time() > begun_by else None
+            late_s = START_S if self._state.loop.time() > begun_by else None
             for rank, worker in enumerate(await self._cluster.known(attempt.members)):
                 if worker is None:
                     await self._note_death(attempt.members[rank].process)
                 elif rank not in attempt.begun and not attempt.has_failed:
-                    self._stop_if(cannot_begin(rank, worker, self._control.job, late_s))
-            self._control.tell_all()
+                    self._stop_if(cannot_begin(rank, worker, self._state.job, late_s))
+            self._state.tell_all()
 
     def _stop_if(self, error: JobError | None) -> None:
         if error:
-            self._control.stop(error)
+            self._state.stop(error)
 
     async def _note_death(self, process: str) -> None:
         """Record the death of this worker, unless its rank's result was moved elsewhere."""
@@ -120,15 +118,15 @@ class Watch:
 
     async def _mind_silence(self, seconds: float) -> None:
         """Warn once per silence of so many seconds, saying which rank waits for which."""
-        control, attempt = self._control, self._attempt
+        state, attempt = self._state, self._attempt
         seen, since = -1, 0.0
         while True:
             await asyncio.sleep(min(seconds, 1))
             is_running = len(attempt.begun) == attempt.size and not (attempt.has_failed or attempt.all_over)
-            if len(control.rows) != seen or not is_running:
-                seen, since = len(control.rows), control.loop.time()
-            elif control.loop.time() - since >= seconds:
+            if len(state.rows) != seen or not is_running:
+                seen, since = len(state.rows), state.loop.time()
+            elif state.loop.time() - since >= seconds:
                 looks = await self._cluster.looks(attempt)
-                control.warnings.append(diagnosed(str, stalled, control.loop.time() - since, *looks))
-                control.tell_all()
+                state.warnings.append(diagnosed(str, stalled, state.loop.time() - since, *looks))
+                state.tell_all()
                 since = float("inf")  # once, until something is logged
