@@ -45,7 +45,7 @@ def after_a_kill(*killed):
     """Return the claims after a job whose workers were killed at its end, at 0 s."""
     claims = Claims()
     claims.claim(Request("killed", "kernel"), killed, 0)
-    claims.renew([worker.slot for worker in killed], 0)
+    claims.renew(killed, 0)
     claims.release("killed")
     return claims
 
@@ -60,7 +60,7 @@ def test_survivors_that_look_idle_still_belong_to_the_job_whose_worker_died():
 def test_a_successor_belongs_to_the_job_that_goes_on_and_to_nobody_else():
     claims = Claims()
     claims.claim(Request("one", "kernel"), [A, B], 0)
-    claims.renew([A.slot], 0)
+    claims.renew([A], 0)
     successor = dataclasses.replace(A, address="tcp://new", process="new")
     assert "belongs to the job one" in str(claims.claim(Request("two", "other", 1, 1), [successor, B], 1).error)
     assert names(claims.claim(Request("one", "kernel", 2, 2), [successor, B], 1)) == ["a", "b"]
@@ -161,6 +161,12 @@ def test_killed_workers_with_a_gpu_are_waited_for_before_others_are_taken():
     claims = after_a_kill(*gpus)
     assert claims.claim(Request("one", "kernel", 2, 2), [A, B, C], 1).being_renewed
     assert names(claims.claim(Request("one", "kernel", 2, 2), [A, B, C], RENEWED_S + 1)) == ["a", "b"]
+
+
+def test_a_worker_that_is_killed_is_awaited_though_its_job_has_given_it_up():
+    claims = Claims()
+    claims.renew([A], 0)  # a rank began there after its client was lost
+    assert claims.claim(Request("one", "kernel"), [A, B], 1).being_renewed
 
 
 def test_a_worker_that_nobody_replaces_is_free_once_that_is_known():

@@ -3,7 +3,7 @@
 It is plain data without Dask: `scheduler` keeps the one table of a cluster and tells it what the workers do.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from daskrun.errors import JobError, WorkersBusy, listed
@@ -132,15 +132,15 @@ class Claims:
             if slot.job == job:
                 slot.attempt = None
 
-    def renew(self, slots: Collection[str], now: float) -> None:
-        """Await successors of the workers in these slots: they are dead, or are killed now."""
-        for name in slots:
-            if name in self._slots:
-                self._slots[name].until = now + RENEWED_S
+    def renew(self, workers: Iterable[Worker], now: float) -> None:
+        """Await successors of these workers, whoever owns them: they are dead, or are killed now."""
+        for worker in workers:
+            slot = self._slots.setdefault(worker.slot, _Slot(None, "", worker))
+            slot.until = now + RENEWED_S
 
     def expect_end(self, job: str, now: float) -> None:
         """Let launches wait for the workers of this job: one of its ranks has failed, so it is about to end."""
-        self.renew([name for name, slot in self._slots.items() if slot.job == job], now)
+        self.renew([slot.worker for slot in self._slots.values() if slot.job == job], now)
 
     def stay(self, slots: Collection[str]) -> None:
         """Await no successors in these slots: nothing replaces the workers there."""

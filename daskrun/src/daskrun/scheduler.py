@@ -46,8 +46,9 @@ class ClaimsPlugin(SchedulerPlugin):
         kind, job, *about = msg
         if kind == "began" and not self.claims.begin(job, about[0], about[-1]):  # its attempt was over before it began
             for worker in known(about[-1:], self._scheduler):
-                self.claims.renew([worker.slot], time.monotonic())
-                self._do(ask_nanny(self._scheduler, worker, killing(worker.pid)))
+                if worker.has_nanny:
+                    self.claims.renew([worker], time.monotonic())
+                    self._do(ask_nanny(self._scheduler, worker, killing(worker.pid)))
         if kind == "failed":
             self.claims.expect_end(job, time.monotonic())
         truncate_topic(self._scheduler, topic)  # the client has been sent it, and nobody asks for the past
@@ -88,25 +89,25 @@ async def free(
     claims = _claims(dask_scheduler)
     mine = {slot for slot, owner in claims.owned().items() if owner == job}
     claims.stay(mine)
-    claims.renew([worker.slot for worker in (*killed, *dead)], time.monotonic())
+    claims.renew((*killed, *dead), time.monotonic())
     claims.end_attempt(job)
-    asked: dict[asyncio.Future, str] = {
-        asyncio.ensure_future(ask_nanny(dask_scheduler, worker, killing(worker.pid))): worker.slot
+    asked: dict[asyncio.Future, Worker] = {
+        asyncio.ensure_future(ask_nanny(dask_scheduler, worker, killing(worker.pid))): worker
         for worker in (*killed, *dead)
     }
     answered, silent = await asyncio.wait(asked, timeout=NANNY_S) if asked else (set(), set())
-    claims.stay([asked[answer] for answer in answered if not answer.result()[0]])
+    claims.stay([asked[answer].slot for answer in answered if not answer.result()[0]])
     if again:  # the next attempt waits for what a silent nanny may still kill
         return
-    claims.stay([asked[answer] for answer in silent])
+    claims.stay([asked[answer].slot for answer in silent])
     for answer in silent:  # it may still kill its worker, which is nobody else's until then
 
         def release(answer: asyncio.Future) -> None:
             claims.renew([asked[answer]], time.monotonic())
-            claims.release(job, but=mine - {asked[answer]})
+            claims.release(job, but=mine - {asked[answer].slot})
 
         answer.add_done_callback(release)
-    claims.release(job, but={asked[answer] for answer in silent})
+    claims.release(job, but={asked[answer].slot for answer in silent})
 
 
 def give_back(job: str, dask_scheduler: Any = None) -> None:
