@@ -1,6 +1,6 @@
 """Which tool when: one job under torchrun, Accelerate, torchft, Ray Train, Horovod on Dask and `daskrun`.
 
-    python benchmarks/launchers.py [--rounds N] [--kills N]
+    python benchmarks/launchers.py [--rounds N] [--kills N] [--only TOOL ...]
 
 Peers: pip install -e '.[peers]', and `make horovod`. The job is in launchers/shared.py: ResNet-18 for 32 x 32 images,
 two ranks of one thread each, a checkpoint after each epoch. Each tool has one script beside it, written as its own
@@ -16,7 +16,7 @@ knows   from the same until the user's call raises, or the user's command exits;
 again   with one restart allowed: from the same until the ranks have done the next step, with a process in its place
 
 Lines are those of the script that are not blank, comment, docstring, or marked as measuring. `left` counts processes
-that are there 3 s after the user's own has ended, in the worst of the runs.
+that are there 3 s after the user's own has ended, in the worst of the runs. With --only, nothing is written.
 """
 
 import ast
@@ -82,18 +82,22 @@ class NotRun(Exception):
 @click.command()
 @click.option("--rounds", default=5, show_default=True, help="Times that each tool runs undisturbed.")
 @click.option("--kills", default=3, show_default=True, help="Rounds with two more runs, in which a rank is killed.")
-def main(rounds, kills):
-    expected, runs, reasons = loss_alone(), {name: [] for name in TOOLS}, {}
+@click.option("--only", multiple=True, type=click.Choice(list(TOOLS)), help="Tools to run.  [default: all]")
+def main(rounds, kills, only):
+    names = only or TOOLS
+    expected, runs, reasons = loss_alone(), {name: [] for name in names}, {}
     for number in range(rounds):
-        for name in [name for name in TOOLS if name not in reasons]:
+        for name in [name for name in names if name not in reasons]:
             try:
                 runs[name].append(measure(name, expected, kill=number < kills))
             except NotRun as reason:
                 reasons[name] = str(reason)
             click.echo(f"round {number + 1} of {rounds}: {name} {reasons.get(name, 'done')}", err=True)
-    rows = {name: None if name in reasons else summary(name, runs[name]) for name in TOOLS}
+    rows = {name: None if name in reasons else summary(name, runs[name]) for name in names}
     lines = table(rows, reasons)
     print("\n".join(lines))
+    if only:
+        return
     path = write_result(
         "launchers",
         {
