@@ -8,6 +8,7 @@ import os
 import pickle
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -952,6 +953,28 @@ def test_accelerate_trains_on_all_ranks_to_the_loss_of_the_plain_loop(client):
     expected = loss_of_the_plain_loop()
     for rank, answer in enumerate(daskrun.run(client, train, *data)):
         assert answer == (2, rank, pytest.approx(expected, rel=1e-5))
+
+
+@pytest.mark.weekly
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_compiled_ddp_model_trains_to_the_loss_of_the_plain_loop(client, backend):
+    if backend == "inductor" and not shutil.which("g++"):
+        pytest.skip("no C++ compiler, which inductor needs")
+    x, y = made_data()
+
+    def train():
+        torch.manual_seed(0)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
+        compiled = torch.compile(model, backend=backend)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        mine = slice(dist.get_rank(), None, dist.get_world_size())
+        for _ in range(5):
+            optimizer.zero_grad()
+            ((compiled(x[mine]) - y[mine]) ** 2).mean().backward()
+            optimizer.step()
+        return ((model.module(x) - y) ** 2).mean().item()
+
+    assert daskrun.run(client, train) == [pytest.approx(loss_of_the_plain_loop(), rel=1e-5)] * 2
 
 
 @pytest.mark.weekly

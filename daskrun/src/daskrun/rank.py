@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from queue import Empty, SimpleQueue
-from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
@@ -30,7 +29,7 @@ from daskrun.why.look import described, may_follow_a_death, write_stacks
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
-REACH_S = 30  # time limit for connecting to the store of rank 0, which serves already
+REACH_S = 20  # time limit for connecting to the store of rank 0, which serves already; PyTorch may take twice as long
 STOPPED_AFTER_S = 1.0  # so that whoever looks at the futures alone meets the cause before a Stopped
 JOIN_S = 300  # time limit for all ranks to arrive: each imports and unpickles at its own speed
 TOPIC = "daskrun-"  # the topic of a client, whose id follows; a message is (kind, job, …)
@@ -239,34 +238,17 @@ def _serve(make: "type[TCPStore]", meeting: Meeting, mine: Assignment) -> "TCPSt
 
 
 def _reach(make: "type[TCPStore]", meeting: Meeting, mine: Assignment) -> "TCPStore":
-    """Return a client of rank 0's store. Raises JobError after REACH_S; PyTorch's own limit may take twice as long."""
-    came: SimpleQueue = SimpleQueue()
-
-    def connect() -> None:
-        soon = timedelta(seconds=REACH_S)
-        try:
-            came.put(make(meeting.host, meeting.port, is_master=False, wait_for_workers=False, timeout=soon))
-        except Exception as error:
-            came.put(error)
-
-    Thread(target=connect, daemon=True).start()
+    """Return a client of rank 0's store. Raises JobError."""
     try:
-        store = came.get(timeout=REACH_S)
-    except Empty:
-        store = TimeoutError("it has no answer")
-    if isinstance(store, Exception):
-        where, why = f"{meeting.host}:{meeting.port}", [*str(store).splitlines(), type(store).__name__][0]
-        raise cannot_connect(mine.rank, get_worker().address, where, why)
-    return store
-
-
-def cannot_connect(rank: int, worker: str, where: str, why: str) -> JobError:
-    """Return the error of a rank that cannot reach rank 0. where: the address that it tried."""
-    return JobError(
-        f"Rank {rank}, on worker {worker}, could not connect to rank 0 at {where} within {REACH_S} s ({why}): let the "
-        "workers' hosts reach each other on all TCP ports, as PyTorch chooses any (a firewall, or the rules of a "
-        "network), or start the workers with a --host that the others reach."
-    )
+        soon = timedelta(seconds=REACH_S)
+        return make(meeting.host, meeting.port, is_master=False, wait_for_workers=False, timeout=soon)
+    except Exception as error:
+        where, why = f"{meeting.host}:{meeting.port}", [*str(error).splitlines(), type(error).__name__][0]
+        raise JobError(
+            f"Rank {mine.rank}, on worker {get_worker().address}, could not connect to rank 0 at {where} ({why}): let "
+            "the workers' hosts reach each other on all TCP ports, as PyTorch chooses any (a firewall, or the rules of "
+            "a network), or start the workers with a --host that the others reach."
+        ) from None
 
 
 def _tell(store: "TCPStore", mine: Assignment, error: BaseException) -> Exception:
