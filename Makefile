@@ -30,7 +30,7 @@ OFFLINE := WORKSHOP_DATA= WORKSHOP_WEIGHTS= WORKSHOP_NAMES= WORKSHOP_SHARED= WOR
 COMPARE := $(OFFLINE) $(BIN)/python tests/notebooks/compare.py
 SIDE_BY_SIDE := -n 2 --dist loadfile
 
-.PHONY: always lab run bench faults figures book links test test-parts style lint unit test-notebooks test-clusters test-weekly newest oldest gpu film setup setup-test horovod pins clean
+.PHONY: always lab run bench faults figures book links test test-parts style lint unit test-notebooks test-clusters test-weekly newest oldest film setup setup-test horovod pins clean
 
 lab: setup
 	$(BIN)/workshop lab
@@ -113,8 +113,29 @@ oldest: setup-test  # some tests with the lowest versions that the ranges of the
 film: setup-test  # img/kill.webm, its still and img/lab.png, from a real run; needs chromium and ffmpeg
 	$(BIN)/python tools/film.py
 
-gpu:  # proves the GPU paths, on a machine with a GPU; all steps, or STEPS="environment tests"
-	@$(PYTHON) tools/prove_gpu.py $(STEPS)
+# Proves the GPU paths, on a machine with a GPU: `make -k gpu` goes on after a step that failed. Each step runs alone, too,
+# and with a PyTorch that is there already: make gpu-tests GPU_PYTHON=python3.
+GPU_PYTHON := $(BIN)/python
+ON_GPU = PYTHONPATH="$(CURDIR):$(CURDIR)/daskrun/src:$(PYTHONPATH)" $(GPU_PYTHON)
+GPU_NOTEBOOKS := $(addprefix gpu-notebook-,01 02 03 04 06 07 08 09 11 12)  # 05 needs an S3 server beside it
+GPU_BENCHMARKS := $(addprefix gpu-bench-,decode inference ddp runs)
+.PHONY: gpu gpu-is-there gpu-environment gpu-tests $(GPU_NOTEBOOKS) $(GPU_BENCHMARKS)
+gpu: gpu-environment gpu-tests $(GPU_NOTEBOOKS) $(GPU_BENCHMARKS)
+
+gpu-is-there: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup-test)
+	@$(ON_GPU) -c "import sys, torch; torch.cuda.is_available() or sys.exit(f'PyTorch {torch.__version__} sees no GPU here')"
+
+gpu-environment: gpu-is-there
+	$(ON_GPU) tools/gpu_environment.py
+
+gpu-tests: gpu-is-there
+	$(OFFLINE) $(ON_GPU) -m pytest -p no:cacheprovider -m gpu daskrun/tests tests
+
+$(GPU_NOTEBOOKS): gpu-notebook-%: gpu-is-there
+	$(OFFLINE) $(ON_GPU) tests/notebooks/compare.py $*
+
+$(GPU_BENCHMARKS): gpu-bench-%: gpu-is-there
+	$(ON_GPU) benchmarks/$*.py
 
 # An environment that was moved, lost its Python, or was interrupted while it was installed is made anew.
 ifneq ($(shell tools/why_broken.sh $(VENV)),)
