@@ -50,7 +50,7 @@ def check(how, launches, to_jobs, to_workers):
         world.run(*launches, *to_jobs, *to_workers)
         for control in world.controls.values():
             assert len(control.results) == (control.size if control.error is None else 0)
-            assert control.over and "mistake of its own" not in str(control.error)
+            assert control.is_over and "mistake of its own" not in str(control.error)
             assert isinstance(control.error, (type(None), KeyError, RuntimeError, TimeoutError, CancelledError))
         assert not world.wrongs, world.wrongs
         assert not world.owned(), world.owned()

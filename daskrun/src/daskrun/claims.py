@@ -39,8 +39,8 @@ class Request:
     """Which workers a job wants.
 
     attempt: its number. fewest, most: how many; None for all of a kind. client: its id; a job ends with its client.
-    has_gpu: the kind, None for workers with a GPU where there are the `minimum`, else without. stuck: tasks of workers
-    that the scheduler takes for idle, by address.
+    has_gpu: the kind, None for workers with a GPU where there are the `minimum`, else without. stuck: why a worker
+    cannot be had, though the scheduler takes it for idle, by address.
     """
 
     job: str
@@ -50,7 +50,7 @@ class Request:
     has_gpu: bool | None = None
     minimum: int | None = None
     attempt: int = 0
-    stuck: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    stuck: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -201,11 +201,11 @@ class Claims:
         slot = self._slots.get(worker.slot)
         if slot and slot.job not in (None, request.job):
             return f"belongs to the job {slot.job}"
-        return unfit(worker, request.stuck.get(worker.address, ()))
+        return unfit(worker) or request.stuck.get(worker.address, "")
 
 
-def unfit(worker: Worker, stuck: Sequence[str] = ()) -> str:
-    """Return why a worker can begin no rank now; empty if it can. stuck: tasks that the scheduler does not know of."""
+def unfit(worker: Worker) -> str:
+    """Return why a worker can begin no rank now, as far as the scheduler knows; empty if it can."""
     if worker.status == "paused":
         return (
             f"is paused: it uses {worker.memory} of memory, and Dask lets it begin nothing above 80 % (free memory "
@@ -213,8 +213,12 @@ def unfit(worker: Worker, stuck: Sequence[str] = ()) -> str:
         )
     if worker.status != "running":
         return f"has the status {worker.status}"
-    tasks = sorted({*worker.tasks, *stuck})
-    return f"is busy with {tasks}" if tasks else ""
+    return busy_with(worker.tasks) if worker.tasks else ""
+
+
+def busy_with(tasks: Iterable[str]) -> str:
+    """Return what to say of a worker that is at these tasks."""
+    return f"is busy with {sorted(set(tasks))}"
 
 
 def _of_one_kind(workers: Sequence[Worker], coming: Sequence[Worker], request: Request) -> list[Worker]:

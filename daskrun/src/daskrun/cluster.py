@@ -11,7 +11,7 @@ from distributed import CancelledError, Client, Future
 
 from daskrun import scheduler
 from daskrun.attempt import Attempt
-from daskrun.claims import Claimed, Denied, Request, Worker
+from daskrun.claims import Claimed, Denied, Request, Worker, busy_with
 from daskrun.errors import JobError, SchedulerLost, listed
 from daskrun.rank import TOPIC, Assignment, Meeting, at_work, deliver, leave, listen, run_rank
 from daskrun.why.look import Look, look_here
@@ -207,8 +207,8 @@ class Cluster:
             for address in immortal
         ]
 
-    async def _look_for_work(self, workers: Sequence[Worker]) -> tuple[dict[str, list[str]], bool]:
-        """Return (names of the tasks that workers are at, by address; whether two workers are one process)."""
+    async def _look_for_work(self, workers: Sequence[Worker]) -> tuple[dict[str, str], bool]:
+        """Return (why workers cannot be had, though the scheduler takes them for idle; whether two are one process)."""
         addresses = [worker.address for worker in workers]
         found = await self._ask_workers(addresses, at_work)
         for address, answer in found.items():
@@ -217,8 +217,10 @@ class Cluster:
                     f"Worker {address} cannot use daskrun of this version ({answer}): install the same one there, and "
                     "start the worker again."
                 )
-        stuck = {address: ["something that does not let it answer"] for address in addresses if address not in found}
-        stuck |= {address: [scheduler.task_name(key) for key in keys] for address, (_, keys) in found.items() if keys}
+        stuck = {address: "does not answer" for address in addresses if address not in found}
+        stuck |= {
+            address: busy_with(map(scheduler.task_name, keys)) for address, (_, keys) in found.items() if keys
+        }
         ids = {process for process, _ in found.values()}
         return stuck, len(ids) < len(found)  # PyTorch has one default group a process
 

@@ -62,7 +62,7 @@ class Control(State):
             self.error = own_mistake(error)
         finally:
             self.cluster.hear_no_more()
-            self.over = True
+            self.is_over = True
             self.tell_all()
 
     async def _attempts(self) -> list[bytes]:
@@ -218,4 +218,4 @@ class Control(State):
 
     async def looks(self) -> tuple[list[Look], list[int]]:
         """Return (how each rank at work looks, ranks that are over)."""
-        return await self.cluster.looks(self.attempt) if self.attempt and not self.over else ([], [])
+        return await self.cluster.looks(self.attempt) if self.attempt and not self.is_over else ([], [])

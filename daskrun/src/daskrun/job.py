@@ -100,7 +100,7 @@ class Job:
 
     def done(self) -> bool:
         """Return whether the job has ended, well or not."""
-        return self._control.over
+        return self._control.is_over
 
     def result(self) -> list[Any]:
         """Return what each rank returned, in rank order; wait for it. Tensors come back on the CPU.

@@ -17,7 +17,7 @@ class State:
     doing: a phrase for `repr`. attempt: None until workers are claimed. size: its world size, or the last one's.
     failures: the deaths that the job survived. rows: metrics so far. warnings: for whoever launched the job.
     stopped: why the job has to end, None while it may go on. is_decided: the outcome is decided, and `stop` no longer
-    changes it. over: `results` or `error` is there, and the workers are free.
+    changes it. is_over: `results` or `error` is there, and the workers are free.
     """
 
     def __init__(self, cluster: Cluster, job: str, limits: Limits) -> None:
@@ -33,12 +33,12 @@ class State:
         self.is_decided = False
         self.results: list[bytes] = []
         self.error: BaseException | None = None
-        self.over = False
+        self.is_over = False
         self._news = asyncio.Event()
 
     def stop(self, error: BaseException) -> None:
         """End the job with this error, unless its end is certain; to be called on the loop."""
-        if self.stopped is None and not (self.is_decided or self.over):
+        if self.stopped is None and not (self.is_decided or self.is_over):
             self.stopped = error
             self.tell_all()
 
