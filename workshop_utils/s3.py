@@ -6,22 +6,23 @@ and options that are not in KNOWN, are left to s3fs.
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import cache
 from itertools import chain
 from multiprocessing.pool import ThreadPool
+from typing import Any
 
 import fsspec
 
 REQUESTS = 64  # at the same time: storage takes long to answer, but no longer for many questions
-HTTP = {"connect_timeout": "5s", "read_timeout": "5s", "timeout": "1h", "allow_http": True}  # 1h: a whole, large file
-RETRIES = {"max_retries": 4, "retry_timeout": timedelta(seconds=8)}  # then s3fs may take 30 s to say what is wrong
-KNOWN = {"anon", "key", "secret", "token", "client_kwargs", "config_kwargs", "max_concurrency"}
+HTTP: Any = {"connect_timeout": "5s", "read_timeout": "5s", "timeout": "1h", "allow_http": True}  # 1h: of a whole file
+RETRIES: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=8)}  # then s3fs may take 30 s to say what is wrong
+KNOWN = {"anon", "key", "secret", "token", "client_kwargs", "config_kwargs", "max_concurrency", "use_listings_cache"}
 OF_CLIENT = {"endpoint_url": "aws_endpoint_url_s3", "region_name": "region"}  # what obstore calls them
-
 OF_CONFIG = {"max_pool_connections"}
 
-# {(bucket, settings): its S3Store; None where s3fs has to be asked, because there are no keys or obstore has failed}
+# {what a store was made for: it; None where s3fs has to be asked, because there are no keys or obstore has failed}
 _stores: dict[tuple, object] = {}
 
 
@@ -32,14 +33,16 @@ def read_objects(fs: fsspec.AbstractFileSystem, paths: Sequence[str]) -> list[by
     """
     if not _can_use_obstore(fs):
         return [None] * len(paths)
+    parts = [fs.split_path(path) for path in paths]
+    stores = {bucket: _made_for(fs, bucket) for bucket, _, _ in set(parts)}
 
     def read(part):
         bucket, key, version = part
         if version or not key or key != key.strip("/"):
             return None  # obstore ignores slashes at the ends, and would read another key, or a listing
-        return _ask(fs, bucket, lambda store: bytes(store.get(key).bytes()))
+        return _ask(stores[bucket], lambda store: bytes(store.get(key).bytes()))
 
-    return list(_threads().imap(read, map(fs.split_path, paths)))
+    return list(_threads().imap(read, parts))
 
 
 def list_folders(fs: fsspec.AbstractFileSystem, root: str, is_wanted: Callable[[str], bool]) -> list[str] | None:
@@ -50,9 +53,10 @@ def list_folders(fs: fsspec.AbstractFileSystem, root: str, is_wanted: Callable[[
     if not _can_use_obstore(fs):
         return None
     bucket, prefix, _ = fs.split_path(root)
+    made_for = _made_for(fs, bucket)
 
     def list_one(folder):
-        return _ask(fs, bucket, lambda store: store.list_with_delimiter(folder))
+        return _ask(made_for, lambda store: store.list_with_delimiter(folder))
 
     if (top := list_one(prefix or None)) is None:
         return None
@@ -86,39 +90,39 @@ def _threads():
     return ThreadPool(REQUESTS)  # took half of the processor's time that an event loop did
 
 
-def _ask(fs, bucket, question):
-    """Return what a store answers, None where it does not; one that does not answer is not asked again."""
-    settings = _settings(fs.storage_options)
-    known = bucket, *sorted(settings.items())
-    if known not in _stores:
-        _stores[known] = _new_store(bucket, settings)
-    if (store := _stores[known]) is None:
-        return None
-    try:
-        return question(store)
-    except FileNotFoundError:
-        return None
-    except Exception:  # so that nobody waits for each of a thousand files
-        _stores[known] = None
-        return None
-
-
-def _settings(options):
-    """Return what obstore calls the options of an s3fs filesystem."""
+def _made_for(fs, bucket):
+    """Return what the bucket's store depends on, having made it."""
+    options, environment = fs.storage_options, {n: v for n, v in os.environ.items() if n.startswith("AWS_")}
     keys = {"access_key_id": "key", "secret_access_key": "secret", "session_token": "token"}
-    found = {name: options[of_s3fs] for name, of_s3fs in keys.items() if options.get(of_s3fs)}
-    found |= {OF_CLIENT[name]: value for name, value in (options.get("client_kwargs") or {}).items() if value}
-    return found | ({"skip_signature": True} if options.get("anon") else {})
+    settings = {name: options[of_s3fs] for name, of_s3fs in keys.items() if options.get(of_s3fs)}
+    settings |= {OF_CLIENT[name]: value for name, value in (options.get("client_kwargs") or {}).items() if value}
+    settings |= {"skip_signature": True} if options.get("anon") else {}
+    made_for = bucket, *sorted(settings.items()), *sorted(environment.items())
+    if made_for not in _stores:
+        has_keys = settings.keys() & {"skip_signature", "access_key_id"} or "AWS_ACCESS_KEY_ID" in environment
+        _stores[made_for] = _new_store(bucket, settings) if has_keys else None
+    return made_for
 
 
 def _new_store(bucket, settings):
     from obstore.store import S3Store
 
-    if not settings.keys() & {"skip_signature", "access_key_id"} and "AWS_ACCESS_KEY_ID" not in os.environ:
-        return None
-    try:
+    with suppress(Exception):  # such as a key without its secret: s3fs will say what is wrong
         return S3Store(
             bucket, **settings, virtual_hosted_style_request=False, client_options=HTTP, retry_config=RETRIES
         )
-    except Exception:  # such as a key without its secret: s3fs will say what is wrong
+
+
+def _ask(made_for, question):
+    """Return what a store answers, None where it does not; one that gives no answer at all is not asked again."""
+    from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+
+    if (store := _stores[made_for]) is None:
+        return None
+    try:
+        return question(store)
+    except (FileNotFoundError, PermissionDeniedError, UnauthenticatedError):
+        return None
+    except Exception:  # so that nobody waits for each of a thousand files
+        _stores[made_for] = None
         return None

@@ -218,9 +218,7 @@ class Cluster:
                     "start the worker again."
                 )
         stuck = {address: "does not answer" for address in addresses if address not in found}
-        stuck |= {
-            address: busy_with(map(scheduler.task_name, keys)) for address, (_, keys) in found.items() if keys
-        }
+        stuck |= {address: busy_with(map(scheduler.task_name, keys)) for address, (_, keys) in found.items() if keys}
         ids = {process for process, _ in found.values()}
         return stuck, len(ids) < len(found)  # PyTorch has one default group a process
 
