@@ -7,13 +7,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from daskrun.as_found import environment
-from daskrun.errors import JobError, ranks_named
+from daskrun.errors import JobError, add_note, ranks_named
 from daskrun.private import RECORDER, name_groups_from_zero
 from daskrun.rank import Assignment, network_interface
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
+MADE_ALREADY = "launch has made the group already: give launch backend=None, and the function makes its own."
 BACKENDS = ("auto", "gloo", "nccl", "cpu:gloo,cuda:nccl", None)
 
 
@@ -21,14 +22,14 @@ def in_process_group(run: Callable[[], bytes], store: "TCPStore", mine: Assignme
     """Return what `run` returns, which finds torchrun's environment and, but for backend=None, a process group."""
     gpu = _gpu()
     with environment(torchruns_environment(store, mine, bool(gpu))):
-        if backend is None:
-            try:
+        try:
+            if backend is None:
                 return run()
-            finally:
-                _leave_group()
-        store.set(f"gpu-{mine.rank}", gpu)
-        gpus = [store.get(f"gpu-{other}").decode() for other in range(mine.world_size)]
-        return _with_group(run, store, mine, backend_for(backend, gpus))
+            store.set(f"gpu-{mine.rank}", gpu)
+            gpus = [store.get(f"gpu-{other}").decode() for other in range(mine.world_size)]
+            return _with_group(run, store, mine, backend_for(backend, gpus))
+        finally:
+            _leave_group()
 
 
 def _with_group(run: Callable[[], bytes], store: "TCPStore", mine: Assignment, backend: str) -> bytes:
@@ -43,6 +44,8 @@ def _with_group(run: Callable[[], bytes], store: "TCPStore", mine: Assignment, b
         try:
             outcome.append(run())
         except BaseException as error:
+            if isinstance(error, ValueError) and "default process group twice" in str(error):
+                add_note(error, MADE_ALREADY)
             outcome.append(error)
             _abort_nccl()
 

@@ -40,7 +40,8 @@ def launch(
     timeout: seconds that the whole job may take; None for no limit.
     max_restarts: how often the function is started again, on all ranks, after the death of a worker; it should then
     continue from its checkpoint. An exception is never retried.
-    wait_for_workers: seconds to wait until so many workers (the most of a pair) are there and idle. An adaptive cluster
+    wait_for_workers: seconds to wait until so many workers (the most of a pair) are there and idle. For those that are
+    being replaced after another job, it waits up to 30 s in any case. An adaptive cluster
     starts workers for tasks, not for ranks, so give it a minimum: cluster.adapt(minimum=n_workers, maximum=…).
     wait_for_successors: seconds to wait after a death until as many workers as before are there, which takes minutes
     where Slurm or Kubernetes has to start them. After that, a pair goes on with those that remain. A pair takes

@@ -4,7 +4,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker, set_forkserver_preload, set_start_method
@@ -18,13 +18,16 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from daskrun import children
+from daskrun.as_found import environment
 from daskrun.by_value import send_by_value
 from daskrun.errors import ClusterError
 from daskrun.settings import THREADS, n_gpus
 
 LOOPBACK = "127.0.0.1"
 METHOD = "distributed.worker.multiprocessing-method"
-PRELOAD = ["daskrun.preloaded"]  # modules that the fork server imports
+SIGNALS = {signal.SIGINT, signal.SIGTERM}
+PRELOAD = ["daskrun.preloaded"]  # what the fork server imports
+ALSO = "DASKRUN_PRELOAD"  # names, with commas between them, the modules that `preloaded` imports, too
 _starting = Lock()
 _setting = Lock()
 _forking: list[int] = []  # one for each worker that is being forked
@@ -50,7 +53,9 @@ def start_local(
     n_workers: None for the default above. threads_per_worker: tasks that one worker runs at a time.
     memory_limit: of one worker, as `LocalCluster` takes it: such as "2 GiB", bytes, or "auto" for a share of this
     machine's. Dask ends a worker whose process comes to 95 % of it, and starts it again.
-    dashboard_port: 0 for any that is free. preload: modules that the first cluster's fork server imports, too.
+    dashboard_port: 0 for any that is free. preload: installed modules that the first cluster's fork server imports,
+    too; it prints the error of one that it cannot import.
+    Dask's settings for workers stay set in this process, and so do the variables that name threads, as Dask leaves them.
     Raises ClusterError where this machine has fewer GPUs than n_workers, or a script calls it while it is imported.
 
     >>> client = start_local(2)
@@ -59,7 +64,7 @@ def start_local(
     >>> client.shutdown()
     """
     for name, value in (("n_workers", n_workers), ("threads_per_worker", threads_per_worker)):
-        if value is not None and (not isinstance(value, int) or value < 1):
+        if value is not None and (not isinstance(value, int) or value is True or value < 1):
             raise ClusterError(f"{name} is {value!r}: give a whole number of at least 1, or None for the default.")
     children.refuse_if_imported_again()
     n_workers, Cluster = _choose(n_workers)
@@ -76,7 +81,7 @@ def start_local(
         variables = _set_worker_environment(torch_threads=max(1, CPU_COUNT // n_workers))
         children.prepare()
         if Cluster is LocalCluster and _forks():
-            _start_fork_server(preload)
+            _start_fork_server(preload, variables)
             settings |= {"env": {**os.environ, **variables}, "worker_class": _ForkingNanny}
         return _start_to_its_end(Cluster, settings)
 
@@ -111,6 +116,7 @@ class _LocalWorker(WorkerPlugin):
 
     def setup(self, worker: Any) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Jupyter signals all processes of the kernel's group
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # in case the fork server did not find `preloaded`
         if torch := sys.modules.get("torch"):  # as it was imported, before the fork
             torch.set_num_threads(int(os.environ[THREADS[0]]))
             torch.seed()
@@ -142,14 +148,15 @@ def _forks() -> bool:
     return sys.platform == "linux" and dask.config.get("daskrun.fork-workers", True)
 
 
-def _start_fork_server(preload: Sequence[str]) -> None:
+def _start_fork_server(preload: Sequence[str], variables: Mapping[str, str]) -> None:
     """Have this process's fork server import PyTorch, before Dask would start it without; it keeps what it has."""
-    set_forkserver_preload([*PRELOAD, *preload])
+    set_forkserver_preload(PRELOAD)
     resource_tracker.ensure_running()  # now, as it would unblock the signals
     # The stop button could end a server that has just begun. Its first import, of `preloaded`, unblocks them.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        forkserver.ensure_running()
+        with environment({**variables, ALSO: ",".join(preload)}):  # NumPy's threads are what they are at its import
+            forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -158,14 +165,15 @@ def _set_worker_environment(torch_threads: int) -> dict[str, str]:
     """Set what nannies read when they start a worker, also again; return the variables of these workers."""
     # MALLOC_TRIM_THRESHOLD_, Dask's default, is left out on purpose: see worker_settings.
     os.environ.pop("MALLOC_TRIM_THRESHOLD_", None)
-    for name, value in dask.config.get("distributed.nanny.pre-spawn-environ").items():
+    before = dask.config.get("distributed.nanny.pre-spawn-environ")
+    for name, value in before.items():
         if os.environ.get(name) == str(value):
             del os.environ[name]  # the nannies of an earlier cluster left it here, and it would win over the next value
     # Without ERROR, each rank that loses a peer prints a page of C++ stack. The error itself reaches the client.
     variables = dict.fromkeys(THREADS, str(torch_threads)) | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
     dask.config.set(
         {
-            "distributed.nanny.pre-spawn-environ": variables,
+            "distributed.nanny.pre-spawn-environ": {**before, "MALLOC_TRIM_THRESHOLD_": None, **variables},
             "distributed.worker.daemon": False,  # daemonic processes may have no children, and DataLoader needs some
             # After this time LocalCluster ends a nanny whose worker is gone, such as one that has just died twice.
             "distributed.deploy.lost-worker-timeout": "1 day",
@@ -181,9 +189,14 @@ def _start_to_its_end(Cluster: type, settings: dict[str, Any]) -> Client:
     """
 
     def start() -> Client:
-        client = Client(Cluster(**settings))
-        client.register_plugin(_LocalWorker())
-        return client
+        cluster = Cluster(**settings)
+        try:
+            client = Client(cluster)
+            client.register_plugin(_LocalWorker())
+            return client
+        except BaseException:
+            cluster.close()
+            raise
 
     with ThreadPoolExecutor(1) as elsewhere:  # the stop button reaches the main thread alone, also when pressed twice
         starting = elsewhere.submit(start)

@@ -8,7 +8,9 @@ import atexit
 import os
 import signal
 import sys
+import traceback
 from contextlib import suppress
+from importlib import import_module
 from multiprocessing import util
 
 sys.path[:] = filter(None, sys.path)  # without the working directory, whose files could be taken for libraries
@@ -21,7 +23,13 @@ import distributed.nanny  # noqa: F401
 import numpy as np
 import torch  # noqa: F401
 
-import daskrun  # noqa: F401
+from daskrun.local import ALSO
+
+for also in filter(None, os.environ.pop(ALSO, "").split(",")):
+    try:
+        import_module(also)
+    except Exception:  # it would end the fork server, and whoever asks it for a process would wait for ever
+        traceback.print_exc()
 
 SERVER = os.getpid()
 
