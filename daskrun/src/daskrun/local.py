@@ -55,7 +55,7 @@ def start_local(
     machine's. Dask ends a worker whose process comes to 95 % of it, and starts it again.
     dashboard_port: 0 for any that is free. preload: installed modules that the first cluster's fork server imports,
     too; it prints the error of one that it cannot import.
-    Dask's settings for workers stay set in this process, and so do the variables that name threads, as Dask leaves them.
+    Dask's settings for workers stay set in this process, and so do the variables that name threads, as by Dask itself.
     Raises ClusterError where this machine has fewer GPUs than n_workers, or a script calls it while it is imported.
 
     >>> client = start_local(2)
