@@ -1,7 +1,6 @@
 """Pet names: found, turned into tensors, learned and made up."""
 
 import json
-import unicodedata
 
 import pytest
 import torch
@@ -11,11 +10,6 @@ from workshop_utils import names
 from workshop_utils.names import CHARACTERS, NameLSTM, NamesError, clean, expand, find_names, generate
 
 MANY = [f"{first} {second}" for first in ("max", "mr.", "anne-marie", "o'hara") for second in names.LETTERS[:26]]
-
-
-@pytest.fixture(autouse=True)
-def no_names_of_the_users(monkeypatch):
-    monkeypatch.delenv("WORKSHOP_NAMES", raising=False)
 
 
 def test_the_project_has_a_list_of_its_own():
@@ -39,7 +33,6 @@ def test_any_json_list_can_be_named(tmp_path, monkeypatch):
         (None, "No such file"),
         ("{not json", "Expecting"),
         ('{"max": 3}', "no list of strings"),
-        (json.dumps([*MANY, 7]), "no list of strings"),
         (json.dumps(["max"] * 500), "1 usable names"),
     ],
 )
@@ -48,9 +41,8 @@ def test_a_list_that_cannot_be_used_is_named_with_the_cure(tmp_path, monkeypatch
     if content:
         path.write_text(content)
     monkeypatch.setenv("WORKSHOP_NAMES", str(path))
-    with pytest.raises(NamesError) as error:
+    with pytest.raises(NamesError, match=f"{path}.*{reason}.*unset it"):
         find_names()
-    assert reason in str(error.value) and str(path) in str(error.value) and "unset it" in str(error.value)
 
 
 def expanded_by_hand(name_list, width):
@@ -74,23 +66,10 @@ def test_names_are_expanded_as_by_hand(width):
         assert torch.equal(prefixes, by_hand[0]) and torch.equal(targets, by_hand[1])
 
 
-def test_no_names_expand_to_nothing():
-    prefixes, targets = expand([], 5)
-    assert prefixes.shape == (0, 5) and targets.shape == (0,)
-
-
-@pytest.mark.parametrize("odd", ["Max", "a\nb", "zoë"])
+@pytest.mark.parametrize("odd", ["Max", "zoë"])
 def test_characters_without_a_code_are_refused_by_name(odd):
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=f"'{odd}'"):
         expand(["max", odd])
-    assert repr(odd) in str(error.value)
-
-
-def test_clean_keeps_accents_off_and_letters_on():
-    assert clean("Ångström’s Pup") == "angstrom's pup"
-    assert not any(unicodedata.combining(letter) for letter in clean("Zoë"))
-    for odd in ("", "  ", "7", "-", "名", "x" * 25, "a\x00b"):
-        assert clean(odd) is None, odd
 
 
 def test_a_name_is_in_training_or_in_validation():
@@ -113,15 +92,6 @@ def test_a_model_learns_a_name_by_heart():
     assert logits.shape == (len(targets), len(CHARACTERS))
     assert generate(model, 3, temperature=0) == ["anne-marie"] * 3
     assert set(generate(model, 20, temperature=0.1)) == {"anne-marie"}
-
-
-def test_dropout_acts_in_training_and_not_in_evaluation():
-    prefixes, _ = expand(["anne-marie"])
-    for dropout, differs in [(0.5, True), (0.0, False)]:
-        model = NameLSTM(hidden=8, dropout=dropout)
-        assert torch.equal(model(prefixes), model(prefixes)) != differs
-        model.eval()
-        assert torch.equal(model(prefixes), model(prefixes))
 
 
 def test_names_are_made_up_without_dropout_whatever_mode_the_model_is_in():
