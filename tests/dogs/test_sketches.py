@@ -3,7 +3,6 @@
 import hashlib
 import os
 import resource
-import signal
 import subprocess
 import sys
 import time
@@ -14,11 +13,10 @@ import pytest
 import torch
 from PIL import Image
 from torchvision import models
-from waiting import until
 
 from workshop_utils.dogs import sketches
 from workshop_utils.dogs.breeds import BREEDS
-from workshop_utils.dogs.sketches import draw_dog, find_breed, write_sketches
+from workshop_utils.dogs.sketches import draw_dog, write_sketches
 
 WEIGHTS = Path(sketches.__file__).parents[1] / "weights" / "resnet18_sketches.pt"
 SEEN = [breed for breed in BREEDS if not breed.held_out]
@@ -48,15 +46,6 @@ def test_dusk_leaves_a_third_of_the_light_and_the_same_dog():
     assert np.corrcoef(day.mean(2).ravel(), dusk.mean(2).ravel())[0, 1] > 0.7
 
 
-def test_every_seed_is_another_picture():
-    assert len({digest("pug", seed, 32) for seed in range(40)}) == 40
-
-
-def test_folder_id_name_and_breed_mean_the_same_dog():
-    names = ("n02113624-toy_poodle", "n02113624", "toy_poodle", "Toy Poodle", find_breed("toy_poodle"))
-    assert len({digest(name, 5, 64) for name in names}) == 1
-
-
 @pytest.mark.parametrize(
     ("asked", "named"),
     [
@@ -73,39 +62,9 @@ def test_what_cannot_be_drawn_is_named_with_what_can(asked, named):
 
 def test_files_are_laid_out_as_the_photos_are(tmp_path):
     assert write_sketches(tmp_path, 2, ["pug", "chow"], size=32, first_seed=7) == 4
-    found = sorted(str(path.relative_to(tmp_path).as_posix()) for path in tmp_path.rglob("*") if path.is_file())
-    assert found == [
-        "n02110958-pug/n02110958_7.jpg",
-        "n02110958-pug/n02110958_8.jpg",
-        "n02112137-chow/n02112137_7.jpg",
-        "n02112137-chow/n02112137_8.jpg",
-    ]
-
-
-def test_all_120_breeds_are_written_by_default(tmp_path):
-    assert write_sketches(tmp_path, 1, size=16) == 120
-    assert sorted(folder.name for folder in tmp_path.iterdir()) == [breed.folder for breed in BREEDS]
-
-
-def test_a_file_holds_the_drawing_of_its_seed(tmp_path):
-    write_sketches(tmp_path, 1, ["boxer"], size=64, first_seed=3)
-    with Image.open(tmp_path / "n02108089-boxer" / "n02108089_3.jpg") as photo:
-        difference = np.asarray(photo, dtype=int) - np.asarray(draw_dog("boxer", 3, 64), dtype=int)  # (64, 64, 3)
-    assert photo.format == "JPEG" and abs(difference).mean() < 8
-
-
-def test_a_killed_run_is_completed_by_the_next(tmp_path):
-    code = f"from workshop_utils.dogs.sketches import write_sketches as w; w({str(tmp_path)!r}, 200, ['pug'], 64)"
-    run = subprocess.Popen([sys.executable, "-c", code])
-    until(lambda: len(list(tmp_path.rglob("*.jpg"))) >= 5)
-    run.send_signal(signal.SIGKILL)
-    run.wait()
-    whole = list(tmp_path.rglob("*.jpg"))
-    assert 5 <= len(whole) < 200
-    for path in whole:
-        with Image.open(path) as picture:
-            picture.load()
-    assert write_sketches(tmp_path, 200, ["pug"], 64) == 200 - len(whole)
+    names = [f"{breed}/{breed[:9]}_{seed}.jpg" for breed in ("n02110958-pug", "n02112137-chow") for seed in (7, 8)]
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("*/*")) == names
+    assert write_sketches(tmp_path, 3, ["pug", "chow"], size=32, first_seed=7) == 2  # the others are there
 
 
 def test_what_a_killed_run_left_is_swept_up_but_not_what_another_run_may_be_writing(tmp_path):
@@ -139,15 +98,6 @@ def accuracy(shipped, breeds, seeds):
         images = torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255  # (n, 3, 224, 224)
         right += (model((images - mean) / std).argmax(1) == breed.index).sum().item()
     return right / (len(breeds) * len(seeds))
-
-
-def test_the_shipped_weights_say_what_they_are(shipped):
-    content, _ = shipped
-    assert WEIGHTS.stat().st_size <= 25e6
-    assert (content["arch"], content["num_classes"], content["stride_in_1x1"]) == ("resnet18", 1000, False)
-    assert content["trained_on"] == "sketches"
-    assert content["held_out"] == [breed.wnid for breed in BREEDS if breed.held_out]
-    assert all(value.dtype == torch.float16 for value in content["state_dict"].values() if value.is_floating_point())
 
 
 def test_the_weights_never_saw_the_sketches_of_the_notebooks_nor_those_they_were_measured_on(shipped):
