@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import uuid
@@ -18,7 +17,7 @@ import pandas as pd
 import pytest
 import torch
 import torchvision
-from distributed import Client, LocalCluster
+from distributed import Client
 from PIL import Image
 from samples import make_weights, sign_in
 from torchvision.models import get_model
@@ -26,8 +25,7 @@ from waiting import until
 
 from daskrun import SchedulerLost
 from workshop_utils import inference, int8
-from workshop_utils.data import list_photos, read_files
-from workshop_utils.decode import load_on_cpu
+from workshop_utils.data import list_photos
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.dogs.sketches import write_sketches
 from workshop_utils.inference import (
@@ -68,27 +66,12 @@ def test_a_row_is_what_a_plain_loop_says(client, paths, weights):
         assert row.correct == (int(index) == truth)
 
 
-def test_a_right_prediction_counts_as_correct(client, paths, tmp_path):
-    checkpoint = load_checkpoint(make_weights(tmp_path / "biased.pt", seed=0))
-    checkpoint["state_dict"]["fc.bias"][BREEDS[1].index] = 1e6  # sees the second breed everywhere
-    save_checkpoint(tmp_path / "biased.pt", **checkpoint)
-    frame = classify(client, paths, weights=str(tmp_path / "biased.pt"))
-    assert frame.correct.tolist() == [BREEDS[1].folder in path for path in paths]
-    assert frame[frame.correct].prediction.tolist() == frame[frame.correct].breed.tolist()
-
-
 @pytest.mark.parametrize("batch_size", [1, 7, 1000])
 def test_rows_come_in_the_order_given_each_as_often_as_given(client, paths, weights, batch_size):
     asked = Random(batch_size).choices(paths, k=40)
     frame = classify(client, asked, batch_size=batch_size, weights=weights, precision="fp32")
     assert frame.path.tolist() == asked
     assert frame.groupby("path").prediction.nunique().eq(1).all()
-
-
-def test_paths_may_come_in_any_collection(client, paths, weights):
-    expected = classify(client, paths[:3], weights=weights)
-    for given in (tuple(paths[:3]), iter(paths[:3]), pd.Series(paths[:3]), [Path(path) for path in paths[:3]]):
-        pd.testing.assert_frame_equal(classify(client, given, weights=weights), expected, check_exact=False)
 
 
 def test_all_frames_have_one_set_of_types_whatever_failed(client, paths, weights):
@@ -120,13 +103,9 @@ def test_a_relative_path_is_the_clients_and_is_shown_as_it_was_given(
     monkeypatch.setenv("HOME", str(tmp_path))
     name = f"{BREEDS[0].folder}/{Path(paths[0]).name}"
     asked = [style.format(given, folder=tmp_path.name) for given in (name, f"{BREEDS[0].folder}/none.jpg")]
-    good, missing = classify(client, asked, weights=weights, precision="fp32").itertuples()
-    assert [good.path, missing.path] == asked and missing.error == f"{asked[1]}: there is no such file"
-    assert [good.prediction, good.breed, missing.breed] == [
-        expected.prediction[0],
-        expected.breed[0],
-        expected.breed[0],
-    ]
+    frame = classify(client, asked, weights=weights, precision="fp32")
+    assert frame.path.tolist() == asked and frame.breed.tolist() == [expected.breed[0]] * 2
+    assert frame.prediction[0] == expected.prediction[0] and frame.error[1] == f"{asked[1]}: there is no such file"
 
 
 def test_relative_weights_and_photos_for_calibration_are_the_clients(client, paths, weights, tmp_path, monkeypatch):
@@ -143,40 +122,12 @@ def test_relative_weights_and_photos_for_calibration_are_the_clients(client, pat
             classify(client, ["photo.jpg"], weights=missing)
 
 
-# --- PyTorch's deprecated quantization
-
-
-@pytest.mark.weekly
-def test_the_day_that_pytorchs_quantization_is_gone_only_int8_is_gone(paths, weights):
-    program = """
-import sys, warnings
-import torchvision
-before = list(warnings.filters)
-sys.modules["torch.ao.quantization"] = None
-from workshop_utils.inference import classify_batches
-from workshop_utils.int8 import Calibration
-assert warnings.filters == before, "an import has changed the filters of the process"
-photo, weights = sys.argv[1:]
-print(classify_batches([[photo]], weights=weights)[1][0][5])
-try:
-    classify_batches([[photo]], weights=weights, precision="int8", calibration=Calibration("call", [photo]))
-except ValueError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", program, paths[0], weights], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    error, refusal = done.stdout.splitlines()
-    assert error == "None" and "int8" in refusal and "precision='auto'" in refusal
-
-
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
         ({"paths": "a.jpg"}, "single path"),
-        ({"paths": Path("a.jpg")}, "single path"),
         ({"batch_size": 0}, "batch_size is 0"),
-        ({"batch_size": 2.5}, "batch_size is 2.5"),
-        ({"precision": "fp16"}, "precision is 'fp16': write one of auto, fp32, bf16, int8"),
+        ({"precision": "fp16"}, "precision is 'fp16': write one of .*int8"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused_before_the_first_frame_is_asked_for(client, arguments, reason):
@@ -197,7 +148,6 @@ def test_bad_files_have_an_error_in_their_row_and_cost_no_other_row(client, path
     assert frame.path.tolist() == mixed
     assert frame.error.notna().tolist() == [path in bad for path in mixed]
     assert all(row.error.startswith(row.path) for row in frame[frame.error.notna()].itertuples())
-    assert frame.loc[frame.error.notna(), MISSING].isna().all(axis=None)
     assert frame.breed.notna().all()
     good = classify(client, paths[:3], weights=weights, precision="fp32")
     assert frame[frame.error.isna()].prediction.tolist() == good.prediction.tolist()
@@ -273,25 +223,6 @@ def test_an_interrupt_frees_the_workers(client, paths, weights):
     pressing.join()
     wait_until_idle(client)
     assert classify(client, paths[:2], weights=weights).error.isna().all()
-
-
-def test_a_worker_that_comes_late_finds_its_work(paths, weights):
-    with (
-        LocalCluster(n_workers=0, threads_per_worker=2, processes=False, dashboard_address="127.0.0.1:0") as cluster,
-        Client(cluster) as client,
-    ):
-        threading.Timer(1, cluster.scale, [1]).start()
-        assert classify(client, paths, weights=weights).path.tolist() == paths
-
-
-def test_results_are_awaited_in_the_given_clients_event_loop_though_another_client_is_newer(client, paths, weights):
-    over = threading.Event()
-    with Client(processes=False, dashboard_address="127.0.0.1:0") as newer:
-        assert newer.loop is not client.loop
-        newer.loop.add_callback(over.wait, 60)  # it does nothing else meanwhile
-        assert classify(client, paths, weights=weights).path.tolist() == paths
-        assert not over.is_set()
-        over.set()
 
 
 # --- streamed
@@ -493,6 +424,9 @@ def test_int8_names_photos_weights_and_processors_that_it_cannot_use(client, pat
     save_checkpoint(tmp_path / "nan.pt", **checkpoint)
     with pytest.raises(WeightsError, match=r"nan\.pt' .*NaN.* Save or download"):
         in_int8(paths[:1], str(tmp_path / "nan.pt"), paths[:1])
+    with monkeypatch.context() as no_longer, pytest.raises(ValueError, match="int8.*precision='auto'"):
+        no_longer.setitem(sys.modules, "torch.ao.quantization", None)  # PyTorch deprecates it
+        in_int8(paths[:1], weights, paths[1:2])
     monkeypatch.setattr(int8.torch.backends, "quantized", SimpleNamespace(engine="none"))
     with pytest.raises(ValueError, match="no kernels for int8 on this processor"):
         in_int8(paths[:1], weights, paths[2:3])
@@ -542,19 +476,3 @@ def test_a_gpu_sees_what_the_cpu_sees(client, paths):
             probability, index = model(transform(image.convert("RGB"))[None]).softmax(1)[0].max(0)
         assert row.prediction == categories[index] and row.probability == pytest.approx(float(probability), abs=0.05)
     assert set(client.run(lambda: torch.cuda.memory_allocated() > 0).values()) == {True}
-
-
-@pytest.mark.gpu
-def test_a_gpu_sees_in_real_photos_what_the_cpu_sees(client, shared_folder):
-    photos = list_photos(shared_folder / "data" / "stanford-dogs" / "Images")[::4]
-    weights = str(shared_folder / "weights" / "resnet50_imagenet_v1_fp16.pt")
-    frame = classify(client, photos, weights=weights, precision="fp32")
-    model, transform, categories = load_resnet(weights)
-    same = 0
-    with torch.inference_mode(), ThreadPoolExecutor(os.cpu_count()) as pool:
-        for start in range(0, len(photos), 64):
-            part = photos[start : start + 64]
-            images, _ = load_on_cpu(read_files(part), part, transform, pool)
-            wanted = [categories[index] for index in model(images).argmax(1)]
-            same += (frame.prediction[start : start + 64].to_numpy() == wanted).sum()
-    assert same >= 0.99 * len(photos)
