@@ -113,27 +113,15 @@ def test_the_error_of_a_job_that_is_over_comes_before_the_cancellation_of_its_ot
         handler.process_results(tmp_path, job.futures)
 
 
-OUTSIDE = r"""/etc/passwd
-../up
-a/../../up
-..\up
-\up
-a\b
-C:\up
-C:up
-."""
-
-
-@pytest.mark.parametrize("path", OUTSIDE.splitlines() + ["", "a\0b", "\ud800"])
+@pytest.mark.parametrize("path", ["/etc/passwd", "a/../../up", "..\\up", "C:up", ".", "", "a\0b", "\ud800"])
 def test_a_path_out_of_the_folder_is_refused_where_it_is_sent(path, client):
     with pytest.raises(ResultError, match="such as 'runs/loss.csv'"):
         ResultsHandler(client=client).submit_result(path, "data")
 
 
-@pytest.mark.parametrize("path", ["/etc/passwd", "a/../../up", "C:up"])
-def test_a_path_out_of_the_folder_is_refused_where_it_arrives(path, client, tmp_path):
+def test_a_path_out_of_the_folder_is_refused_where_it_arrives(client, tmp_path):
     def send_all_the_same(topic):
-        get_worker().log_event(topic, {"path": path, "name": "name"})
+        get_worker().log_event(topic, {"path": "a/../../up", "name": "name"})
 
     handler = ResultsHandler(client=client)
     job = daskrun.launch(client, send_all_the_same, handler.pub_sub_key, n_workers=1)
