@@ -95,12 +95,6 @@ def test_a_call_that_fails_is_read_by_pillow_photo_by_photo(transform, monkeypat
     assert torch.equal(images, expected) and errors == expected_errors and "1.jpg" in errors[1]
 
 
-def test_a_jpeg_that_is_damaged_inside_costs_no_other_photo(transform):
-    contents = [encoded(dog()), encoded(dog())[:400] + bytes(3000) + b"\xff\xd9", encoded(dog())]
-    images, errors = loaded(contents, transform)
-    assert errors[0] is errors[2] is None and len(images) == 3 - sum(error is not None for error in errors)
-
-
 def test_large_photos_are_decoded_few_at_a_time(transform, calls):
     large = encoded(Image.new("RGB", (5000, 4000)))  # 20 megapixels
     images, errors = loaded([large] * 7, transform)

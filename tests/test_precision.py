@@ -12,41 +12,6 @@ from workshop_utils.inference import classify_batches
 from workshop_utils.precision import ieee_float32, precision_of
 from workshop_utils.training import evaluate, train
 
-# After PyTorch's old settings a process cannot use the new ones, nor the reverse: each choice has its own process.
-SETTINGS = """
-import warnings
-import torch
-from torch import backends
-from workshop_utils.precision import ieee_float32
-
-def read(name):
-    try:
-        return eval(name)
-    except RuntimeError:  # an old setting cannot be read where a new one has been made
-        return "cannot be read"
-
-def settings():
-    new = [f"backends.{name}fp32_precision" for name in NEW]
-    return [read(name) for name in [*new, *OLD]]
-
-NEW = ("", "cudnn.", "cudnn.conv.", "cudnn.rnn.", "cuda.matmul.", "mkldnn.conv.", "mkldnn.matmul.")
-OLD = ("backends.cudnn.allow_tf32", "backends.cuda.matmul.allow_tf32", "torch.get_float32_matmul_precision()")
-"""
-TRY = """
-before = settings()
-with ieee_float32():
-    assert {eval(f"backends.{name}fp32_precision") for name in NEW} == {"ieee"}
-assert settings() == before, (before, settings())
-backends.fp32_precision = "tf32"
-followed = settings()
-backends.fp32_precision = "ieee"
-with ieee_float32():
-    pass
-backends.fp32_precision = "tf32"
-assert settings() == followed, (followed, settings())
-"""
-
-
 CHOICES = (
     "pass",
     "backends.cudnn.allow_tf32 = False",
@@ -56,12 +21,45 @@ CHOICES = (
     "backends.cudnn.conv.fp32_precision = 'ieee'",
     "backends.mkldnn.matmul.fp32_precision = 'bf16'",
 )
-EACH = """
+# After PyTorch's old settings a process cannot use the new ones, nor the reverse: each choice has its own process.
+PROGRAM = f"""
 import os
-for choice in CHOICES:
+import torch
+from torch import backends
+from workshop_utils.precision import ieee_float32
+
+PARTS = ("", "cudnn.", "cudnn.conv.", "cudnn.rnn.", "cuda.matmul.", "mkldnn.conv.", "mkldnn.matmul.")
+NEW = ["backends." + part + "fp32_precision" for part in PARTS]
+OLD = ("backends.cudnn.allow_tf32", "backends.cuda.matmul.allow_tf32", "torch.get_float32_matmul_precision()")
+
+def read(name):
+    try:
+        return eval(name)
+    except RuntimeError:  # an old setting cannot be read where a new one has been made
+        return "cannot be read"
+
+def settings():
+    return [read(name) for name in (*NEW, *OLD)]
+
+def follows():
+    backends.fp32_precision = "tf32"
+    return settings()
+
+def compute():
+    with ieee_float32():
+        assert settings()[: len(NEW)] == ["ieee"] * len(NEW)
+
+for choice in {CHOICES!r}:
     if not os.fork():
         try:
-            exec(choice + TRY)
+            exec(choice)
+            before = settings()
+            compute()
+            assert settings() == before, (before, settings())
+            followed = follows()
+            backends.fp32_precision = "ieee"
+            compute()
+            assert follows() == followed, (followed, settings())
         except BaseException as error:
             print(choice, repr(error), flush=True)
         os._exit(0)
@@ -70,8 +68,7 @@ for choice in CHOICES:
 
 
 def test_float32_keeps_its_digits_inside_and_the_users_choice_comes_back():
-    program = f"{SETTINGS}\nCHOICES, TRY = {CHOICES!r}, {TRY!r}\n{EACH}"
-    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    finished = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert (finished.returncode, finished.stdout) == (0, ""), finished.stdout + finished.stderr
 
 
@@ -132,8 +129,3 @@ def test_precision_is_as_asked_or_what_the_machine_is_fast_in(monkeypatch):
     ):
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda has=has: has)
         assert precision_of() == expected, has
-
-
-def test_a_precision_that_does_not_exist_is_named():
-    with pytest.raises(ValueError, match="fp8"):
-        precision_of("fp8")

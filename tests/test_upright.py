@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageFile
-from torchvision.transforms.functional import pil_to_tensor
 
-from workshop_utils.data import BadPhoto, ImageFolder, decode_photo
+from workshop_utils.data import BadPhoto, decode_photo
 from workshop_utils.decode import decode_jpegs, load_on_cpu, load_on_gpu, n_pixels_if_plain
-from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.dogs.sketches import draw_dog
 from workshop_utils.inference import classify
 from workshop_utils.models import load_resnet
@@ -59,16 +57,6 @@ def is_upright(image):
 def test_a_photo_is_decoded_upright(orientation, kind):
     image = decode_photo(as_phones_store(orientation, kind), "phone")
     assert image.mode == "RGB" and is_upright(image)
-
-
-@all_orientations
-def test_a_dataset_gives_photos_upright(orientation, tmp_path):
-    path = tmp_path / BREEDS[0].folder / "phone.jpg"
-    path.parent.mkdir()
-    path.write_bytes(as_phones_store(orientation))
-    dataset = ImageFolder(tmp_path, pil_to_tensor)
-    for image, _ in (dataset[0], *dataset.__getitems__([0])):
-        assert is_upright(image.permute(1, 2, 0))
 
 
 @all_orientations
