@@ -75,12 +75,9 @@ def test_what_is_passed_stays_passed_and_a_solution_can_still_be_passed(room):
 @pytest.mark.parametrize(
     ("nickname", "state", "exercise", "error"),
     [
-        ("", "passed", BONES, ValueError),
         (" Ada", "passed", BONES, ValueError),
-        ("A\nda", "passed", BONES, ValueError),
         ("A\u202eda", "passed", BONES, ValueError),  # turns the text after it around
         ("x" * 21, "passed", BONES, ValueError),
-        (["Ada"], "passed", BONES, ValueError),
         ("Ada", "brilliant", BONES, ValueError),
         ("Ada", "passed", Exercise("", "start", "cats"), KeyError),
     ],
