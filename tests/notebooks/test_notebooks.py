@@ -96,25 +96,12 @@ def test_its_cells_are_short_enough_to_hold_in_mind(path):
         assert len(cell.source.splitlines()) <= 40
 
 
-def test_it_takes_no_folders_name_for_a_pattern(path):  # as of "photos[1]"
-    for cell in code_cells(read(path)):
-        assert "fs.glob(" not in cell.source and "fs.rm(" not in cell.source
-
-
 def test_its_pictures_have_alt_text(path):
     for cell in read(RENDERED / path.name).cells:
         assert not re.search(r"!\[\s*\]\(", cell.source)
         for output in cell.get("outputs", []):
             if "image/png" in output.get("data", {}):
                 assert len(output.metadata["image/png"]["alt"]) > 20, cell.source
-
-
-def test_its_charts_have_one_theme_and_colours_that_all_can_tell_apart(path):
-    code = [cell.source for cell in code_cells(read(path))]
-    assert set(re.findall(r"p9\.theme_\w+\(.*?\)", "\n".join(code))) <= {"p9.theme_minimal(base_size=12)"}
-    assert not re.search(r"scale_(color|fill)_(?!manual|gradient)", "\n".join(code)), "use plots.PALETTE"
-    for chart in [source for source in code if "p9.ggplot(" in source and "plots.show(" in source]:
-        assert "theme_minimal" in chart or re.search(r"\+ look\b|, \*look\]", chart), chart
 
 
 def test_its_links_lead_somewhere(path):
