@@ -1,12 +1,9 @@
 """Cells of notebook 09 show their stored output where Horovod is not built, and its build says what it lacks."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 from daskrun.horovod import NOT_BUILT
 from workshop_utils.progress import FINISHED
@@ -43,24 +40,9 @@ print(chosen.outputs[0].text, end="")
 BUILD = Path(__file__).parents[1] / "tools" / "build_horovod.sh"
 
 
-def refused_build(**env):
-    done = subprocess.run(["bash", BUILD, sys.prefix], env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    return done.stderr
-
-
 def test_the_build_names_what_is_missing(tmp_path):
     for tool in ("bash", "realpath", "mktemp", "rm", "dirname"):
         (tmp_path / tool).symlink_to(next(p for d in os.environ["PATH"].split(":") if (p := Path(d, tool)).exists()))
-    assert refused_build(PATH=str(tmp_path)).strip().endswith("On Debian: apt install g++ make")
-
-
-@pytest.mark.weekly
-def test_a_build_for_gpus_names_what_does_not_fit(tmp_path):
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    assert "WORKSHOP_HOROVOD is 'rocm': write cpu or nccl." in refused_build(**environment, WORKSHOP_HOROVOD="rocm")
-    for nvcc, found in (("exit 127", ": install a CUDA toolkit"), ("echo release 1.0, V1.0.8", "1.0: install")):
-        (tmp_path / "nvcc").write_text(f"#!/bin/sh\n{nvcc}\n")
-        (tmp_path / "nvcc").chmod(0o755)
-        said = refused_build(**environment, WORKSHOP_HOROVOD="nccl")
-        assert re.search(f"PyTorch was built for CUDA .*, and nvcc is of CUDA {found}", said), said
+    env = {"PATH": str(tmp_path)}
+    done = subprocess.run(["bash", BUILD, sys.prefix], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and done.stderr.strip().endswith("On Debian: apt install g++ make")
