@@ -12,6 +12,7 @@ from lessons import ROOT, code_cells, read
 from workshop_utils.cluster import start_cluster
 from workshop_utils.names import find_names
 
+LESSON, RECORD = ROOT / "notebooks/08-many-models.ipynb", ROOT / "benchmarks/results/cpu2-many-models.csv"
 PLAIN = {"model": "plain", "dropout": 0.0, "lr": 0.003, "seed": 0}
 NOISY = {"model": "noisy", "dropout": 0.2, "lr": 0.01, "seed": 0}
 FAILS = {"model": "fails", "dropout": 0.0, "lr": 10.0, "seed": 0}
@@ -20,11 +21,11 @@ FAILS = {"model": "fails", "dropout": 0.0, "lr": 10.0, "seed": 0}
 @pytest.fixture(scope="module")
 def lesson():
     """The functions that notebook 08 defines, by name; workers get them by value, as from a notebook."""
-    cells = code_cells(read(ROOT / "notebooks" / "08-many-models.ipynb"))
+    cells = code_cells(read(LESSON))
     nodes = [node for cell in cells for node in ast.parse(cell.source).body]
     kept = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef))]
     defined = {"__name__": "__main__"}
-    exec(compile(ast.Module(kept, []), "08-many-models.ipynb", "exec"), defined)
+    exec(compile(ast.Module(kept, []), LESSON.name, "exec"), defined)
     return defined
 
 
@@ -103,14 +104,8 @@ def test_a_state_that_died_with_its_worker_is_made_again_when_it_is_needed(train
     assert trained(NOISY, n_epochs=1, state=half_way).result(timeout=120)["rows"] == undisturbed["noisy"]
 
 
-def test_a_model_that_failed_is_missing_among_the_losses_and_stops_nobody(trained, undisturbed, lesson):
-    futures = {setting["model"]: trained(setting) for setting in (FAILS, PLAIN)}
-    lesson["client"] = trained.client  # the notebook's own
-    assert lesson["lowest_losses"](futures) == {"plain": min(row["val_loss"] for row in undisturbed["plain"])}
-
-
 def test_the_recorded_losses_are_those_of_the_notebooks_own_training(trained, lesson):
-    recorded = pd.read_csv(ROOT / "benchmarks/results/cpu2-many-models.csv", index_col=["seed", "model"])
+    recorded = pd.read_csv(RECORD, index_col=["seed", "model"])
     seed, model = recorded.index[-1]
     lr, dropout = (float(word) for word in model.replace(",", "").split()[1::2])
     data = trained.client.submit(lesson["make_data"], find_names().names)
@@ -120,54 +115,25 @@ def test_the_recorded_losses_are_those_of_the_notebooks_own_training(trained, le
     assert state["rows"][0]["val_loss"] == pytest.approx(recorded.loc[(seed, model), "1"], abs=0.02)
 
 
-class AtOnce:
-    """A client whose tasks are done when they are submitted."""
-
-    def __init__(self, result=None):
-        self.value = result
-
-    def submit(self, function, *args):
-        return AtOnce(function(*(arg.value if isinstance(arg, AtOnce) else arg for arg in args)))
-
-    def result(self):
-        return self.value
+def test_a_model_that_failed_is_missing_among_the_losses_and_stops_nobody(trained, undisturbed, lesson):
+    futures = {setting["model"]: trained(setting) for setting in (FAILS, PLAIN)}
+    lesson["client"] = trained.client  # the notebook's own
+    assert lesson["lowest_losses"](futures) == {"plain": min(row["val_loss"] for row in undisturbed["plain"])}
 
 
-@pytest.fixture
-def read_record(lesson, monkeypatch, tmp_path):
-    """A function that runs the notebook's cell about the record with these parameters, where training is a stand-in."""
-    (cell,) = [c.source for c in code_cells(read(ROOT / "notebooks" / "08-many-models.ipynb")) if c.id == "e8who000"]
-    monkeypatch.chdir(ROOT / "notebooks")
-    monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path / "new"))
-
-    def train(state, data, setting, n_epochs):
-        return {"rows": [{**setting, "epoch": epoch + 1, "val_loss": 2.5} for epoch in range(n_epochs)]}
-
-    def run(n_seeds, models, trained):
-        grid = {model: {"model": model} for model in models}
-        of = {"n_seeds": n_seeds, "grid": grid, "trained": trained, "client": AtOnce(), "data": None}
-        stand_ins = {"make_first_state": lambda seed: {}, "train_epochs": train}
-        exec(cell, defined := {**lesson, **of, **stand_ins})
-        return defined
-
-    return run
-
-
-def test_losses_of_ones_own_grid_are_read_and_leave_the_projects_record_as_it_was(read_record, capsys):
-    record = ROOT / "benchmarks/results/cpu2-many-models.csv"
-    before = record.read_bytes()
-    own = read_record(2, ["a", "b", "c"], trained=4)["every"]
-    assert own.shape == (6, 4) and (own == 2.5).all(axis=None)
-    assert capsys.readouterr().out == "validation losses of 2 seeds, 3 models, 4 epochs\n"
-    assert record.read_bytes() == before
-
-
-def test_the_projects_record_is_not_taken_for_another_grid(read_record):
-    models = pd.read_csv(ROOT / "benchmarks/results/cpu2-many-models.csv")["model"].unique()
-    assert read_record(0, models, trained=16)["every"].shape[1] == 16
-    for others, trained in ((models[1:], 16), (models, 8)):
-        with pytest.raises(ValueError, match="set n_seeds"):
-            read_record(0, others, trained)
+def test_losses_of_ones_own_grid_leave_the_projects_record_alone_which_is_not_taken_for_another_grid(
+    trained, lesson, monkeypatch, capsys
+):
+    (cell,) = [cell.source for cell in code_cells(read(LESSON)) if cell.id == "e8who000"]
+    data = trained.client.submit(lesson["make_data"], find_names().names[:600])
+    own = {"grid": {"plain": PLAIN}, "trained": 1, "client": trained.client, "data": data}
+    monkeypatch.chdir(LESSON.parent)
+    before = RECORD.read_bytes()
+    exec(cell, {**lesson, **own, "n_seeds": 2})
+    assert capsys.readouterr().out == "validation losses of 2 seeds, 1 models, 1 epochs\n"
+    assert RECORD.read_bytes() == before
+    with pytest.raises(ValueError, match="set n_seeds"):
+        exec(cell, {**lesson, **own, "n_seeds": 0})
 
 
 def test_halving_keeps_the_better_half_so_far_and_a_late_winner_is_lost(lesson):
