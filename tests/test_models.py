@@ -75,14 +75,6 @@ def test_a_new_head_forgets_the_categories_of_the_old_one(path):
     assert with_new_head(model, 2).about == {"arch": "resnet18", "size": 96}
 
 
-def test_half_precision_weights_become_single_precision(path):
-    half = {name: tensor.half() if tensor.is_floating_point() else tensor for name, tensor in RESNET18.items()}
-    save_checkpoint(path, arch="resnet18", num_classes=5, state_dict=half)
-    model, _, _ = load_resnet(path)
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-    torch.testing.assert_close(model.fc.weight, RESNET18["fc.weight"], atol=1e-3, rtol=1e-3)
-
-
 def test_resnet_v1_has_its_stride_in_the_first_convolution(path):
     state_dict = torchvision.models.resnet50(num_classes=5).state_dict()
     answers = {}
@@ -100,19 +92,13 @@ def test_resnet_v1_has_its_stride_in_the_first_convolution(path):
     ("content", "reason"),
     [
         ({}, "arch.*num_classes.*state_dict"),
-        ({"arch": "resnet18", "num_classes": 5}, "state_dict"),
         ({"arch": "vgg11", "num_classes": 5, "state_dict": RESNET18}, "vgg11"),
-        ({"arch": 18, "num_classes": 5, "state_dict": RESNET18}, "18"),
         ({"arch": "resnet19", "num_classes": 5, "state_dict": RESNET18}, "resnet19"),
         ({"arch": "resnet34", "num_classes": 5, "state_dict": RESNET18}, "resnet34.*layer1.2.conv1"),
-        ({"arch": "resnet18", "num_classes": 6, "state_dict": RESNET18}, "size mismatch"),
-        ({"arch": "resnet18", "num_classes": "5", "state_dict": RESNET18}, "resnet18"),
         ({"arch": "resnet18", "num_classes": 5, "state_dict": [1, 2]}, "resnet18"),
-        ({"arch": "resnet18", "num_classes": 5, "state_dict": {"fc.bias": 1}}, "resnet18"),
         ({"arch": "resnet18", "num_classes": 5, "state_dict": {1: torch.ones(1)}}, "resnet18"),
         ({"arch": "resnet18", "num_classes": 5, "state_dict": RESNET18, "categories": ["a"]}, "categories"),
         ({"arch": "resnet18", "num_classes": 5, "state_dict": RESNET18, "categories": "abcde"}, "list of names"),
-        ({"arch": "resnet18", "num_classes": 5, "state_dict": RESNET18, "size": None}, "size None"),
         ({"arch": "resnet18", "num_classes": 5, "state_dict": RESNET18, "size": 0}, "size 0"),
         (torch.ones(3), "Tensor"),
         ([1, 2], "list"),
@@ -195,10 +181,7 @@ def test_the_type_that_a_checkpoint_may_not_hold_is_named_with_the_cure(path, va
     ("wrapped", "words"),
     [
         ("module.{}", ["module."]),
-        ("_orig_mod.{}", ["_orig_mod."]),
-        ("module._orig_mod.{}", ["_orig_mod.", "module."]),
         ("_orig_mod.module.{}", ["_orig_mod.", "module."]),
-        ("net.{}", ["net."]),
         ("net.module.{}", ["module.", "net."]),
     ],
 )
@@ -368,18 +351,6 @@ def test_a_download_that_brings_nothing_is_given_up(monkeypatch, tmp_path, silen
     with pytest.raises(WeightsError, match="nothing came from https://download.pytorch.org.*for 1 s"):
         load_resnet()
     assert asked and asked[0][0].startswith(b"CONNECT download.pytorch.org:443")
-
-
-def test_a_resolver_that_never_answers_is_given_up(monkeypatch, tmp_path):
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(models, "STALLED_S", 1)
-    over = threading.Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: over.wait() and [])
-    with pytest.raises(WeightsError, match="nothing came"):
-        load_resnet()
-    over.set()
 
 
 @pytest.mark.weekly
