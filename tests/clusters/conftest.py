@@ -3,6 +3,8 @@
 import os
 
 import pytest
+import torch
+import torch.distributed as dist
 from hosts import BUCKET, PREFIX, SILENCE_S, Network, kill, missing, s3_server, until
 
 from daskrun.settings import worker_settings
@@ -68,6 +70,16 @@ class HostsCluster:
 
     def _runs(self, host):
         return host in self._processes and self._processes[host].poll() is None
+
+
+@pytest.fixture
+def sum_up():
+    def sum_up():  # in here it is pickled by value, as a notebook's functions are
+        total = torch.tensor([1.0 + dist.get_rank()])
+        dist.all_reduce(total)
+        return total.item()
+
+    return sum_up
 
 
 @pytest.fixture(scope="session")

@@ -27,18 +27,8 @@ ROOT = Path(__file__).parents[2]
 PYTHONPATH = f"{ROOT}:{ROOT}/daskrun/src"  # this checkout's packages, whichever are installed
 PREFIX, BASE = Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()
 PROGRAMS = ("setpriv", "unshare", "nsenter", "ip")
-ISOLATED = (
-    "setpriv",
-    "--pdeathsig=KILL",
-    "unshare",
-    "--net",
-    "--uts",
-    "--mount",
-    "--pid",
-    "--fork",
-    "--mount-proc",
-    "--kill-child",
-)
+DIE_WITH_US = "setpriv", "--pdeathsig=KILL"
+ISOLATED = *DIE_WITH_US, "unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"
 STAY = "echo ready; exec sleep infinity"
 SWITCH = f"""
 ip link set lo up
@@ -243,19 +233,9 @@ def s3_server(host):
     keys = {"accessKey": USER, "secretKey": secrets.token_urlsafe()}
     users = {"identities": [{"name": USER, "credentials": [keys], "actions": ["Admin"]}]}
     host.run("tee", "/tmp/s3.json", input=json.dumps(users))
-    flags = [
-        "-dir=/tmp",
-        f"-ip={host.address}",
-        f"-ip.bind={host.address}",
-        "-volume.max=8",
-        "-s3",
-        "-s3.port=8333",
-        "-master.volumeSizeLimitMB=256",
-        "-master.telemetry=false",
-        "-s3.config=/tmp/s3.json",
-        "-s3.port.iceberg=0",
-        "-s3.port.lance=0",
-    ]
+    flags = [f"-ip={host.address}", f"-ip.bind={host.address}", "-dir=/tmp", "-volume.max=8", "-master.telemetry=false"]
+    flags += ["-master.volumeSizeLimitMB=256", "-s3", "-s3.port=8333", "-s3.config=/tmp/s3.json"]
+    flags += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
     server = host.start(PREFIX / "bin/weed", "server", *flags, TMPDIR="/tmp")
     try:
         yield {
@@ -267,7 +247,7 @@ def s3_server(host):
         kill(server)
 
 
-def until(condition, what, timeout_s=READY_WITHIN_S):
+def until(condition, what=lambda: "it took too long", timeout_s=READY_WITHIN_S):
     """Return what `condition` returns, once that is true; where it does not become so, say what()."""
     give_up = time.monotonic() + timeout_s
     while not (value := condition()):

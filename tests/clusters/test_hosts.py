@@ -90,26 +90,17 @@ def test_ranks_that_cannot_reach_each_other_are_named_with_the_address_and_the_c
         two.run("ip", "route", "del", "blackhole", one.address)
 
 
-@pytest.mark.weekly
-def test_training_goes_on_from_the_checkpoint_when_a_lost_host_is_back(on_hosts, hosts_cluster, teach):
+@pytest.mark.parametrize("is_back", [False, pytest.param(True, marks=pytest.mark.weekly)])
+def test_training_goes_on_from_the_checkpoint_with_or_without_the_lost_host(on_hosts, hosts_cluster, teach, is_back):
     source, checkpoint = find_data(8, HELD_OUT, light="dusk"), f"{new_shared_folder()}/breeds.pt"
-    settings = {"checkpoint": checkpoint, "checkpoint_every": 2, "epochs": 4}
-    with daskrun.launch(on_hosts, teach, source, max_restarts=1, wait_for_successors=120, **settings) as job:
+    settings = {"checkpoint": checkpoint, "checkpoint_every": 2, "epochs": 4, "max_restarts": 1}
+    settings |= {"wait_for_successors": 120} if is_back else {"wait_for_successors": 15, "n_workers": (1, 2)}
+    with daskrun.launch(on_hosts, teach, source, **settings) as job:
         has_reached(6, job)
         hosts_cluster.lose(hosts_cluster.hosts[1])
-        until(lambda: len(on_hosts.nthreads()) == 1, hosts_cluster.network.said)
-        hosts_cluster.bring_back()
+        if is_back:
+            until(lambda: len(on_hosts.nthreads()) == 1, hosts_cluster.network.said)
+            hosts_cluster.bring_back()
         results = job.result()
-    assert len(results) == 2 and len(job.failures) == 1
-    assert 4 <= results[0]["resumed_at"] < results[0]["steps"] == 16
-
-
-def test_training_goes_on_from_the_checkpoint_on_the_hosts_that_are_left(on_hosts, hosts_cluster, teach):
-    source, checkpoint = find_data(8, HELD_OUT, light="dusk"), f"{new_shared_folder()}/breeds.pt"
-    settings = {"checkpoint": checkpoint, "checkpoint_every": 2, "epochs": 4, "wait_for_successors": 15}
-    with daskrun.launch(on_hosts, teach, source, n_workers=(1, 2), max_restarts=1, **settings) as job:
-        has_reached(6, job)
-        hosts_cluster.lose(hosts_cluster.hosts[1])
-        results = job.result()
-    assert len(results) == 1 and len(job.failures) == 1
+    assert len(results) == (2 if is_back else 1) and len(job.failures) == 1
     assert 4 <= results[0]["resumed_at"] < results[0]["steps"] == 16

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch.distributed as dist
 from distributed import Client, LocalCluster
-from hosts import PYTHONPATH
+from hosts import PYTHONPATH, until
 
 import daskrun
 from daskrun import JobError, WorkerDied, log_metrics
@@ -39,20 +39,8 @@ class Workers:
     def start(self, *names):
         for name in names:
             preload = ["--preload", self.fake_gpu] if name.startswith("gpu") else []
-            command = [
-                sys.executable,
-                "-m",
-                "distributed.cli.dask_worker",
-                self.client.scheduler.address,
-                "--name",
-                name,
-                "--host",
-                LOOPBACK,
-                "--nthreads",
-                "1",
-                "--no-dashboard",
-                *preload,
-            ]
+            command = [sys.executable, "-m", "distributed.cli.dask_worker", self.client.scheduler.address, *preload]
+            command += ["--name", name, "--host", LOOPBACK, "--nthreads", "1", "--no-dashboard"]
             environment = os.environ | worker_settings(torch_threads=1) | {"PYTHONPATH": PYTHONPATH}
             process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
             self.processes[name] = process
@@ -74,13 +62,6 @@ def workers(tmp_path_factory):
         cluster = LocalCluster(n_workers=0, host=LOOPBACK, dashboard_address=f"{LOOPBACK}:0", silence_logs=50)
         stack.enter_context(cluster)
         yield Workers(stack.enter_context(Client(cluster)), stack, tmp_path_factory.mktemp("preload"))
-
-
-def until(condition, timeout_s=240):
-    give_up = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < give_up, "it took too long"
-        time.sleep(0.05)
 
 
 def name():

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
-import torch.distributed as dist
 from click.testing import CliRunner
 from dask.system import CPU_COUNT
 from distributed import LocalCluster
@@ -83,14 +81,9 @@ def port():
 
 @pytest.mark.filterwarnings("ignore:Workers do not suit PyTorch")  # which are not all there yet, to share the cores
 @pytest.mark.parametrize("launcher", [by_torchrun, by_slurm, by_kubeflow])
-def test_a_launcher_starts_a_cluster_that_a_notebook_joins(launcher, port, about, tmp_path):
+def test_a_launcher_starts_a_cluster_that_a_notebook_joins(launcher, port, about, sum_up, tmp_path):
     if launcher == by_slurm and not shutil.which("scontrol"):
         pytest.skip("needs: apt install slurm-client")
-
-    def sum_up():
-        total = torch.tensor([1.0 + dist.get_rank()])
-        dist.all_reduce(total)
-        return total.item()
 
     (tmp_path / "slurm.conf").write_text("ClusterName=none\nSlurmctldHost=localhost\n")  # or scontrol would not start
     with (
@@ -122,10 +115,8 @@ def test_with_an_address_it_is_one_worker(about, tmp_path):
         ([], {"RANK": "one", "MASTER_ADDR": LOOPBACK}, "Nothing says what to become .*'one'"),
         ([], {"SLURM_PROCID": "1"}, "Nothing says what to become .*SLURM_STEP_NODELIST"),
         ([], {"RANK": "1", "MASTER_ADDR": "nowhere.invalid"}, "tcp://nowhere.invalid:8786' cannot be reached"),
-        (["localhost"], {}, "'localhost' is not a scheduler's address: write tcp://HOST:PORT"),
         (["tcp://localhost"], {}, "'tcp://localhost' is not a scheduler's address: write tcp://HOST:PORT"),
         (["http://localhost:8787"], {}, "'http://localhost:8787' is not a scheduler's address"),
-        (["tcp://localhost:x"], {}, "'tcp://localhost:x'"),
     ],
 )
 def test_what_says_nothing_of_a_cluster_is_named_with_the_cure(words, variables, said, monkeypatch):

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import dask
 import pytest
-import torch
-import torch.distributed as dist
 from hosts import ISOLATED, PYTHONPATH, lasting_port, until
 
 import daskrun
@@ -108,12 +106,7 @@ def test_the_environment_arrives_at_workers(client):
         start_cluster(address=client.scheduler.address).close()
 
 
-def test_ranks_meet(client):
-    def sum_up():
-        total = torch.tensor([1.0 + dist.get_rank()])
-        dist.all_reduce(total)
-        return total.item()
-
+def test_ranks_meet(client, sum_up):
     assert daskrun.run(client, sum_up, timeout=240) == [3.0, 3.0]
 
 

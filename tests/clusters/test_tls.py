@@ -8,8 +8,6 @@ from contextlib import ExitStack
 
 import dask
 import pytest
-import torch
-import torch.distributed as dist
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -82,12 +80,7 @@ def address(settings, tmp_path_factory):
 
 
 @pytest.mark.filterwarnings("ignore:Workers do not suit PyTorch")  # each has one core of several
-def test_ranks_meet_on_a_cluster_that_talks_tls(address, settings):
-    def sum_up():
-        total = torch.tensor([1.0 + dist.get_rank()])
-        dist.all_reduce(total)
-        return total.item()
-
+def test_ranks_meet_on_a_cluster_that_talks_tls(address, settings, sum_up):
     with dask.config.set(settings), start_cluster(address=address) as client:
         assert daskrun.run(client, sum_up, timeout=240) == [3.0, 3.0]
         assert all(worker.startswith("tls://") for worker in [address, *client.nthreads()])

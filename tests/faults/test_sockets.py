@@ -18,6 +18,7 @@ import pytest
 
 WORKSHOP = Path(sys.executable).parent / "workshop"
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+PARTS = "workshop lab", "workshop room", "ipykernel", "script.py", "multiprocessing.forkserver", "weed", "tensorboard"
 MARK = "WORKSHOP_TEST_OF_SOCKETS"  # an environment variable, by which all that this test has started is known
 NOTEBOOK = """
 import os, subprocess, sys, time
@@ -100,15 +101,7 @@ def test_all_sockets_of_a_running_workshop_are_on_loopback_and_the_lab_asks_for_
         wait_for(lambda: any("ipykernel" in program for program, _ in listening(mark)), logs)
         wait_for(lambda: any("tensorboard" in program for program, _ in listening(mark)), logs)
         found = listening(mark)
-        for part in (
-            "workshop lab",
-            "workshop room",
-            "ipykernel",
-            "script.py",
-            "multiprocessing.forkserver",
-            "weed",
-            "tensorboard",
-        ):
+        for part in PARTS:
             assert any(part in program for program, _ in found), (part, found)
         assert {address for _, address in found} <= {"127.0.0.1", "::1"}, found
     finally:
