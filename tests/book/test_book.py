@@ -126,24 +126,12 @@ def test_every_page_is_quiet_and_no_line_is_cut_off(page_of, site, pages, width)
     page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("response", lambda response: said.append(response.url) if response.status >= 400 else None)
+    page.on("request", lambda request: None if request.url.startswith((site, "data:")) else said.append(request.url))
     for path in set(pages) - {"index.html"}:  # which leads on at once
         page.goto(f"{site}/{path}")
         found[path] = page.evaluate(CUT_OFF)
     assert not {path: wide for path, wide in found.items() if wide}
     assert not said
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_the_first_page_leads_to_the_menu_and_the_menu_to_a_notebook(page_of, site, width):
-    page = page_of(width)
-    page.goto(site)
-    page.wait_for_url("**/docs/index.html")
-    entry = page.locator(".bd-links a:visible", has_text="06 · Distributed training")
-    if width < 992:  # the menu is folded
-        expect(entry).to_have_count(0)
-        page.locator(".primary-toggle:visible").click()
-    entry.click()
-    page.wait_for_url("**/06-distributed-training.html")
 
 
 def test_imports_and_solutions_are_folded_until_they_are_wanted_and_lessons_open(page, site):
@@ -154,15 +142,6 @@ def test_imports_and_solutions_are_folded_until_they_are_wanted_and_lessons_open
         fold.first.locator("summary").click()
         expect(code).to_be_visible()
     expect(page.locator(".cell_input pre", has_text="def train_alone").first).to_be_visible()
-
-
-def test_the_search_page_finds_rank(page, site):
-    page.goto(f"{site}/search.html")
-    field = page.locator("input[name=q]:visible").first
-    field.fill("rank")
-    field.press("Enter")
-    page.locator("#search-results li a", has_text="Distributed training").first.click()
-    page.wait_for_url("**/06-distributed-training.html**")
 
 
 @pytest.mark.weekly

@@ -1,7 +1,6 @@
-"""The quiz: questions that explain each answer and agree with the notebooks, in a page that needs no network."""
+"""The quiz: questions that explain each answer and agree with the notebooks, as its stored page asks them."""
 
 import json
-import re
 from collections import Counter
 
 import pytest
@@ -55,38 +54,3 @@ def test_the_stored_page_asks_these_questions_and_another_run_stores_the_same(tm
     assert render(source, tmp_path).error is None
     assert source.read_bytes() == before, "sections have no minutes here: their headings do not begin with ##"
     assert read(tmp_path / "quiz.ipynb").cells == read(RENDERED / "quiz.ipynb").cells, "run: tools/render.py quiz"
-
-
-@pytest.fixture(scope="module")
-def page(browser, tmp_path_factory):
-    """The stored outputs as a static page, with what it tried to fetch as `page.fetched`."""
-    outputs = [output for cell in code_cells(read(RENDERED / "quiz.ipynb")) for output in cell.outputs]
-    shown = [output.data for output in outputs if "data" in output]
-    parts = [data.get("text/html") or f"<script>{data['application/javascript']}</script>" for data in shown]
-    path = tmp_path_factory.mktemp("page") / "quiz.html"
-    divs = "".join(f"<div>{part}</div>" for part in parts)
-    path.write_text(f"<!doctype html><meta charset='utf-8'><body>{divs}", encoding="utf-8")
-    page = browser.new_page(viewport={"width": 900, "height": 900})
-    page.fetched = []
-    page.on("request", lambda request: page.fetched.append(request.url))
-    page.goto(path.as_uri())
-    page.locator(".Quiz").nth(len(QUESTIONS) - 1).wait_for()
-    return page
-
-
-@pytest.mark.weekly
-def test_the_page_shows_all_questions_fetches_nothing_and_says_why_an_answer_is_right_or_wrong(page):
-    shown = " ".join(page.locator(".Quiz").all_inner_texts())
-    assert all(plain(one["question"]) in shown for one in QUESTIONS)
-    assert page.locator(".Quiz").count() == len(QUESTIONS)
-    assert [url for url in page.fetched if not url.startswith(("file:", "data:"))] == []
-    asked = page.locator(".Quiz", has_text=plain(QUESTIONS[0]["question"]))
-    for correct in (False, True):
-        answer = next(answer for answer in QUESTIONS[0]["answers"] if answer["correct"] == correct)
-        asked.locator(".MCButton", has_text=answer["answer"]).click()
-        said = asked.locator(".Feedback.correct" if correct else ".Feedback.incorrect")
-        assert said.inner_text() == plain(answer["feedback"])
-
-
-def plain(html):
-    return re.sub(r"</?code>", "", html)
