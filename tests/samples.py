@@ -3,7 +3,7 @@
 import torch
 import torchvision
 
-from workshop_utils.models import save_checkpoint
+from workshop_utils.checkpoint import save_checkpoint
 from workshop_utils.object_store import ADMIN
 
 ODD_NAMES = ["a b.jpg", "dög.jpg", "50%.jpg", "a%20b.jpg", "a#1.jpg", "a?.jpg", "a[1].jpg", "a*.jpg", "a{b}.jpg"]

@@ -25,6 +25,7 @@ from waiting import until
 
 from daskrun import SchedulerLost
 from workshop_utils import inference, int8
+from workshop_utils.checkpoint import WeightsError, load_checkpoint, save_checkpoint
 from workshop_utils.data import list_photos
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.dogs.sketches import write_sketches
@@ -37,7 +38,7 @@ from workshop_utils.inference import (
     classify_stream,
     loaded_model,
 )
-from workshop_utils.models import WeightsError, load_checkpoint, load_resnet, save_checkpoint
+from workshop_utils.models import load_resnet
 
 MISSING = ["prediction", "probability", "correct"]
 

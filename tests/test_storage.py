@@ -15,11 +15,10 @@ from fsspec.implementations.ftp import FTPFileSystem
 from samples import sign_in
 
 from workshop_utils import storage
+from workshop_utils.checkpoint import load_checkpoint, save_checkpoint
 from workshop_utils.data import find_data, list_photos
 from workshop_utils.dogs.photos import PhotosError, fetch_photos
 from workshop_utils.dogs.sketches import write_sketches
-from workshop_utils.loop.checkpoint import RunCheckpoint
-from workshop_utils.models import load_checkpoint, save_checkpoint
 from workshop_utils.object_store import local_object_store
 from workshop_utils.results import write_tensorboard
 from workshop_utils.storage import (
@@ -136,11 +135,6 @@ def test_an_address_is_taken_whole():
 def test_what_is_no_address_is_refused_with_the_one_to_give(given, cure):
     with pytest.raises(ValueError, match=f"'{given}'.*{cure}"):
         open_address(given)
-
-
-def test_a_checkpoint_in_a_path_that_was_an_address_is_refused():
-    with pytest.raises(ValueError, match="lacks a slash.* give the string 's3://bucket/run.pt'"):
-        RunCheckpoint(Path("s3://bucket/run.pt"), 1, {}, None, None, [])
 
 
 def test_a_path_of_any_kind_is_its_own_text(tmp_path, monkeypatch):

@@ -1,25 +1,19 @@
 """Load a ResNet with the transform and the categories that its weights were trained with."""
 
-import errno
 import os
-import pickle
 import re
 import threading
 import time
-import zipfile
-from collections.abc import Callable, Collection
-from contextlib import nullcontext, suppress
-from io import BytesIO
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, Queue
-from tempfile import TemporaryDirectory
 
 import torch
-from fsspec.implementations.local import LocalFileSystem
-from torch.serialization import get_unsafe_globals_in_checkpoint
 from torchvision.models import ResNet, ResNet50_Weights, get_model
 
-from workshop_utils.storage import open_fresh, weights_setting, whole_file
+from workshop_utils.checkpoint import WeightsError, load_checkpoint
+from workshop_utils.storage import weights_setting
 
 SKETCH_WEIGHTS = Path(__file__).parent / "weights" / "resnet18_sketches.pt"  # by tools/train_sketch_weights.py
 IMAGENET_WEIGHTS = ResNet50_Weights.IMAGENET1K_V2
@@ -28,18 +22,6 @@ STALLED_S = 20  # a download that brings nothing for so long is given up
 # What DistributedDataParallel and torch.compile put into a weight's name.
 WRAPPER = re.compile(r"(?<![^.])(?:module|_orig_mod)\.")
 IN_ALL_RESNETS = ("conv1.weight",)  # a weight's name
-CONVERT = (
-    "Convert them before you save: `.item()` of a NumPy number, `torch.as_tensor` of an array, `str` of a path, `vars` "
-    "of a Namespace. If you trust the file, `torch.load(path, weights_only=False)` reads it"
-)
-
-
-class WeightsError(RuntimeError):
-    """Weights cannot be loaded; the message says which, why, and what to do."""
-
-
-class NoCheckpoint(WeightsError):
-    """A file can be read, and is no whole checkpoint."""
 
 
 def load_resnet(weights: str | os.PathLike = "auto") -> tuple[ResNet, Callable, list[str]]:
@@ -90,123 +72,6 @@ def with_new_head(model: ResNet, n_classes: int) -> ResNet:
     model.fc = torch.nn.Linear(model.fc.in_features, n_classes).to(model.fc.weight.device)
     getattr(model, "about", {}).pop("categories", None)  # those of the old head
     return model
-
-
-def save_checkpoint(path: str | os.PathLike, /, put_aside: Callable[[], None] = lambda: None, **values: object) -> None:
-    """Write `values` (tensors, numbers, strings, dicts and lists of them) to `path`: whole or not at all.
-
-    path: a local path, or an address, protocol://…, such as "s3://…"; fsspec takes what it needs there, such as
-    an endpoint, from the environment. put_aside: called when all is written, just before it replaces what is at `path`.
-    Raises OSError, for example where the disk is full, and NoCheckpoint for a value that could not be read again.
-    """
-    fs, key = open_fresh(path)
-    local = isinstance(fs, LocalFileSystem)
-    place = nullcontext("") if local else TemporaryDirectory()
-    try:
-        with place as folder, whole_file(Path(folder, key if local else "checkpoint.pt")) as part:
-            with part.open("wb") as file:
-                torch.save(values, file)
-            with part.open("rb") as file:
-                _read(file, str(path))  # refuses now what could not be read later
-            put_aside()
-            if not local:
-                fs.put_file(str(part), key)  # an object store shows a file once all of it is there
-    except (RuntimeError, OSError) as error:
-        # A full disk, of which PyTorch may say "unexpected pos"; or an error that names the file that is gone by now.
-        why = error.__context__ if isinstance(error, RuntimeError) else error
-        if isinstance(why, OSError) and why.errno and (not why.filename or str(why.filename).endswith(".part")):
-            raise OSError(why.errno, why.strerror, str(path)) from error
-        raise
-
-
-def load_checkpoint(path: str | os.PathLike) -> dict:
-    """Return the dict in a checkpoint file, on the CPU, without running any code that the file may hold.
-
-    path: as in `storage.absolute_address`.
-    Raises NoCheckpoint if the file can be read and is no whole checkpoint, else WeightsError.
-    """
-    try:
-        fs, key = open_fresh(path)
-        file = fs.open(key, "rb") if isinstance(fs, LocalFileSystem) else BytesIO(fs.cat_file(key))
-    except FileNotFoundError as error:
-        raise WeightsError(f"There is no file {str(path)!r}: check the path, or unset WORKSHOP_WEIGHTS.") from error
-    except Exception as error:  # fsspec raises errors of many types
-        raise WeightsError(f"{str(path)!r} cannot be read: {_in_short(error)}") from error
-    with file:
-        return _read(file, str(path))
-
-
-def _read(file, name):
-    """Return the dict in an open file of a checkpoint, whose errors call it `name`."""
-    try:
-        if zipfile.is_zipfile(file) and (part := zipfile.ZipFile(file).testzip()):  # torch.load would not notice
-            raise ValueError(f"its part {part!r} is damaged")
-        file.seek(0)
-        checkpoint = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load raises errors of many types for other files
-        # A disk that may answer later says nothing of damage. EINVAL comes from a place that a damaged file names.
-        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno != errno.EINVAL):
-            raise WeightsError(f"{name!r} cannot be read: {_in_short(error)}") from error
-        raise NoCheckpoint(f"{name!r} cannot be loaded as a PyTorch checkpoint: {_why(error, file)}") from error
-    if not isinstance(checkpoint, dict):
-        raise NoCheckpoint(f"{name!r} holds a {type(checkpoint).__name__}, not a dict of named values.")
-    return checkpoint
-
-
-def _why(error, file):
-    """Return why torch.load raised `error`. Its own sentence for what it refuses has advice and escape codes first."""
-    if "TorchScript" in str(error):
-        return "it is a TorchScript archive: save torch.jit.load(path).state_dict() instead, with arch and num_classes."
-    if isinstance(error, (RuntimeError, ValueError)):
-        return _in_short(error)
-    if isinstance(error, pickle.UnpicklingError):
-        types = re.findall(r"GLOBAL (\S+)", str(error))[:1]  # the first one
-        with suppress(Exception):  # it knows no files of PyTorch before 1.6
-            file.seek(0)
-            types = sorted(get_unsafe_globals_in_checkpoint(file)) or types
-        if types:
-            return f"it holds objects of {', '.join(types[:5])}, which could run code. {CONVERT}."
-    found = re.search(r"Unsupported [^\n]+", str(error))
-    what = found[0] if found else repr(error)[:200]
-    return f"it is damaged, or a file of another kind ({what if file.seek(0, 2) else 'it is empty'}): save it again."
-
-
-def _in_short(error):
-    return str(error).split("\n")[0][:200]
-
-
-def without_wrappers(state_dict: object, expected: Collection) -> str:
-    """Return the cure if names in `state_dict` hold a wrapper of the model, and those in `expected` do not; else ""."""
-    both = (state_dict if isinstance(state_dict, dict) else {}, expected)
-    found, known = ({word for name in names for word in WRAPPER.findall(str(name))} for names in both)
-    extra = sorted(found - known)
-    plain = [re.sub("|".join(map(re.escape, extra)), "", str(name)) for name in both[0]]
-    cut = "".join(f".replace({word!r}, '')" for word in extra)
-    outer = os.path.commonprefix(plain).rpartition(".")[0] + "."  # the model is a part of another module
-    if any(name.removeprefix(outer) in expected for name in plain if name.startswith(outer)):
-        cut, extra = f"{cut}.removeprefix({outer!r})", [*extra, outer]
-    if not extra:
-        return ""
-    return (
-        f"its weights' names hold {' and '.join(map(repr, extra))}, since DistributedDataParallel, torch.compile or "
-        f"another module had wrapped the model. Save {{name{cut}: weight for name, weight in state_dict.items()}} "
-        "instead."
-    )
-
-
-def checkpoint_exists(path: str | os.PathLike) -> bool:
-    """Return whether there is a file at `path`, which is as in `storage.absolute_address`.
-
-    Raises OSError where the storage does not say: fsspec's own `exists` would then answer that there is none. Raises
-    IsADirectoryError for a folder.
-    """
-    fs, key = open_fresh(path)
-    try:
-        if fs.info(key)["type"] == "directory":
-            raise IsADirectoryError(f"{str(path)!r} is a folder: give the path of a file.")
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def _imagenet():
@@ -272,7 +137,7 @@ def _cached():
 def _build(checkpoint, name):
     """Return (model, categories) of a checkpoint."""
     if missing := {"arch", "num_classes", "state_dict"} - checkpoint.keys():
-        wrapped = f" If it is a state_dict: {cure}" if (cure := without_wrappers(checkpoint, IN_ALL_RESNETS)) else ""
+        wrapped = f" If it is a state_dict: {cure}" if (cure := _without_wrappers(checkpoint, IN_ALL_RESNETS)) else ""
         raise WeightsError(
             f"{name!r} lacks {sorted(missing)}: a checkpoint needs arch, num_classes and state_dict.{wrapped}"
         )
@@ -283,7 +148,7 @@ def _build(checkpoint, name):
         model = get_model(arch, weights=None, num_classes=n_classes)
         model.load_state_dict(checkpoint["state_dict"])  # float32 afterwards, whatever they were saved in
     except (RuntimeError, ValueError, AttributeError, TypeError) as error:
-        why = without_wrappers(checkpoint["state_dict"], IN_ALL_RESNETS) or str(error)[:300]
+        why = _without_wrappers(checkpoint["state_dict"], IN_ALL_RESNETS) or str(error)[:300]
         raise WeightsError(f"{name!r} does not fit {arch!r}: {why}") from error
     if checkpoint.get("stride_in_1x1"):
         # ResNet v1 halves the resolution in the first 1x1 convolution of a stage; torchvision's v1.5 in the 3x3 one.
@@ -299,3 +164,22 @@ def _build(checkpoint, name):
     if len(categories) != n_classes:
         raise WeightsError(f"{name!r} names {len(categories)} categories, but num_classes is {n_classes}.")
     return model, categories
+
+
+def _without_wrappers(state_dict, expected):
+    """Return the cure if names in `state_dict` hold a wrapper of the model, and those in `expected` do not; else ""."""
+    both = (state_dict if isinstance(state_dict, dict) else {}, expected)
+    found, known = ({word for name in names for word in WRAPPER.findall(str(name))} for names in both)
+    extra = sorted(found - known)
+    plain = [re.sub("|".join(map(re.escape, extra)), "", str(name)) for name in both[0]]
+    cut = "".join(f".replace({word!r}, '')" for word in extra)
+    outer = os.path.commonprefix(plain).rpartition(".")[0] + "."  # the model is a part of another module
+    if any(name.removeprefix(outer) in expected for name in plain if name.startswith(outer)):
+        cut, extra = f"{cut}.removeprefix({outer!r})", [*extra, outer]
+    if not extra:
+        return ""
+    return (
+        f"its weights' names hold {' and '.join(map(repr, extra))}, since DistributedDataParallel, torch.compile or "
+        f"another module had wrapped the model. Save {{name{cut}: weight for name, weight in state_dict.items()}} "
+        "instead."
+    )

@@ -16,10 +16,10 @@ from torchvision.models import ResNet
 
 from daskrun import assert_equal_on_all_ranks, log_metrics
 from workshop_utils import models
+from workshop_utils.checkpoint import RunCheckpoint
 from workshop_utils.data import HELD_OUT, DataSource, ImageFolder, train_val_split
 from workshop_utils.loop.batches import TrainBatches, evaluation_batches, naming_dead_children
 from workshop_utils.loop.chance import callers_chance_kept
-from workshop_utils.loop.checkpoint import RunCheckpoint
 from workshop_utils.loop.preemption import sigterm_noticed
 from workshop_utils.loop.ranks import check_all_alike, own_device, world
 from workshop_utils.loop.settings import COMPRESSIONS, Settings, check_run, whole
@@ -69,8 +69,7 @@ def train(
     checkpoint: a path or address that all ranks read and rank 0 writes: every `checkpoint_every` steps and after each
     epoch. If it exists, training resumes from it, with any world size: on CPUs to the bit as if it had never stopped
     with one or two ranks; gloo adds up more ranks in another order, so these agree to rounding (6e-8). `load_resnet`
-    loads the file, if it loaded the model. The one before it stays beside it as `<path>.before`, and is taken, with a
-    warning, where the latest one is damaged. While one is saved, there are three.
+    loads the file, if it loaded the model.
     check_every: steps after which the ranks compare their weights, bit by bit; 0 for never.
     num_workers: children that read images for training, and as many for validation. The dataset's class may be from a
     notebook's cell.
@@ -83,9 +82,10 @@ def train(
     for the DataLoader), comm_s (gradients still travel when nothing is left to compute), compute_s (all else). Rank 0
     logs step, epoch, val_accuracy, val_loss after each epoch.
     Raises ValueError for settings that cannot be and for a checkpoint of another run (other images are noticed if their
-    number or size differs), FloatingPointError if the loss becomes infinite or NaN, AssertionError where check_every
-    finds weights that differ. With a checkpoint, raises Preempted on all ranks once any of them got SIGTERM: after the
-    step in which it came, or the evaluation, if the step ends an epoch. That is saved.
+    number differs), FloatingPointError if the loss becomes infinite or NaN, AssertionError where check_every finds
+    weights that differ, WeightsError for a damaged checkpoint. With a checkpoint, raises Preempted on all ranks once
+    any of them got SIGTERM: after the step in which it came, or the evaluation, if the step ends an epoch. That is
+    saved.
     """
     run, every = Settings(**settings), whole("checkpoint_every", checkpoint_every, 1)
     sizes = check_run(run, model, train_set, val_set, check_every)
@@ -111,10 +111,10 @@ def train(
                 _check_step(model, row["loss"], step, run, check_every)
                 seconds += load_s + row["compute_s"] + row["comm_s"]
                 if step % batches.per_epoch:
-                    saved.keep(step, images)
+                    saved.keep(step)
             numbers = {"steps": step, "images_per_s": (step - resumed_at) * run.batch_size / seconds}
             numbers |= {"train_loss": row["loss"], **_end_epoch(model, val_loader, run.precision, step, epoch)}
-            saved.keep(step, images, numbers)
+            saved.keep(step, numbers)
 
     _set_modes(model, trained, head_alone=False, freeze_batchnorm=False)
     model.eval()

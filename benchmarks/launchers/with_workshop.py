@@ -10,8 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 import daskrun
+from workshop_utils.checkpoint import checkpoint_exists, load_checkpoint, save_checkpoint
 from workshop_utils.cluster import start_cluster
-from workshop_utils.models import checkpoint_exists, load_checkpoint, save_checkpoint
 
 
 def train(folder):

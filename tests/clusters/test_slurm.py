@@ -16,10 +16,10 @@ from slurm import missing, slurm
 
 import daskrun
 from daskrun.settings import THREADS, unfit_for_pytorch
+from workshop_utils.checkpoint import checkpoint_exists, load_checkpoint
 from workshop_utils.cluster import describe_workers, start_cluster
 from workshop_utils.data import HELD_OUT, find_data, list_photos
 from workshop_utils.inference import classify
-from workshop_utils.models import checkpoint_exists, load_checkpoint
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy" / "slurm"

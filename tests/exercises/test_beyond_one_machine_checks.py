@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from answers import right, wrong
 
+from workshop_utils.checkpoint import checkpoint_exists, load_checkpoint, save_checkpoint
 from workshop_utils.exercises import beyond_one_machine as exercises
-from workshop_utils.models import checkpoint_exists, load_checkpoint, save_checkpoint
 
 
 def plan(n_images, deadline_h, images_per_s, boot_h, price):

@@ -7,8 +7,8 @@ import torch
 from answers import right, wrong
 
 from daskrun import horovod as launcher
+from workshop_utils.checkpoint import checkpoint_exists, load_checkpoint
 from workshop_utils.exercises import NotYet, horovod
-from workshop_utils.models import checkpoint_exists, load_checkpoint
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from test_training import FIVE_STEPS, Reads, noise, trained
 
 import daskrun
+from workshop_utils.checkpoint import load_checkpoint
 from workshop_utils.loop.batches import heed_parent_alone
 from workshop_utils.loop.preemption import Preempted, sigterm_noticed
-from workshop_utils.models import load_checkpoint
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
 

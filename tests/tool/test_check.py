@@ -14,7 +14,7 @@ import torchvision
 from click.testing import CliRunner
 from PIL import Image
 
-from workshop_utils.models import save_checkpoint
+from workshop_utils.checkpoint import save_checkpoint
 from workshop_utils.tool import check
 from workshop_utils.tool.check import run_checks
 from workshop_utils.tool.cli import main

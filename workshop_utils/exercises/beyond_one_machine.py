@@ -18,8 +18,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from torch.nn.functional import cross_entropy
 
 import daskrun
+from workshop_utils.checkpoint import WeightsError, load_checkpoint, save_checkpoint
 from workshop_utils.exercises import Answer, NotYet, exercise, expect, passed, which_mistake
-from workshop_utils.models import WeightsError, load_checkpoint, save_checkpoint
 
 MOVED_AFTER, N_STEPS = 5, 10
 ANSWER_S = 30.0  # time limit of ranks that run an answer

@@ -14,8 +14,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from daskrun import horovod
+from workshop_utils.checkpoint import WeightsError, load_checkpoint, save_checkpoint
 from workshop_utils.exercises import Answer, NotYet, exercise, expect, imported, passed, which_mistake
-from workshop_utils.models import WeightsError, load_checkpoint, save_checkpoint
 from workshop_utils.storage import new_shared_folder
 
 IMAGES_A_STEP = 1680  # divisible by 1 to 8, 10, 12, 14, 15 and 16 ranks

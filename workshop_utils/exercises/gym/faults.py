@@ -62,8 +62,8 @@ def possible_with(memory_limit: int | None) -> list[int]:
     steps=ANY_STEP[::SAVED_EVERY],
 )
 def one_rank_alone(here: "Here", original: Piece) -> Piece:
-    def keep(self, step, images, numbers=None):
-        original(self, step, images, numbers)
+    def keep(self, step, numbers=None):
+        original(self, step, numbers)
         if here.strikes(step):
             dist.barrier()  # in the branch that only rank 0 takes
 
@@ -80,10 +80,10 @@ def one_rank_alone(here: "Here", original: Piece) -> Piece:
     alike="collective on one rank",
 )
 def swapped(here: "Here", original: Piece) -> Piece:
-    def keep(self, step, images, numbers=None):
+    def keep(self, step, numbers=None):
         if here.strikes(step):
             dist.barrier()
-        original(self, step, images, numbers)
+        original(self, step, numbers)
         if step == here.drawn.step and not here.strikes(step):
             dist.barrier()
 

@@ -21,14 +21,13 @@ from torch import nn
 from torchvision.transforms.functional import pil_to_tensor
 
 from workshop_utils import data, training
+from workshop_utils.checkpoint import RunCheckpoint, load_checkpoint, save_checkpoint
 from workshop_utils.data import ImageFolder
 from workshop_utils.exercises.gym.drawn import EPOCHS, RESUMED_AT, SAVED_EVERY, Drawn
 from workshop_utils.exercises.gym.faults import FOUND
 from workshop_utils.loop.batches import TrainBatches
-from workshop_utils.loop.checkpoint import RunCheckpoint
 from workshop_utils.loop.ranks import world
 from workshop_utils.loop.settings import COMPRESSIONS
-from workshop_utils.models import load_checkpoint, save_checkpoint
 
 BATCH_SIZE, N_BREEDS = 32, 12
 # The pieces of the training that can be replaced.
@@ -275,8 +274,8 @@ def _measure_step(here, original):
 
 
 def _copy_the_start(here, original):
-    def keep(self, step, images, numbers=None):
-        original(self, step, images, numbers)
+    def keep(self, step, numbers=None):
+        original(self, step, numbers)
         if here.plan.start and step == RESUMED_AT and here.rank == 0:
             save_checkpoint(here.plan.start, **load_checkpoint(self.path))
 

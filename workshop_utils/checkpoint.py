@@ -1,0 +1,189 @@
+"""Checkpoints: files that are there whole or not at all, from which a training run is resumed."""
+
+import os
+import pickle
+import re
+import zipfile
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+import torch.distributed as dist
+from fsspec.implementations.local import LocalFileSystem
+from torch.serialization import get_unsafe_globals_in_checkpoint
+
+from workshop_utils.loop.preemption import Preempted, ranks_told
+from workshop_utils.loop.ranks import check_all_alike, world
+from workshop_utils.storage import absolute_address, open_fresh, whole_file
+
+CURE = "Delete it, or give another path."
+CONVERT = (
+    "Convert them before you save: `.item()` of a NumPy number, `torch.as_tensor` of an array, `str` of a path, `vars` "
+    "of a Namespace."
+)
+
+
+class WeightsError(RuntimeError):
+    """Weights or a checkpoint cannot be loaded; the message says which, why, and what to do."""
+
+
+def save_checkpoint(path: str | os.PathLike, /, **values: object) -> None:
+    """Write `values` (tensors, numbers, strings, dicts and lists of them) to `path`: whole or not at all.
+
+    path: a local path, or an address, protocol://…, such as "s3://…"; fsspec takes what it needs there, such as
+    an endpoint, from the environment. A process that is killed leaves what was there before, or all that is new; and
+    perhaps, on a local disk, a part of it beside that, which nobody reads: `<path>.….part`.
+    Raises OSError, for example if the disk is full, and TypeError for a value that `load_checkpoint` refuses.
+    """
+    fs, key = open_fresh(path)
+    try:
+        if isinstance(fs, LocalFileSystem):
+            with whole_file(Path(os.path.realpath(key))) as part:  # of a link, the file that it leads to
+                _write(values, part)
+        else:
+            with TemporaryDirectory() as folder:
+                _write(values, part := Path(folder, "checkpoint.pt"))
+                fs.put_file(str(part), key)  # an object store shows a file once all of it is there
+    except (RuntimeError, OSError) as error:
+        why = error if isinstance(error, OSError) else error.__context__  # PyTorch calls a full disk "unexpected pos"
+        if isinstance(why, OSError) and why.errno:
+            raise OSError(why.errno, why.strerror, str(path)) from error
+        raise
+
+
+def load_checkpoint(path: str | os.PathLike) -> dict:
+    """Return the dict in a checkpoint file, on the CPU, without running any code that the file may hold.
+
+    path: as in `storage.absolute_address`.
+    Raises WeightsError if there is no file, or it cannot be read, is damaged, or could run code.
+    """
+    name = repr(str(path))
+    try:
+        fs, key = open_fresh(path)
+        file = BytesIO(fs.cat_file(key))
+    except FileNotFoundError as error:
+        raise WeightsError(f"There is no file {name}: check the path, or unset WORKSHOP_WEIGHTS.") from error
+    except Exception as error:  # fsspec raises errors of many types
+        raise WeightsError(f"{name} cannot be read: {_in_short(error)}") from error
+    try:
+        if zipfile.is_zipfile(file) and (part := zipfile.ZipFile(file).testzip()):  # torch.load checks no checksum
+            raise ValueError(f"its part {part!r} is damaged")
+        file.seek(0)
+        checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load raises errors of many types
+        if refused := re.search(r"GLOBAL (\S+)", str(error)):
+            raise WeightsError(f"{name} holds objects of {refused[1]}, which could run code. {CONVERT}") from error
+        # PyTorch's own sentence advises to trust the file.
+        why = "it is no pickle of PyTorch" if isinstance(error, pickle.UnpicklingError) else _in_short(error)
+        raise WeightsError(f"{name} is damaged, or no checkpoint of PyTorch ({why}). {CURE}") from error
+    if not isinstance(checkpoint, dict):
+        raise WeightsError(f"{name} holds a {type(checkpoint).__name__}, not a dict of named values.")
+    return checkpoint
+
+
+def checkpoint_exists(path: str | os.PathLike) -> bool:
+    """Return whether there is a file at `path`, which is as in `storage.absolute_address`.
+
+    Raises OSError where the storage does not say: fsspec's own `exists` would then answer that there is none. Raises
+    IsADirectoryError for a folder.
+    """
+    fs, key = open_fresh(path)
+    try:
+        if fs.info(key)["type"] == "directory":
+            raise IsADirectoryError(f"{str(path)!r} is a folder: give the path of a file.")
+    except FileNotFoundError:
+        return False
+    return True
+
+
+@dataclass
+class RunCheckpoint:
+    """Where a run of `train` is saved, and what is saved there; without a path nothing is."""
+
+    path: str | os.PathLike | None
+    every: int  # steps between two saves
+    settings: dict  # what a run must have in common with the one that it resumes
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    received: list[int]  # grows when this process gets SIGTERM: see `sigterm_noticed`
+
+    def __post_init__(self) -> None:
+        if self.path is not None:
+            self.path = absolute_address(self.path)  # raises TypeError, ValueError
+
+    def resume(self) -> tuple[int, dict]:
+        """Return (steps done, numbers so far), the same on all ranks, and load the states of the checkpoint, if any.
+
+        Raises ValueError for a checkpoint of another run, and if the ranks differ; WeightsError for a damaged one.
+        """
+        step, numbers = 0, {}
+        if self.path and checkpoint_exists(self.path):
+            saved = load_checkpoint(self.path)
+            if "training" not in saved:
+                raise ValueError(f"{self.path!r} was not written by train, so it cannot be resumed. {CURE}")
+            step, numbers, old = (saved["training"][name] for name in ("step", "numbers", "settings"))
+            others = [
+                f"{name} {old.get(name)!r}, now {now!r}" for name, now in self.settings.items() if old.get(name) != now
+            ]
+            if others:
+                raise ValueError(f"{self.path!r} is of a run with other settings: {', '.join(others)}. {CURE}")
+            try:
+                self.model.load_state_dict(saved["state_dict"])
+                self.optimizer.load_state_dict(saved["optimizer"])
+            except (RuntimeError, ValueError) as error:
+                why = str(error)[:300]
+                raise ValueError(f"{self.path!r} is of a run with another model ({why}). {CURE}") from error
+        given = "given" if self.path else None  # its path may differ from machine to machine
+        check_all_alike({"checkpoint": given, "checkpoint's step": step})
+        return step, numbers
+
+    def keep(self, step: int, numbers: dict | None = None) -> None:
+        """Save `step` if it is due, if it ends an epoch, which has `numbers`, or if a rank was told to end.
+
+        Raises Preempted on all ranks where any was told to end. All ranks have to call this together.
+        """
+        if not self.path:
+            return
+        told = ranks_told(self.received)
+        if (told or numbers or step % self.every == 0) and world()[0] == 0:
+            self._save(step, numbers or {})
+        if told:
+            if dist.is_initialized():
+                dist.barrier()  # the first rank to fail ends the job, even while another still saves
+            raise Preempted(step, told, self.path)
+
+    def _save(self, step, numbers):
+        assert self.path
+        # The loss of another rank or the step itself may have spoiled them.
+        if not all(weight.isfinite().all() for weight in self.model.parameters()):
+            raise FloatingPointError(
+                f"After step {step}, some weights are infinite or NaN, so {self.path!r} is left as it was: "
+                f"lower lr, {self.settings['lr']}."
+            )
+        about = dict(getattr(self.model, "about", {}))
+        if isinstance(head := getattr(self.model, "fc", None), torch.nn.Linear):
+            about["num_classes"] = head.out_features
+            if len(about.get("categories", ())) != head.out_features:  # those of a head that was replaced
+                about.pop("categories", None)
+        save_checkpoint(
+            self.path,
+            **about,
+            state_dict=self.model.state_dict(),
+            optimizer=self.optimizer.state_dict(),
+            training={"settings": self.settings, "step": step, "numbers": numbers},
+        )
+
+
+def _write(values, part):
+    with part.open("wb") as file:
+        torch.save(values, file)
+        file.flush()
+        os.fsync(file.fileno())  # a power cut must not leave the name without the content
+    if refused := get_unsafe_globals_in_checkpoint(part):  # reads the names of the types, and no tensor
+        raise TypeError(f"A checkpoint cannot hold objects of {', '.join(sorted(refused))}. {CONVERT}")
+
+
+def _in_short(error):
+    return str(error).split("\n")[0][:200] or repr(error)
