@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import warnings
+from dataclasses import astuple
 from pathlib import Path
 from threading import Thread
 
@@ -26,8 +27,7 @@ import daskrun
 from workshop_utils import training
 from workshop_utils.cluster import start_cluster
 from workshop_utils.exercises.gym.case import N_RANKS, make_clean
-from workshop_utils.exercises.gym.drawn import Drawn
-from workshop_utils.exercises.gym.faults import FOUND, possible_with
+from workshop_utils.exercises.gym.faults import BY_KIND, Diagnosis, possible_with
 from workshop_utils.exercises.gym.run import Plan, train_sketches
 
 STALL_S = 10
@@ -58,8 +58,7 @@ def under_torchrun(plan, limit_s):
     with tempfile.TemporaryDirectory() as folder:
         rows, lines = Path(folder, "rows"), []
         rows.touch()
-        drawn = plan.drawn
-        told = [plan.photos, plan.checkpoint, drawn.number, drawn.rank, drawn.step, plan.memory_limit, str(rows)]
+        told = [plan.photos, plan.checkpoint, astuple(plan.truth), plan.memory_limit, str(rows)]
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={N_RANKS}"]
         process = subprocess.Popen(
             [*torchrun, __file__, "--rank-of-torchrun", json.dumps(told)],
@@ -93,7 +92,7 @@ def last(rows):
 
 
 def one_rank(told):
-    photos, checkpoint, number, rank, step, memory_limit, rows = json.loads(told)
+    photos, checkpoint, truth, memory_limit, rows = json.loads(told)
     dist.init_process_group("gloo")
 
     def note(**_):
@@ -101,7 +100,7 @@ def one_rank(told):
             file.write(f"{time.time()}\n")
 
     training.log_metrics = note
-    train_sketches(Plan(photos, checkpoint, Drawn(number, rank, step), memory_limit))
+    train_sketches(Plan(photos, checkpoint, Diagnosis(*truth), memory_limit))
     dist.destroy_process_group()
 
 
@@ -109,22 +108,22 @@ def one_rank(told):
 @click.option(
     "--limit", "limit_s", default=60, show_default=True, help="Seconds of silence after which a run is ended."
 )
-@click.option("--only", type=int, multiple=True, help="Numbers of faults.  [default: all]")
+@click.option("--only", multiple=True, type=click.Choice(list(BY_KIND)), help="Faults.  [default: all]")
 @click.option("--rank-of-torchrun", "told", hidden=True)
 def main(limit_s, only, told):
     if told:
         return one_rank(told)
     client, table = start_cluster(N_RANKS, memory_limit=MEMORY_LIMIT), []
     clean = make_clean(client)
-    for number in only or possible_with(clean.memory_limit):
-        fault = FOUND[number]
-        drawn = Drawn(number, fault.ranks[-1], fault.steps[0])
+    for kind in only or possible_with(clean.memory_limit):
+        fault = BY_KIND[kind]
+        truth = Diagnosis(kind, fault.ranks[-1], fault.steps[0])
         row = {"kind": fault.kind, "branch": fault.branch, "look": fault.look}
         for launcher, way in (
             ("daskrun.launch", lambda plan: under_dask(client, plan, limit_s)),
             ("torchrun", lambda plan: under_torchrun(plan, limit_s)),
         ):
-            said, after_s = way(clean.plan(drawn))
+            said, after_s = way(clean.plan(truth))
             row[launcher] = {"said": said, "after_s": round(after_s, 1)}
             print(f"{fault.kind:24}{launcher:12}{after_s:6.1f} s  {said[:150]}", flush=True)
         table.append(row)

@@ -500,6 +500,17 @@ def test_ranks_log_each_step_with_its_times_and_rank_0_each_epoch(client):
     assert epochs.val_accuracy.tolist()[-1] == numbers["accuracy"] and epochs.val_loss.tolist()[-1] == numbers["loss"]
 
 
+def test_what_after_step_returns_is_logged_with_the_step(client):
+    def length(model, optimizer, images):
+        return {"n_images": len(images), "weights": sum(weight.norm().item() for weight in model.parameters())}
+
+    job = daskrun.launch(client, trained, n_workers=2, after_step=length, **FIVE_STEPS)
+    job.result()
+    rows = job.metrics()
+    assert len(rows) == 10 and (rows.n_images == rows.images).all()
+    assert (rows.groupby("step").weights.nunique() == 1).all() and rows.weights.nunique() == 5
+
+
 def test_compressed_gradients_give_nearly_the_same_weights_equal_on_all_ranks(client, on_two_ranks):
     (_, weights), (_, others) = daskrun.run(client, trained, n_workers=2, compression="fp16", **FIVE_STEPS)
     assert not changed(weights, others)

@@ -3,6 +3,7 @@
 import math
 import os
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
@@ -60,6 +61,7 @@ def train(
     checkpoint_every: int = 50,
     check_every: int = 0,
     num_workers: int = 0,
+    after_step: Callable[[torch.nn.Module, torch.optim.Optimizer, torch.Tensor], dict] | None = None,
     **settings: Any,
 ) -> dict:
     """Train `model` in place with SGD and return a dict of numbers; call it on every rank alike, or in one process.
@@ -73,6 +75,8 @@ def train(
     check_every: steps after which the ranks compare their weights, bit by bit; 0 for never.
     num_workers: children that read images for training, and as many for validation. The dataset's class may be from a
     notebook's cell.
+    after_step: called with (model, optimizer, images of this rank) after each step; the dict that it returns is logged
+    with the step's numbers.
     settings: the fields of `Settings`, such as epochs=3, lr=0.03. Float32 keeps all its digits, also on a GPU. What the
     caller draws at random, before or after, neither changes the run nor is changed by it.
 
@@ -107,7 +111,8 @@ def train(
                 rate = learning_rate(step, n_steps, run.lr, run.batch_size, run.warmup_steps)
                 step += 1
                 row = _take_step(parallel, optimizer, rate, images, labels, run, sent)
-                log_metrics(step=step, epoch=epoch, **row, lr=rate, images=len(images), load_s=load_s)
+                more = after_step(plain, optimizer, images) if after_step else {}
+                log_metrics(step=step, epoch=epoch, **row, **more, lr=rate, images=len(images), load_s=load_s)
                 _check_step(model, row["loss"], step, run, check_every)
                 seconds += load_s + row["compute_s"] + row["comm_s"]
                 if step % batches.per_epoch:

@@ -19,7 +19,7 @@ from daskrun.why.verdict import timed_out
 from workshop_utils.exercises import NotYet
 from workshop_utils.exercises import when_it_goes_wrong as checks
 from workshop_utils.exercises.gym.case import Case
-from workshop_utils.exercises.gym.drawn import Drawn
+from workshop_utils.exercises.gym.faults import Diagnosis
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "12-when-it-goes-wrong.ipynb"
 RIGHT_CULPRIT = (checks.SPOILED_RANK, checks.SPOILED_STEP)
@@ -142,18 +142,18 @@ test_a_wrong_culprit_gets_a_hint = wrong(
 def case_of(monkeypatch):
     """A function that makes a case whose job is never started."""
     monkeypatch.setattr(daskrun, "launch", lambda *args, **settings: None)
-    clean = SimpleNamespace(plan=lambda drawn: None)
-    return lambda number, rank, step: Case(None, 6, clean, Drawn(number, rank, step))
+    clean = SimpleNamespace(plan=lambda truth: None)
+    return lambda **truth: Case(None, 6, clean, Diagnosis(**truth))
 
 
 def test_a_right_diagnosis_is_scored(case_of, capsys):
-    checks.check_case(UNEVEN, case_of(3, 1, 24))
+    checks.check_case(UNEVEN, case_of(**UNEVEN))
     shown = capsys.readouterr().out
     assert shown.startswith("Correct.") and "10 of 10 points" in shown and "first answer" not in shown
 
 
 def test_the_first_answer_counts_also_where_the_check_refused_it(case_of, capsys):
-    case = case_of(3, 1, 24)
+    case = case_of(**UNEVEN)
     with pytest.raises(NotYet, match="write one of"):  # this costs nothing
         checks.check_case(UNEVEN | {"fault": "gremlins"}, case)
     for answer in ({"fault": "uneven batches", "rank": 0}, {"fault": "none"}):
@@ -166,14 +166,14 @@ def test_the_first_answer_counts_also_where_the_check_refused_it(case_of, capsys
 
 def test_a_healthy_job_needs_no_rank_step_or_cure(case_of, capsys):
     for cure in ({}, {"cure": "nothing"}):
-        checks.check_case({"fault": "none"} | cure, case_of(0, None, None))
+        checks.check_case({"fault": "none"} | cure, case_of())
         assert capsys.readouterr().out.startswith("Correct.")
 
 
 @pytest.mark.parametrize("more", [{"rank": 1}, {"step": 3}, {"cure": "another machine"}])
 def test_a_healthy_job_has_no_rank_no_step_and_nothing_to_cure(case_of, more):
     with pytest.raises(NotYet, match="leave them out"):
-        checks.check_case({"fault": "none"} | more, case_of(0, None, None))
+        checks.check_case({"fault": "none"} | more, case_of())
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_healthy_job_has_no_rank_no_step_and_nothing_to_cure(case_of, more):
 )
 def test_a_wrong_diagnosis_gets_a_hint_that_does_not_tell_the_answer(case_of, change, hint, capsys):
     with pytest.raises(NotYet, match=hint) as raised:
-        checks.check_case(UNEVEN | change, case_of(3, 1, 24))
+        checks.check_case(UNEVEN | change, case_of(**UNEVEN))
     if "fault" in change and "write one of" not in hint:
         assert "uneven" not in str(raised.value)
     assert "case.clean" not in str(raised.value) or change == {"fault": "none"}
@@ -211,4 +211,4 @@ def test_without_an_answer_nothing_is_run_again():
 @pytest.mark.parametrize("answer", [None, "uneven batches", {"rank": 1}, UNEVEN | {"where": 1}])
 def test_a_diagnosis_is_a_dict_with_a_fault(case_of, answer):
     with pytest.raises(NotYet, match="write a dict with 'fault', 'rank', 'step', 'cure'"):
-        checks.check_case(answer, case_of(3, 1, 24))
+        checks.check_case(answer, case_of(**UNEVEN))

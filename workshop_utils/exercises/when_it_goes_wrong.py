@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 import daskrun
 from daskrun import WorkerDied
 from workshop_utils.exercises import Answer, NotYet, exercise, expect, passed
-from workshop_utils.exercises.gym import scores
+from workshop_utils.exercises.gym import faults
 
 TARGET = 1.6  # mean loss below which exercise 1 stops
 LOSSES = (  # of rank 0 and of rank 1, and what that pair shows
@@ -135,16 +135,16 @@ def check_case(answer: Answer, case: Answer) -> None:
     known = isinstance(answer, dict) and set(answer) <= set(parts) and "fault" in answer
     expect(known, f"answer is {answer!r}: write a dict with {', '.join(map(repr, parts))}.")
     # The first answer is the one that counts. The hints below do not tell the right one.
-    points = case._scored(scores.checked(**{part: answer.get(part) for part in parts}))
+    points = case.points_for(faults.checked(**{part: answer.get(part) for part in parts}))
     expect(points["detection"] >= 0, "compare with case.clean: did the job end, as fast, and with the same numbers?")
     expect(
         points["detection"] > 0,
         "neither the fault nor the rank is right. Which branch of the flow chart is it, and what does each rank do in "
         "its last stack or row?",
     )
-    healthy = answer["fault"] == scores.HEALTHY
+    healthy = answer["fault"] == faults.HEALTHY
     expect(
-        not healthy or sum(points.values()) == scores.FULL,
+        not healthy or sum(points.values()) == faults.FULL,
         "nothing is wrong: right. Then there is no rank, no step, and nothing to cure: leave them out.",
     )
     expect(

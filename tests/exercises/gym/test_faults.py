@@ -1,9 +1,12 @@
-"""Each fault is found by the looks that the notebook teaches, and leaves nothing behind on the workers."""
+"""Each fault shows in the looks that the notebook teaches, is not named there, and leaves nothing on the workers."""
 
-import inspect
 import os
+import re
+import sys
+import time
 from itertools import count
 
+import cloudpickle
 import psutil
 import pytest
 from solver import solve
@@ -11,33 +14,40 @@ from waiting import until
 
 import daskrun
 from workshop_utils.cluster import start_cluster
-from workshop_utils.exercises import gym
-from workshop_utils.exercises.gym import scores
-from workshop_utils.exercises.gym.faults import FOUND, draw, possible_with
-from workshop_utils.exercises.gym.run import PIECES, original_of
+from workshop_utils.exercises import NotYet, gym
+from workshop_utils.exercises import when_it_goes_wrong as exercises
+from workshop_utils.exercises.gym import case as gym_case
+from workshop_utils.exercises.gym.faults import BY_KIND, CURES, FAULTS, FULL, draw
+from workshop_utils.exercises.gym.run import ORIGINALS
 
-ALL = list(FOUND)
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
 FOR_CI = ("uneven batches", "bad resume")  # one that hangs, and one that is only wrong; the others once a week
-ROOM = "2 GiB"
 
 
 @pytest.fixture(scope="module")
 def room():
-    client = start_cluster(2, memory_limit=ROOM)
+    client = start_cluster(2, memory_limit="2 GiB")
     yield client
     client.shutdown()
 
 
-def seed_of(number):
-    """Return the first seed that draws this fault."""
-    return next(seed for seed in count() if draw(seed, ALL).number == number)
+def start(room, kind):
+    """Start the case of the first seed that draws this fault, or none."""
+    return gym.start(room, next(seed for seed in count() if draw(seed).fault == kind))
+
+
+def ended(case):
+    """Wait for the end of a case that does end."""
+    assert "has not ended" not in case.result(wait_s=90)
+    return case
 
 
 def what_is_left():
     """Return what a fault may have left in this worker process."""
     import torch
 
-    replaced = [piece for piece in PIECES if original_of(piece).__closure__]
+    functions = {name: getattr(owner, attribute) for name, (owner, attribute) in ORIGINALS.items()}
+    replaced = [name for name, function in functions.items() if function.__closure__]
     return {"replaced": replaced, "threads": torch.get_num_threads()}
 
 
@@ -47,36 +57,29 @@ def pids(case):
     return ranks + [child for rank in ranks for child in rank.children()]
 
 
-def case_for(number):
-    """Return the parameter of a test about a fault, or about none."""
-    kind = FOUND[number].kind if number else scores.HEALTHY
-    return pytest.param(number, id=kind, marks=() if kind in FOR_CI else pytest.mark.weekly)
+def assert_ended(room, processes):
+    """Wait until none of these processes is left, but those that are workers now: a reader looks every 5 s."""
+    workers = room.run(os.getpid).values()
+    until(lambda: not any(process.is_running() for process in processes if process.pid not in workers))
 
 
-@pytest.mark.parametrize("number", [case_for(number) for number in (0, *ALL)])
-def test_a_script_that_knows_only_the_looks_finds_the_fault_and_nothing_is_left_of_it(room, number, capsys):
-    case = gym.start(room, seed_of(number))
-    found = solve(case)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in FOR_CI else pytest.mark.weekly) for kind in FAULTS]
+)
+def test_a_script_that_knows_only_the_looks_finds_the_fault_and_nothing_is_left_of_it(room, kind, capsys):
+    case = start(room, kind)
+    answer = solve(case) | {"cure": BY_KIND[kind].cure if kind in BY_KIND else "nothing"}
     there = pids(case)
-    cure = FOUND[number].cure if number else scores.LEFT_ALONE
-    assert case.diagnose(**found, cure=cure) == scores.FULL, (found, capsys.readouterr().out)
+    assert case.diagnose(**answer) == FULL, (answer, capsys.readouterr().out)
+    exercises.check_case(answer, case)
+    with pytest.raises(NotYet):
+        exercises.check_case(answer | {"fault": "slow link" if kind != "slow link" else "slow rank"}, case)
     case.stop()
 
     left = daskrun.run(room, what_is_left, n_workers=2, wait_for_workers=90)
     assert left == [{"replaced": [], "threads": 1}] * 2
     assert not any(room.processing().values())
     assert_ended(room, there)
-
-
-def test_the_line_that_a_stack_shows_for_a_fault_is_in_the_piece_that_it_changes():
-    for one in FOUND.values():
-        assert one.at in inspect.getsource(original_of(one.piece)), one.kind
-
-
-def assert_ended(room, processes):
-    """Wait until none of these processes is left, but those that are workers now: a reader looks every 5 s."""
-    workers = room.run(os.getpid).values()
-    until(lambda: not any(process.is_running() for process in processes if process.pid not in workers))
 
 
 @pytest.mark.weekly
@@ -89,25 +92,67 @@ def test_twenty_cases_that_are_left_at_any_time_leave_the_workers_free(room):
     assert_ended(room, there)
 
 
-def test_one_case_in_six_is_healthy_and_each_fault_is_drawn_about_as_often():
-    drawn = [draw(seed, ALL).number for seed in range(3000)]
-    assert drawn.count(0) / len(drawn) == pytest.approx(1 / 6, abs=0.02)
-    for number in ALL:
-        assert drawn.count(number) / len(drawn) == pytest.approx(5 / 6 / 16, abs=0.015)
+@pytest.mark.weekly
+def test_a_hanging_job_says_so_and_the_next_case_ends_it(room, capsys):
+    hangs = start(room, "collective on one rank")
+    until(lambda: "calls barrier" in hangs.explain())
+    assert hangs.result(wait_s=0.5).startswith("The job has not ended within 0.5 s; it has logged ")
+    seen = hangs.workers()  # the rank that hangs is not waited for
+    assert seen["n_threads"].notna().all() and list(seen["children"]) == [1, 1]
+    with start(room, "none") as healthy:  # on new workers
+        assert set(healthy.metrics()["rank"]) == {0, 1}
+        assert "<Case of seed" in repr(hangs) and "ended" in repr(hangs)
+        assert "CancelledError" in hangs.result(wait_s=0)
+        assert ended(healthy).diagnose("none") == FULL
+    assert "Your looks: metrics 1, result 1." in capsys.readouterr().out
 
 
-def test_a_seed_always_draws_the_same_rank_and_step():
-    assert [draw(seed, ALL) for seed in range(200)] == [draw(seed, ALL) for seed in range(200)]
-    for drawn in (draw(seed, ALL) for seed in range(500)):
-        if drawn.number:
-            assert drawn.rank in FOUND[drawn.number].ranks and drawn.step in FOUND[drawn.number].steps
+@pytest.mark.weekly
+def test_a_healthy_case_takes_the_steps_of_the_clean_run_to_the_bit(room):
+    case = ended(start(room, "none"))
+    same = ["step", "rank", "loss", "weights", "momentum", "pixels", "images"]
+    assert case.metrics()[same].equals(case.clean[same])
+    assert case.metrics()["gradient"].tolist() == pytest.approx(case.clean["gradient"].tolist(), rel=1e-5)
 
 
-def test_without_a_small_memory_limit_nothing_leaks_and_other_seeds_draw_what_they_did():
-    leak = next(number for number, one in FOUND.items() if one.kind == "memory leak")
-    for limit in (None, 2**40):
-        possible = possible_with(limit)
-        for seed in range(500):
-            before, now = draw(seed, ALL), draw(seed, possible)
-            assert now.number != leak and (now == before or before.number == leak)
-    assert possible_with(2 * 2**30) == ALL
+def test_the_right_cure_or_ones_own_function_passes_and_a_wrong_one_fails(room):
+    case = start(room, "bad resume")
+    assert case.rerun("load all of the checkpoint")
+    assert case.rerun(resume=lambda original, checkpoint: original(checkpoint))
+    assert not case.rerun("shard by rank")
+
+
+@pytest.mark.weekly
+def test_a_job_that_is_still_slow_or_still_hangs_fails_and_the_next_rerun_works(room, monkeypatch, capsys):
+    assert not start(room, "slow link").rerun("nothing")
+    assert re.findall(r"FAILED  (.*?):", capsys.readouterr().out) == ["a step's time"]
+    monkeypatch.setattr(gym_case, "RERUN_S", 20)
+    case = start(room, "collectives swapped")
+    assert not case.rerun("shard by rank")
+    assert "FAILED  it ends: TimeoutError" in capsys.readouterr().out
+    monkeypatch.undo()
+    assert case.rerun("same collectives on all ranks")
+
+
+# --- nothing gives the answer away
+
+
+def about_this_worker(dask_worker):
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    return str(environment) + str(list(dask_worker.state.tasks))
+
+
+@pytest.mark.weekly
+@pytest.mark.parametrize("kind", ["uneven batches", "bad resume", "slow link"])
+def test_no_name_of_a_fault_is_in_stacks_logs_metrics_environment_or_keys(room, kind):
+    names = re.compile("|".join([*BY_KIND, *CURES[1:], "faults.py", "Diagnosis"]).replace(" ", "[ _]"))
+    case = start(room, kind)
+    give_up, found = time.monotonic() + 60, []
+    while len(case.metrics()) < 4 and time.monotonic() < give_up:
+        found += [text for text in (case.stacks(), case.explain()) if "importlib" not in text]  # of faults.py
+        time.sleep(0.1)
+    found += [case.stacks(), case.explain(), case.metrics().to_csv(), case.logs(), case.result(wait_s=5), repr(case)]
+    found += room.run(about_this_worker).values()
+    found += [str(room.processing()), str(room.who_has()), str(list(room.futures))]
+    assert "train_sketches" in "".join(found)
+    assert not [text[max(0, match.start() - 300) : match.end()] for text in found if (match := names.search(text))]

@@ -6,6 +6,6 @@
 """
 
 from workshop_utils.exercises.gym.case import Case, start
-from workshop_utils.exercises.gym.scores import CURES, FAULTS
+from workshop_utils.exercises.gym.faults import CURES, FAULTS
 
 __all__ = ["CURES", "FAULTS", "Case", "start"]

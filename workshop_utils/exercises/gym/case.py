@@ -15,17 +15,16 @@ from daskrun import Job
 from daskrun.settings import known_workers
 from workshop_utils.data import HELD_OUT
 from workshop_utils.dogs.sketches import DRAWING_VERSION, write_sketches
-from workshop_utils.exercises import Answer as Given
-from workshop_utils.exercises import expect
-from workshop_utils.exercises.gym.drawn import PER_EPOCH, RESUMED_AT, Drawn
-from workshop_utils.exercises.gym.faults import FOUND, SOON, draw, possible_with
-from workshop_utils.exercises.gym.processes import log_lines, worker_rows
-from workshop_utils.exercises.gym.run import BATCH_SIZE, PIECES, Plan, train_sketches
-from workshop_utils.exercises.gym.scores import CURES, FULL, Answer, checked, points, solution
-from workshop_utils.storage import cache_folder, new_shared_folder, open_address, share
+from workshop_utils.exercises import Answer, expect
+from workshop_utils.exercises.gym import faults
+from workshop_utils.exercises.gym.faults import CURES, MIDDLE_STEPS, Diagnosis
+from workshop_utils.exercises.gym.pieces import PIECES, Piece
+from workshop_utils.exercises.gym.run import BATCH_SIZE, Plan, copy, train_sketches
+from workshop_utils.exercises.gym.workers import log_lines, worker_rows
+from workshop_utils.storage import cache_folder, new_shared_folder, share
 
 N_RANKS = 2
-N_EACH = PER_EPOCH * BATCH_SIZE // len(HELD_OUT)  # sketches of each breed
+N_EACH = faults.PER_EPOCH * BATCH_SIZE // len(HELD_OUT)  # sketches of each breed
 BEGIN_S = 60  # time limit for both ranks to log a step: spawned workers import PyTorch first
 RERUN_S = 45  # time limit of a rerun, which takes seconds on free cores
 CLOSE = 2e-5  # relative difference of losses from those of the clean run; the weakest fault makes 1.6e-4
@@ -47,12 +46,11 @@ class Clean:
     memory_limit: int | None
     metrics: pd.DataFrame
 
-    def plan(self, drawn: Drawn, **pieces: Any) -> Plan:
-        """Return the plan of a run that goes on from a copy of the checkpoint. pieces: as in `Plan.mended`."""
-        target = f"{self.folder}/{uuid.uuid4().hex}.pt"
-        fs, path = open_address(target)
-        fs.copy(open_address(f"{self.folder}/start.pt")[1], path)
-        return Plan(self.photos, target, drawn, self.memory_limit, mended=pieces)
+    def plan(self, truth: Diagnosis, **mended: Piece) -> Plan:
+        """Return the plan of a run that goes on from a copy of the checkpoint. mended: as in `Plan`."""
+        checkpoint = f"{self.folder}/{uuid.uuid4().hex}.pt"
+        copy(f"{self.folder}/start.pt", checkpoint)
+        return Plan(self.photos, checkpoint, truth, self.memory_limit, mended=mended)
 
 
 _clean: dict[str, Clean] = {}  # by client
@@ -75,7 +73,7 @@ def start(client: Client, seed: int) -> "Case":
     if client.id not in _clean:
         _clean[client.id] = make_clean(client)
     clean = _clean[client.id]
-    case = Case(client, int(seed), clean, draw(int(seed), possible_with(clean.memory_limit)))
+    case = Case(client, int(seed), clean, faults.draw(int(seed), faults.possible_with(clean.memory_limit)))
     _current.append(case)
     case._wait_until_it_runs()
     return case
@@ -92,13 +90,13 @@ class Case:
     As a context manager it frees the workers at the end.
     """
 
-    def __init__(self, client: Client, seed: int, clean: Clean, drawn: Drawn) -> None:
+    def __init__(self, client: Client, seed: int, clean: Clean, truth: Diagnosis) -> None:
         self.seed = seed
-        self._client, self._clean, self._drawn = client, clean, drawn
+        self._client, self._clean, self._truth = client, clean, truth
         self._looks: Counter[str] = Counter()
         self._first: int | None = None  # points of the first answer
         self._began = time.time()
-        self._job = self._launch(drawn)
+        self._job = self._launch(truth)
 
     def __enter__(self) -> "Case":
         return self
@@ -107,12 +105,7 @@ class Case:
         self.stop()
 
     def __repr__(self) -> str:
-        return f"<Case of seed {self.seed}, {'ended' if self._job.done() else 'running'}, {self.n_looks} looks>"
-
-    @property
-    def n_looks(self) -> int:
-        """How many looks were taken so far."""
-        return self._looks.total()
+        return f"<Case of seed {self.seed}, {'ended' if self._job.done() else 'running'}, {self._looks.total()} looks>"
 
     @property
     def clean(self) -> pd.DataFrame:
@@ -165,30 +158,29 @@ class Case:
 
     # --- what follows from them
 
-    def diagnose(self, fault: Given, rank: Given = None, step: Given = None, cure: Given = None) -> int:
+    def diagnose(self, fault: Answer, rank: Answer = None, step: Answer = None, cure: Answer = None) -> int:
         """Print and return the points for an answer: 10 are all, a false alarm or an overlooked fault costs 4.
 
         fault: one of `FAULTS`. rank: None for a fault on all ranks. step: the first that it spoils. cure: of `CURES`.
         What was wrong is printed, too, so the first answer is the one that counts.
         Raises NotYet, which costs nothing, for answers that cannot be.
         """
-        answer = checked(fault, rank, step, cure, N_RANKS)
-        got = self._scored(answer)
+        got = self.points_for(faults.checked(fault, rank, step, cure, N_RANKS))
         assert self._first is not None
         total = sum(got.values())
-        print(f"{total} of {FULL} points: " + ", ".join(f"{part} {n}" for part, n in got.items()) + ".")
+        print(f"{total} of {faults.FULL} points: " + ", ".join(f"{part} {n}" for part, n in got.items()) + ".")
         looks = ", ".join(f"{name} {n}" for name, n in self._looks.items()) or "none"
-        print(f"{solution(self._drawn)}\nYour looks: {looks}.")
+        print(f"{faults.solution(self._truth)}\nYour looks: {looks}.")
         if total != self._first:
-            print(f"Your first answer counts: {self._first} of {FULL}.")
+            print(f"Your first answer counts: {self._first} of {faults.FULL}.")
         return self._first
 
-    def rerun(self, cure: Given = None, **mended: Any) -> bool:
+    def rerun(self, cure: Answer = None, **mended: Any) -> bool:
         """Run the case again with a cure, print whether the run is as good as the clean one, and return that.
 
         cure: one of `CURES`, which undoes what it is for and nothing else. mended: instead, your own version of a piece
-        of the training, in the place of the one that may be broken. With keep=function, what function(here, original)
-        returns stands for `RunCheckpoint.keep`, and original is that without a fault: see `gym.run.PIECES`.
+        of the training, in the place of the one that may be broken. With keep=function, function(original, *args) is
+        called where the training calls `RunCheckpoint.keep`, the original: see `gym.run.ORIGINALS`.
         Raises NotYet for an unknown cure or piece, or more than one piece. A rerun counts as a look.
         """
         for piece in mended:
@@ -198,15 +190,15 @@ class Case:
         _stop_all()
         self.stop()
         self._looks["rerun"] += 1
-        undone = self._drawn.number and FOUND[self._drawn.number].cure == cure
-        with self._launch(Drawn(0) if undone else self._drawn, mended=mended, timeout=RERUN_S) as job:
+        truth = Diagnosis() if cure == self._truth.cure else self._truth
+        with self._launch(truth, RERUN_S, **mended) as job:
             said = _outcome(job, RERUN_S + 30)
         held = _invariants(_tidy(job), self._clean, said)
         if said.startswith(WELL):
             held["a step's time"] = _as_fast_as_before(_tidy(job))
         for invariant, (holds, figures) in held.items():
             print(f"{'holds ' if holds else 'FAILED'}  {invariant}: {figures}")
-        if not self._drawn.number and self._first is not None:  # before a diagnosis it would be the answer
+        if self._truth.fault == faults.HEALTHY and self._first is not None:  # before a diagnosis it would be the answer
             print("Nothing was wrong before, either.")
         return all(holds for holds, _ in held.values())
 
@@ -222,18 +214,22 @@ class Case:
                 return
             time.sleep(0.05)
 
-    def _scored(self, answer: Answer) -> dict[str, int]:
+    def points_for(self, answer: Diagnosis) -> dict[str, int]:
         """Return the points of an answer; those of the first one are kept."""
-        got = points(self._drawn, answer)
+        got = faults.points(self._truth, answer)
         if self._first is None:
             self._first = sum(got.values())
         return got
 
-    def _launch(self, drawn: Drawn, mended: dict | None = None, timeout: float | None = None) -> Job:
-        plan = self._clean.plan(drawn, **(mended or {}))
-        return daskrun.launch(
-            self._client, train_sketches, plan, n_workers=N_RANKS, backend="gloo", wait_for_workers=60, timeout=timeout
-        )
+    def _launch(self, truth: Diagnosis, timeout: float | None = None, **mended: Piece) -> Job:
+        return launch(self._client, self._clean.plan(truth, **mended), timeout)
+
+
+def launch(client: Client, plan: Plan, timeout: float | None = None) -> Job:
+    """Launch a run of the plan on two of the client's workers."""
+    return daskrun.launch(
+        client, train_sketches, plan, n_workers=N_RANKS, backend="gloo", wait_for_workers=60, timeout=timeout
+    )
 
 
 def make_clean(client: Client) -> Clean:
@@ -241,12 +237,11 @@ def make_clean(client: Client) -> Clean:
     folder = cache_folder() / f"sketches-v{DRAWING_VERSION}-32px-{N_EACH}"
     write_sketches(folder, N_EACH, HELD_OUT, size=32)
     place, photos = new_shared_folder(), share(folder)
-    plan = Plan(photos, f"{place}/clean.pt", Drawn(0), start=f"{place}/start.pt")
-    job = daskrun.launch(client, train_sketches, plan, n_workers=N_RANKS, backend="gloo", wait_for_workers=60)
-    with job:
+    plan = Plan(photos, f"{place}/clean.pt", start=f"{place}/start.pt")
+    with launch(client, plan) as job:
         job.result()
     metrics = _tidy(job)
-    metrics = metrics[metrics["step"] > RESUMED_AT].reset_index(drop=True)
+    metrics = metrics[metrics["step"] > faults.RESUMED_AT].reset_index(drop=True)
     limits = [worker["memory_limit"] for worker in known_workers(client).values()]
     return Clean(place, photos, max(limits) if all(limits) else None, metrics)
 
@@ -264,7 +259,8 @@ def _as_fast_as_before(metrics):
     The fastest quarter of the later steps counts: a fault makes all of them slow, and another program only some.
     """
     seconds = metrics.assign(s=metrics[["load_s", "compute_s", "comm_s"]].sum(axis=1)).groupby("step")["s"].max()
-    before, after = seconds[seconds.index < SOON.start].median(), seconds[seconds.index >= SOON.stop].quantile(0.25)
+    before = seconds[seconds.index < MIDDLE_STEPS.start].median()
+    after = seconds[seconds.index >= MIDDLE_STEPS.stop].quantile(0.25)
     return bool(after <= SLOWEST * before), f"{before:.3f} s at first, {after:.3f} s later; {SLOWEST} times is allowed"
 
 

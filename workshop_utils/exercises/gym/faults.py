@@ -1,302 +1,138 @@
-"""Sixteen faults of training on several ranks; each changes one piece of the reference training on a worker.
+"""The sixteen faults as an attendee names them, what a seed draws of them, and the points for an answer."""
 
-A fault is a function (here, original) -> replacement of the piece. `here` is what a rank knows of itself and of the
-fault that was drawn: see `gym.run.Here`.
-"""
-
-import ctypes
-import os
 import random
-import signal
-import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
-import psutil
-import torch
-import torch.distributed as dist
-from torch.utils.data import get_worker_info
+from workshop_utils.exercises import expect
 
-from workshop_utils.exercises.gym.drawn import ANY_STEP, FOUND, PER_EPOCH, RESUMED_AT, SAVED_EVERY, Drawn, Piece, fault
+# The clean run: 3 epochs of 12 steps. A case resumes it after step 8.
+EPOCHS, PER_EPOCH, SAVED_EVERY, RESUMED_AT = 3, 12, 4, 8
+ANY_STEP = range(12, 31)
+MIDDLE_STEPS = range(14, 18)  # with enough steps before and after them to compare their times
+SAVED_STEPS = ANY_STEP[::SAVED_EVERY]
+LAST_STEPS = (PER_EPOCH, 2 * PER_EPOCH)  # of an epoch
+FIRST_STEPS = (PER_EPOCH + 1, 2 * PER_EPOCH + 1)
+ALL_RANKS = (None,)
 
-Here = Any  # a rank of a run: see `run.Here`, which imports this module
 
+@dataclass(frozen=True)
+class Fault:
+    """A fault as an attendee names it.
+
+    branch: "hangs", "slow", "dead" or "wrong". look: the method of `Case` that shows it best. cure: what undoes it.
+    ranks, steps: where it may begin; rank None means all ranks. tolerance: how many steps an answer may be off.
+    alike: another kind that looks the same, and counts, too.
+    """
+
+    kind: str
+    branch: str
+    look: str
+    cure: str
+    ranks: tuple[int | None, ...] = (0, 1)
+    steps: Sequence[int] = ANY_STEP
+    tolerance: int = 1
+    alike: str = ""
+
+
+# What a seed draws depends on their order. `pieces` makes them.
+_ALL = (
+    Fault("collective on one rank", "hangs", "explain", "same collectives on all ranks", (0,), SAVED_STEPS),
+    Fault("collectives swapped", "hangs", "explain", "same collectives on all ranks", alike="collective on one rank"),
+    Fault("uneven batches", "hangs", "explain", "as many batches on all ranks", steps=LAST_STEPS, tolerance=0),
+    Fault("stalled read", "hangs", "stacks", "time limit for reads"),
+    Fault("GIL held", "hangs", "explain", "release the GIL"),
+    Fault("process stopped", "hangs", "explain", "continue the process"),
+    Fault("slow rank", "slow", "metrics", "another machine", steps=MIDDLE_STEPS),
+    Fault("slow input", "slow", "metrics", "more readers", steps=MIDDLE_STEPS, tolerance=3),  # two batches read ahead
+    Fault("too many threads", "slow", "metrics", "one thread a core", ALL_RANKS, MIDDLE_STEPS),
+    Fault("slow link", "slow", "metrics", "faster network", ALL_RANKS, MIDDLE_STEPS),
+    Fault("memory leak", "dead", "result", "keep no tensors"),
+    Fault("reader killed", "dead", "result", "more memory for readers", tolerance=3),  # two batches read ahead
+    Fault("weights drift", "wrong", "metrics", "call the wrapped model", ALL_RANKS),
+    Fault("same images", "wrong", "metrics", "shard by rank", ALL_RANKS, FIRST_STEPS),
+    Fault("bad resume", "wrong", "metrics", "load all of the checkpoint", ALL_RANKS, (RESUMED_AT + 1,)),
+    Fault("bad gradient", "wrong", "metrics", "another machine"),
+)
+BY_KIND = {fault.kind: fault for fault in _ALL}
+
+HEALTHY, LEFT_ALONE = "none", "nothing"
+FAULTS = (HEALTHY, *BY_KIND)  # the words for diagnose(fault=…)
+CURES = (LEFT_ALONE, *dict.fromkeys(fault.cure for fault in _ALL))  # the words for diagnose(cure=…)
+POINTS = {"detection": 2, "place": 2, "step": 1, "kind": 3, "cure": 2}
+FULL = sum(POINTS.values())
+LOST = -4  # for a false alarm, and for a fault that was overlooked
+BRANCHES = {"hangs": "hangs", "slow": "is slow", "wrong": "gives wrong numbers", "dead": "ends a process"}
 MOST_LEAKED = 4 * 2**30  # bytes
-SLOW = 5  # what is slow takes so many times as long as a healthy step of the same run did
-N_TOO_MANY = 12  # threads where one is right
-HELD_S = 1800  # nobody waits longer for a process that does not answer
-SOON = range(14, 18)  # there are enough steps before and after to compare their times
 
 
-def draw(seed: int, possible: Sequence[int]) -> Drawn:
+@dataclass(frozen=True)
+class Diagnosis:
+    """What is wrong in a case, by default nothing. rank: None for all ranks. step: the first that the fault spoils."""
+
+    fault: str = HEALTHY
+    rank: int | None = None
+    step: int | None = None
+    cure: str | None = None
+
+
+def draw(seed: int, possible: Sequence[str] = FAULTS) -> Diagnosis:
     """Return what is wrong in the case of this seed: nothing in one of six, else one of the `possible` faults.
 
     A fault that is not possible does not change what other seeds draw.
     """
     chance = random.Random(seed)
     if chance.random() < 1 / 6:
-        return Drawn(0)
-    number = chance.choice(list(FOUND))
-    while number not in possible:
-        number = chance.choice(list(FOUND))
-    return Drawn(number, chance.choice(FOUND[number].ranks), chance.choice(FOUND[number].steps))
+        return Diagnosis()
+    fault = chance.choice(_ALL)
+    while fault.kind not in possible:
+        fault = chance.choice(_ALL)
+    return Diagnosis(fault.kind, chance.choice(fault.ranks), chance.choice(fault.steps), fault.cure)
 
 
-def possible_with(memory_limit: int | None) -> list[int]:
-    """Return the numbers of the faults that can be on workers with this memory limit in bytes, None for no limit."""
+def possible_with(memory_limit: int | None) -> list[str]:
+    """Return the faults that can be on workers with this memory limit in bytes, None for no limit."""
     leaks = memory_limit is not None and memory_limit <= MOST_LEAKED
-    return [number for number, one in FOUND.items() if leaks or one.kind != "memory leak"]
+    return [kind for kind in BY_KIND if leaks or kind != "memory leak"]
 
 
-# --- it hangs
+def checked(fault: Any, rank: Any, step: Any, cure: Any, n_ranks: int = 2) -> Diagnosis:
+    """Return the answer. Raises NotYet, which costs nothing, for words and numbers that cannot be one."""
+    expect(fault in FAULTS, f"fault is {fault!r}: write one of {', '.join(map(repr, FAULTS))}.")
+    expect(cure is None or cure in CURES, f"cure is {cure!r}: write one of {', '.join(map(repr, CURES))}.")
+    for name, value in (("rank", rank), ("step", step)):
+        whole = isinstance(value, Integral) and not isinstance(value, bool)  # NumPy's are, too
+        expect(value is None or whole, f"{name} is {value!r}: write a whole number, or None if there is none.")
+    expect(rank in (None, *range(n_ranks)), f"rank is {rank}: it is from 0 to {n_ranks - 1}, or None for all ranks.")
+    return Diagnosis(fault, rank, step, cure)
 
 
-@fault(
-    "collective on one rank",
-    "hangs",
-    piece="keep",
-    at="self._save(step",
-    look="explain",
-    cure="same collectives on all ranks",
-    ranks=(0,),
-    steps=ANY_STEP[::SAVED_EVERY],
-)
-def one_rank_alone(here: "Here", original: Piece) -> Piece:
-    def keep(self, step, numbers=None):
-        original(self, step, numbers)
-        if here.strikes(step):
-            dist.barrier()  # in the branch that only rank 0 takes
-
-    return keep
+def points(truth: Diagnosis, answer: Diagnosis) -> dict[str, int]:
+    """Return the points for each part of an answer; a healthy job has no rank, no step, and nothing to cure."""
+    if (answer.fault == HEALTHY) != (truth.fault == HEALTHY):
+        return dict.fromkeys(POINTS, 0) | {"detection": LOST}
+    place = answer.rank == truth.rank
+    if truth.fault == HEALTHY:
+        kind, step, cure = True, answer.step is None, answer.cure in (None, LEFT_ALONE)
+    else:
+        fault = BY_KIND[truth.fault]
+        kind, cure = answer.fault in (fault.kind, fault.alike), answer.cure == fault.cure
+        assert truth.step is not None
+        step = answer.step is not None and abs(answer.step - truth.step) <= fault.tolerance
+    # Most cases have a fault: to say so alone is no finding.
+    right = {"detection": kind or place, "place": place, "step": step, "kind": kind, "cure": cure}
+    return {part: POINTS[part] if right[part] else 0 for part in POINTS}
 
 
-@fault(
-    "collectives swapped",
-    "hangs",
-    piece="keep",
-    at="told = ranks_told",
-    look="explain",
-    cure="same collectives on all ranks",
-    alike="collective on one rank",
-)
-def swapped(here: "Here", original: Piece) -> Piece:
-    def keep(self, step, numbers=None):
-        if here.strikes(step):
-            dist.barrier()
-        original(self, step, numbers)
-        if step == here.drawn.step and not here.strikes(step):
-            dist.barrier()
-
-    return keep
-
-
-@fault(
-    "uneven batches",
-    "hangs",
-    piece="batches",
-    look="explain",
-    cure="as many batches on all ranks",
-    steps=(PER_EPOCH, 2 * PER_EPOCH),
-    tolerance=0,
-)
-def one_batch_fewer(here: "Here", original: Piece) -> Piece:
-    def batches(self, epoch, first, rank, world_size):
-        mine = original(self, epoch, first, rank, world_size)
-        return mine[:-1] if here.strikes((epoch + 1) * self.per_epoch) else mine
-
-    return batches
-
-
-@fault("stalled read", "hangs", piece="read", look="stacks", cure="time limit for reads")
-def a_read_stalls(here: "Here", original: Piece) -> Piece:
-    def read(paths, storage_options=None):
-        while here.strikes(here.reading) and os.getppid() == here.pid:  # no orphan waits on
-            time.sleep(0.1)
-        return original(paths, storage_options)
-
-    return read
-
-
-@fault("GIL held", "hangs", piece="step", at="optimizer.step()", look="explain", cure="release the GIL")
-def the_gil_is_held(here: "Here", original: Piece) -> Piece:
-    def step(*args):
-        if here.strikes():
-            ctypes.PyDLL(None).sleep(HELD_S)  # PyDLL keeps the GIL during the call
-        return original(*args)
-
-    return step
-
-
-@fault("process stopped", "hangs", piece="step", at="part_loss.backward()", look="explain", cure="continue the process")
-def the_process_is_stopped(here: "Here", original: Piece) -> Piece:
-    def step(*args):
-        if here.strikes():
-            os.kill(os.getpid(), signal.SIGSTOP)
-            time.sleep(1)  # this thread may run on for a moment, and the step would end
-        return original(*args)
-
-    return step
-
-
-# --- it is slow
-
-
-@fault(
-    "slow rank", "slow", piece="logits", at="return model(images)", look="metrics", cure="another machine", steps=SOON
-)
-def a_slow_machine(here: "Here", original: Piece) -> Piece:
-    def logits(*args):
-        if here.has_struck():  # on two cores that are shared, a busy process would slow down both ranks
-            time.sleep(SLOW * here.pace)
-        return original(*args)
-
-    return logits
-
-
-@fault(
-    "slow input",
-    "slow",
-    piece="read",
-    look="metrics",
-    cure="more readers",
-    steps=SOON,
-    tolerance=3,  # two batches are read ahead
-)
-def slow_input(here: "Here", original: Piece) -> Piece:
-    def read(paths, storage_options=None):
-        if here.has_struck(here.reading):
-            time.sleep(SLOW * here.pace)
-        return original(paths, storage_options)
-
-    return read
-
-
-@fault(
-    "too many threads",
-    "slow",
-    piece="step",
-    at="part_loss.backward()",
-    look="metrics",
-    cure="one thread a core",
-    ranks=(None,),
-    steps=SOON,
-)
-def too_many_threads(here: "Here", original: Piece) -> Piece:
-    def step(*args):
-        if here.has_struck():
-            torch.set_num_threads(N_TOO_MANY * here.threads)
-        return original(*args)
-
-    return step
-
-
-@fault("slow link", "slow", piece="send", look="metrics", cure="faster network", ranks=(None,), steps=SOON)
-def a_slow_link(here: "Here", original: Piece) -> Piece:
-    def send(group, bucket):
-        if here.has_struck():  # gloo's connections cannot be slowed down: this waits as long as such a link would take
-            share = bucket.buffer().numel() / here.n_weights
-            time.sleep(SLOW * here.pace * share)
-        return original(group, bucket)
-
-    return send
-
-
-# --- it dies
-
-
-@fault("memory leak", "dead", piece="step", at="loss += part_loss.detach()", look="result", cure="keep no tensors")
-def a_leak(here: "Here", original: Piece) -> Piece:
-    def step(*args):
-        free = here.memory_limit - psutil.Process().memory_info().rss if here.has_struck() else 0
-        if free > 0:  # a quarter of the limit each step: Dask looks only ten times a second
-            here.kept.append(torch.ones(min(here.memory_limit // 4, free), dtype=torch.uint8))
-            time.sleep(0.2)
-        return original(*args)
-
-    return step
-
-
-@fault(
-    "reader killed",
-    "dead",
-    piece="read",
-    look="result",
-    cure="more memory for readers",
-    tolerance=3,  # two batches are read ahead
-)
-def the_reader_is_killed(here: "Here", original: Piece) -> Piece:
-    def read(paths, storage_options=None):
-        if here.strikes(here.reading) and get_worker_info():
-            os.kill(os.getpid(), signal.SIGKILL)
-        return original(paths, storage_options)
-
-    return read
-
-
-# --- it is wrong
-
-
-@fault(
-    "weights drift",
-    "wrong",
-    piece="step",
-    at="optimizer.step()",
-    look="metrics",
-    cure="call the wrapped model",
-    ranks=(None,),
-)
-def the_module_is_called(here: "Here", original: Piece) -> Piece:
-    def step(parallel, optimizer, rate, images, labels, run, sent):
-        if here.has_struck():
-            parallel, sent = parallel.module, {}  # its gradients stay on this rank
-        return original(parallel, optimizer, rate, images, labels, run, sent)
-
-    return step
-
-
-@fault(
-    "same images",
-    "wrong",
-    piece="batches",
-    look="metrics",
-    cure="shard by rank",
-    ranks=(None,),
-    steps=(PER_EPOCH + 1, 2 * PER_EPOCH + 1),
-)
-def the_same_images(here: "Here", original: Piece) -> Piece:
-    def batches(self, epoch, first, rank, world_size):
-        struck = here.has_struck(epoch * self.per_epoch + 1)
-        return original(self, epoch, first, 0 if struck else rank, world_size)
-
-    return batches
-
-
-@fault(
-    "bad resume",
-    "wrong",
-    piece="resume",
-    at="self.optimizer.load_state_dict",
-    look="metrics",
-    cure="load all of the checkpoint",
-    ranks=(None,),
-    steps=(RESUMED_AT + 1,),
-)
-def without_moments(here: "Here", original: Piece) -> Piece:
-    def resume(self):
-        answer = original(self)
-        self.optimizer.state.clear()
-        return answer
-
-    return resume
-
-
-@fault("bad gradient", "wrong", piece="send", look="metrics", cure="another machine")
-def flipped_bits(here: "Here", original: Piece) -> Piece:
-    def send(group, bucket):
-        if here.strikes():
-            bits = bucket.buffer().view(torch.int32)
-            sizes = bucket.buffer().abs() * (bits & 1 << 26 == 0)  # there, the bit makes a number 256 times as large
-            bits[sizes.topk(16).indices] ^= 1 << 26
-        return original(group, bucket)
-
-    return send
+def solution(truth: Diagnosis) -> str:
+    """Return what was wrong, and which look would have shown it, in a sentence or two."""
+    if truth.fault == HEALTHY:
+        return "Nothing was wrong: all ranks took the steps of the clean run."
+    fault = BY_KIND[truth.fault]
+    place = "all ranks" if truth.rank is None else f"rank {truth.rank}"
+    near = f" ({fault.tolerance} more or less count, too)" if fault.tolerance else ""
+    branch = BRANCHES[fault.branch]
+    about = f"It was {fault.kind!r}, on {place}, from step {truth.step} on{near}: the kind that {branch}."
+    return f"{about} case.{fault.look}() shows it; the cure is {fault.cure!r}."

@@ -1,4 +1,4 @@
-"""Looks at worker processes that also work where a worker does not answer: its nanny is asked, with a time limit."""
+"""What worker processes look like also while one does not answer: its nanny is asked, too, with a time limit."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,36 +6,32 @@ from contextlib import suppress
 from typing import Any
 
 import pandas as pd
+import psutil
 import torch
 from distributed import Client
 
 from daskrun.settings import known_workers
 
-OF_LOOKS = "Run out-of-band function"  # what a worker logs whenever it is looked at
 ANSWER_S = 3  # time limit for each worker and nanny
-COLUMNS = (
-    "worker",
-    "pid",
-    "state",
-    "cpu_percent",
-    "memory_mb",
-    "limit_mb",
-    "n_threads",
-    "torch_threads",
-    "children",
-)
+OWN_LINES = "Run out-of-band function"  # what a worker logs whenever it is asked
+COLUMNS = ["worker", "pid", "state", "cpu_percent", "memory_mb", "limit_mb", "n_threads", "torch_threads", "children"]
 
 
 def worker_rows(client: Client) -> pd.DataFrame:
     """Return one row per worker, as in `gym.Case.workers`."""
     workers = known_workers(client)
-    seen, threads = client.sync(_ask_both, client, list(workers), _process, _torch_threads)
-    rows = []
-    for address, info in workers.items():
-        limit_mb = (info["memory_limit"] or float("nan")) / 2**20
-        known = {"worker": str(info["name"]), "limit_mb": limit_mb, "torch_threads": threads.get(address)}
-        rows.append(known | (seen.get(address) or {}))
-    return pd.DataFrame(rows, columns=list(COLUMNS)).sort_values("worker", ignore_index=True)
+    processes = client.sync(_ask, client, list(workers), _process, nanny=True)
+    torch_threads = client.sync(_ask, client, list(workers), _torch_threads)
+    rows = [
+        {
+            "worker": str(info["name"]),
+            "limit_mb": (info["memory_limit"] or float("nan")) / 2**20,
+            "torch_threads": torch_threads.get(address),
+            **(processes.get(address) or {}),
+        }
+        for address, info in workers.items()
+    ]
+    return pd.DataFrame(rows, columns=COLUMNS).sort_values("worker", ignore_index=True)
 
 
 def log_lines(client: Client, since: float) -> str:
@@ -45,38 +41,36 @@ def log_lines(client: Client, since: float) -> str:
         return dask_worker.get_logs(start=since, timestamps=True)[::-1]
 
     workers = known_workers(client)
-    nannies, own = client.sync(_ask_both, client, list(workers), records, records)
+    told = {
+        "nanny": client.sync(_ask, client, list(workers), records, nanny=True),
+        "worker": client.sync(_ask, client, list(workers), records),
+    }
     lines = []
     for address, info in workers.items():
-        for who, found in (("nanny", nannies.get(address)), ("worker", own.get(address))):
-            if found is None:
+        for who, by_address in told.items():
+            if by_address.get(address) is None:
                 lines.append(f"{who} {info['name']}: does not answer within {ANSWER_S} s")
-            told = [text for _, _, text in found or () if OF_LOOKS not in text]
-            lines += [f"{who} {info['name']}: {text}" for text in told]
+            texts = [text for _, _, text in by_address.get(address) or () if OWN_LINES not in text]
+            lines += [f"{who} {info['name']}: {text}" for text in texts]
     for at, event in client.get_events("worker-restart-memory") or ():
         if at >= since:
             lines.append(f"event worker-restart-memory: {event}")
     return "\n".join(lines) or "Nobody has logged anything."
 
 
-async def _ask_both(client, workers, of_nanny, of_worker):
-    """Return ({address: what of_nanny returns in its nanny}, {address: what of_worker returns in the worker})."""
+async def _ask(client: Client, workers: list[str], function: Callable, nanny: bool = False) -> dict[str, Any]:
+    """Return {worker's address: what `function` returns in it, or in its nanny; None if that does not answer}."""
 
-    async def ask(address: str, function: Callable, nanny: bool) -> Any:
-        with suppress(Exception):  # it has none, it is ending, or it is stuck
+    async def ask(address: str) -> Any:
+        with suppress(Exception):  # it has no nanny, it is ending, or it is stuck
             run = client.run(function, workers=[address], nanny=nanny, on_error="ignore")
             return (await asyncio.wait_for(run, ANSWER_S)).get(address)
 
-    asked = [ask(address, of_nanny, True) for address in workers]
-    asked += [ask(address, of_worker, False) for address in workers]
-    answers = await asyncio.gather(*asked)
-    return dict(zip(workers, answers, strict=False)), dict(zip(workers, answers[len(workers) :], strict=True))
+    return dict(zip(workers, await asyncio.gather(*map(ask, workers)), strict=True))
 
 
 async def _process(dask_worker: Any) -> dict[str, Any] | None:
     """Return what a nanny sees of its worker's process; None if it has none."""
-    import psutil
-
     if not dask_worker.pid:
         return None
     process = psutil.Process(dask_worker.pid)
