@@ -145,7 +145,7 @@ def about_this_worker(dask_worker):
 @pytest.mark.weekly
 @pytest.mark.parametrize("kind", ["uneven batches", "bad resume", "slow link"])
 def test_no_name_of_a_fault_is_in_stacks_logs_metrics_environment_or_keys(room, kind):
-    names = re.compile("|".join([*BY_KIND, *CURES[1:], "faults.py", "Diagnosis"]).replace(" ", "[ _]"))
+    names = re.compile("|".join([*BY_KIND, *CURES[1:], "faults.py", "Diagnosis", "leak", "slow"]).replace(" ", "[ _]"))
     case = start(room, kind)
     give_up, found = time.monotonic() + 60, []
     while len(case.metrics()) < 4 and time.monotonic() < give_up:

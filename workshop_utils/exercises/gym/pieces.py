@@ -42,7 +42,7 @@ class Pieces:
     pid: int = field(default_factory=os.getpid)
     began: dict[int, float] = field(default_factory=dict)
     gradient: float = float("nan")
-    leaked: list[torch.Tensor] = field(default_factory=list)
+    held: list[torch.Tensor] = field(default_factory=list)
 
     def resume(self, original: Piece, checkpoint: Any) -> Any:
         answer = original(checkpoint)
@@ -60,7 +60,7 @@ class Pieces:
         while self.begins("stalled read") and os.getppid() == self.pid:  # until the rank ends
             time.sleep(0.1)
         if self.has_begun("slow input"):
-            self.wait()
+            self.pause()
         if self.begins("reader killed"):
             os.kill(os.getpid(), signal.SIGKILL)
         return original(*args)
@@ -75,14 +75,14 @@ class Pieces:
         if self.begins("too many threads"):
             torch.set_num_threads(N_TOO_MANY * torch.get_num_threads())
         if self.has_begun("slow rank"):
-            self.wait()
+            self.pause()
         if self.has_begun("memory leak"):
-            self.leak()
+            self.hold_more()
         return original(*args)
 
     def send(self, original: Piece, group: Any, bucket: Any) -> Any:
         if self.has_begun("slow link"):  # gloo's connections cannot be slowed down; one bucket holds all gradients
-            self.wait()
+            self.pause()
         if self.begins("bad gradient"):
             bits = bucket.buffer().view(torch.int32)
             sizes = bucket.buffer().abs() * (bits & FLIPPED == 0)
@@ -119,14 +119,15 @@ class Pieces:
         self.began[self.step] = time.perf_counter()
         self.gradient = float("nan")
 
-    def wait(self) -> None:
+    def pause(self) -> None:
         """Take `SLOW` healthy steps longer, and leave the cores, which the ranks may share, to the other rank."""
         healthy = [moment for step, moment in self.began.items() if step <= (self.truth.step or 0)]
-        time.sleep(SLOW * median(later - earlier for earlier, later in pairwise(healthy)))
+        seconds = SLOW * median(later - earlier for earlier, later in pairwise(healthy))
+        time.sleep(seconds)
 
-    def leak(self) -> None:
+    def hold_more(self) -> None:
         limit = self.memory_limit or 0
         if (free := limit - psutil.Process().memory_info().rss) > 0:
             # A quarter of the limit each step: Dask looks only ten times a second.
-            self.leaked.append(torch.ones(min(limit // 4, free), dtype=torch.uint8))
+            self.held.append(torch.ones(min(limit // 4, free), dtype=torch.uint8))
             time.sleep(0.2)

@@ -109,7 +109,7 @@ def train_sketches(plan: Plan) -> dict:
             )
     finally:
         torch.set_num_threads(threads)
-        pieces.leaked.clear()
+        pieces.held.clear()
         multiprocessing.active_children()  # a reader that was killed stays a zombie until this
 
 
