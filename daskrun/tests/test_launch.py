@@ -803,6 +803,14 @@ def test_a_function_that_makes_a_second_group_is_told_of_backend_none(client):
         daskrun.run(client, dist.init_process_group, "gloo", n_workers=1)
     assert "backend=None" in caught.value.__notes__[0]
 
+    def twice():
+        for _ in range(2):
+            dist.init_process_group("gloo")
+
+    with pytest.raises(ValueError, match="twice") as caught:  # its own mistake
+        daskrun.run(client, twice, n_workers=1, backend=None)
+    assert "backend=None" not in str(caught.value.__notes__)
+
 
 @pytest.mark.smoke
 def test_settings_of_pytorch_that_a_function_changed_are_restored_and_draws_are_new(client):
@@ -835,13 +843,16 @@ def test_settings_of_pytorch_that_a_function_changed_are_restored_and_draws_are_
     assert len({number for rank in drawn for number in rank}) == 6  # though all ranks had set one seed
 
 
-def test_a_group_that_could_not_be_made_does_not_break_the_next_job(client):
+@pytest.mark.parametrize("backend", [None, "auto"])
+def test_a_group_that_could_not_be_made_does_not_break_the_next_job(client, backend):
     def alone():  # rank 1 never comes
+        if dist.is_initialized():
+            dist.destroy_process_group()
         if os.environ["RANK"] == "0":
-            with pytest.raises(RuntimeError, match="wait timeout"):
+            with pytest.raises(RuntimeError, match="wait timeout|timed out"):
                 dist.init_process_group("gloo", timeout=timedelta(seconds=1))
 
-    daskrun.run(client, alone, backend=None)
+    daskrun.run(client, alone, backend=backend)
     daskrun.run(client, dist.init_process_group, "gloo", backend=None)  # and leaves it
     assert daskrun.run(client, dist.get_rank) == [0, 1]
 

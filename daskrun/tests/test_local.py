@@ -221,7 +221,7 @@ def test_it_listens_on_loopback_alone(client):
     assert listening and {address.ip for address in listening} == {LOOPBACK}
 
 
-@pytest.mark.parametrize(("name", "value"), [("n_workers", 0), ("n_workers", 1.5), ("threads_per_worker", 0)])
+@pytest.mark.parametrize(("name", "value"), [("n_workers", 0), ("n_workers", True), ("threads_per_worker", 1.5)])
 def test_wrong_numbers_are_refused(name, value):
     with pytest.raises(ClusterError, match=f"{name} is {value!r}: give a whole number"):
         start_local(**{name: value})
@@ -290,6 +290,28 @@ def test_the_last_line_of_a_script_that_each_worker_would_run_again_says_what_to
 def test_a_script_on_standard_input_has_workers(forks, tmp_path):
     done = python("-", input=SUM_IN_A_WORKER, cwd=tmp_path, env={"DASK_DASKRUN__FORK_WORKERS": str(forks)})
     assert done.stdout == "6 <stdin>\n", done.stderr
+
+
+PRELOADS = """
+import sys
+from daskrun import start_local
+
+def about():
+    return "helpful" in sys.modules
+
+if __name__ == "__main__":
+    with start_local(1, preload=["wrong", "helpful"]) as client, client.cluster:
+        print(*client.run(about).values())
+"""
+
+
+@on_linux
+def test_a_module_that_cannot_be_imported_beforehand_is_told_of_and_stops_no_start(tmp_path):
+    (tmp_path / "wrong.py").write_text("raise ValueError('not today')")
+    (tmp_path / "helpful.py").touch()
+    (tmp_path / "script.py").write_text(PRELOADS)
+    done = python(tmp_path / "script.py", env={"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])})
+    assert done.stdout == "True\n" and "ValueError: not today" in done.stderr, done.stderr
 
 
 @pytest.mark.weekly

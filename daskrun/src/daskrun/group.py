@@ -7,14 +7,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from daskrun.as_found import environment
-from daskrun.errors import JobError, add_note, ranks_named
+from daskrun.errors import JobError, ranks_named
 from daskrun.private import RECORDER, name_groups_from_zero
 from daskrun.rank import Assignment, network_interface
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
-MADE_ALREADY = "launch has made the group already: give launch backend=None, and the function makes its own."
 BACKENDS = ("auto", "gloo", "nccl", "cpu:gloo,cuda:nccl", None)
 
 
@@ -44,8 +43,6 @@ def _with_group(run: Callable[[], bytes], store: "TCPStore", mine: Assignment, b
         try:
             outcome.append(run())
         except BaseException as error:
-            if isinstance(error, ValueError) and "default process group twice" in str(error):
-                add_note(error, MADE_ALREADY)
             outcome.append(error)
             _abort_nccl()
 

@@ -268,7 +268,7 @@ def _tell(store: "TCPStore", mine: Assignment, error: BaseException) -> Exceptio
         error = JobError(f"Rank {mine.rank} raised a {type(error).__name__}, of which no text can be made.")
         message = _as_message(error)
     exception, remote = (getattr(message[name], "data", None) for name in ("exception", "traceback"))
-    about = exception, remote, _about(store, mine), follows
+    about = exception, remote, _about(store, mine, error), follows
     _log(get_worker(), mine, "failed", mine.attempt.number, mine.rank, *about)
     return error
 
@@ -296,9 +296,11 @@ def _innermost(stack: Any) -> Any:
     return stack
 
 
-def _about(store: "TCPStore", mine: Assignment) -> str:
+def _about(store: "TCPStore", mine: Assignment, error: Exception) -> str:
     note = f"Raised by rank {mine.rank} of {mine.world_size}, on worker {get_worker().address}."
     with suppress(Exception):  # rank 0's process may be gone, and the store with it
+        if "default process group twice" in str(error) and store.check([f"joined-{mine.rank}"]):
+            note += " launch has made the group already: give launch backend=None, and the function makes its own."
         if collectives := recorded_collectives()[1]:
             note += f" Its last collective was {described(collectives[-1])}."
         if returned := [other for other in range(mine.world_size) if store.check([f"returned-{other}"])]:
