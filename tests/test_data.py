@@ -1,10 +1,13 @@
 """Photos are found wherever they lie, read many at a time in any kind of process, and bad ones are named."""
 
 import errno
+import json
 import os
 import pickle
 import shutil
 import struct
+import subprocess
+import sys
 import threading
 import time
 import zlib
@@ -454,6 +457,17 @@ def test_a_split_is_disjoint_complete_and_stratified(fraction):
 def test_another_seed_is_another_split():
     splits = [train_val_split(Labels(50, 50), 0.2, seed)[1].indices for seed in (0, 0, 1)]
     assert splits[0] == splits[1] != splits[2]
+
+
+def test_a_split_is_the_same_in_every_process(dogs):
+    code = (
+        "import json, sys; from workshop_utils.data import *\n"
+        "print(json.dumps(train_val_split(ImageFolder(sys.argv[1]), 0.34, 7)[1].indices))"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "123"}
+    command = [sys.executable, "-c", code, str(dogs)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert json.loads(done.stdout) == train_val_split(ImageFolder(str(dogs)), 0.34, 7)[1].indices, done.stderr
 
 
 @pytest.mark.parametrize("fraction", [0, 1, -0.1, 20, float("nan")])
