@@ -16,15 +16,27 @@ from daskrun.settings import known_workers
 from workshop_utils.data import HELD_OUT
 from workshop_utils.dogs.sketches import DRAWING_VERSION, write_sketches
 from workshop_utils.exercises import Answer, expect
-from workshop_utils.exercises.gym import faults
-from workshop_utils.exercises.gym.faults import CURES, MIDDLE_STEPS, Diagnosis
+from workshop_utils.exercises.gym.faults import (
+    CURES,
+    FULL,
+    HEALTHY,
+    MIDDLE_STEPS,
+    PER_EPOCH,
+    RESUMED_AT,
+    Diagnosis,
+    checked,
+    draw,
+    points,
+    possible_with,
+    solution,
+)
 from workshop_utils.exercises.gym.pieces import PIECES, Piece
 from workshop_utils.exercises.gym.run import BATCH_SIZE, Plan, copy, train_sketches
 from workshop_utils.exercises.gym.workers import log_lines, worker_rows
 from workshop_utils.storage import cache_folder, new_shared_folder, share
 
 N_RANKS = 2
-N_EACH = faults.PER_EPOCH * BATCH_SIZE // len(HELD_OUT)  # sketches of each breed
+N_EACH = PER_EPOCH * BATCH_SIZE // len(HELD_OUT)  # sketches of each breed
 BEGIN_S = 60  # time limit for both ranks to log a step: spawned workers import PyTorch first
 RERUN_S = 45  # time limit of a rerun, which takes seconds on free cores
 CLOSE = 2e-5  # relative difference of losses from those of the clean run; the weakest fault makes 1.6e-4
@@ -73,7 +85,7 @@ def start(client: Client, seed: int) -> "Case":
     if client.id not in _clean:
         _clean[client.id] = make_clean(client)
     clean = _clean[client.id]
-    case = Case(client, int(seed), clean, faults.draw(int(seed), faults.possible_with(clean.memory_limit)))
+    case = Case(client, int(seed), clean, draw(int(seed), possible_with(clean.memory_limit)))
     _current.append(case)
     case._wait_until_it_runs()
     return case
@@ -165,14 +177,14 @@ class Case:
         What was wrong is printed, too, so the first answer is the one that counts.
         Raises NotYet, which costs nothing, for answers that cannot be.
         """
-        got = self.points_for(faults.checked(fault, rank, step, cure, N_RANKS))
+        got = self.points_for(checked(fault, rank, step, cure, N_RANKS))
         assert self._first is not None
         total = sum(got.values())
-        print(f"{total} of {faults.FULL} points: " + ", ".join(f"{part} {n}" for part, n in got.items()) + ".")
+        print(f"{total} of {FULL} points: " + ", ".join(f"{part} {n}" for part, n in got.items()) + ".")
         looks = ", ".join(f"{name} {n}" for name, n in self._looks.items()) or "none"
-        print(f"{faults.solution(self._truth)}\nYour looks: {looks}.")
+        print(f"{solution(self._truth)}\nYour looks: {looks}.")
         if total != self._first:
-            print(f"Your first answer counts: {self._first} of {faults.FULL}.")
+            print(f"Your first answer counts: {self._first} of {FULL}.")
         return self._first
 
     def rerun(self, cure: Answer = None, **mended: Any) -> bool:
@@ -198,7 +210,7 @@ class Case:
             held["a step's time"] = _as_fast_as_before(_tidy(job))
         for invariant, (holds, figures) in held.items():
             print(f"{'holds ' if holds else 'FAILED'}  {invariant}: {figures}")
-        if self._truth.fault == faults.HEALTHY and self._first is not None:  # before a diagnosis it would be the answer
+        if self._truth.fault == HEALTHY and self._first is not None:  # before a diagnosis it would be the answer
             print("Nothing was wrong before, either.")
         return all(holds for holds, _ in held.values())
 
@@ -216,7 +228,7 @@ class Case:
 
     def points_for(self, answer: Diagnosis) -> dict[str, int]:
         """Return the points of an answer; those of the first one are kept."""
-        got = faults.points(self._truth, answer)
+        got = points(self._truth, answer)
         if self._first is None:
             self._first = sum(got.values())
         return got
@@ -241,7 +253,7 @@ def make_clean(client: Client) -> Clean:
     with launch(client, plan) as job:
         job.result()
     metrics = _tidy(job)
-    metrics = metrics[metrics["step"] > faults.RESUMED_AT].reset_index(drop=True)
+    metrics = metrics[metrics["step"] > RESUMED_AT].reset_index(drop=True)
     limits = [worker["memory_limit"] for worker in known_workers(client).values()]
     return Clean(place, photos, max(limits) if all(limits) else None, metrics)
 
