@@ -233,6 +233,13 @@ def test_the_image_has_every_file_that_a_notebook_opens():
             assert any(name == source or name.startswith(f"{source}/") for source in copied), (path.name, name)
 
 
+@pytest.mark.parametrize("name", PINS)
+def test_each_pin_has_hashes_and_no_address(name):
+    pins = [block for block in re.split(r"\n(?=\S)", PINS[name]) if not block.startswith("#")]
+    assert pins and all(re.match(r"\S+==\S+ .*--hash=sha256:", block, re.DOTALL) for block in pins)
+    assert not re.search(r"://|^\s*--(extra-)?index-url| @ ", PINS[name], re.MULTILINE)
+
+
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
 def test_no_module_imports_upwards_or_in_a_circle(package):
     modules = {module_name(path, package): path for path in package.rglob("*.py")}
