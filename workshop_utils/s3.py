@@ -22,8 +22,7 @@ KNOWN = {"anon", "key", "secret", "token", "client_kwargs", "config_kwargs", "ma
 OF_CLIENT = {"endpoint_url": "aws_endpoint_url_s3", "region_name": "region"}  # what obstore calls them
 OF_CONFIG = {"max_pool_connections"}
 
-# {what a store was made for: it; None where s3fs has to be asked, because there are no keys or obstore has failed}
-_stores: dict[tuple, object] = {}
+_buckets: "dict[tuple, _Bucket]" = {}  # by name, settings and what the environment says
 
 
 def read_objects(fs: fsspec.AbstractFileSystem, paths: Sequence[str]) -> list[bytes | None]:
@@ -34,13 +33,13 @@ def read_objects(fs: fsspec.AbstractFileSystem, paths: Sequence[str]) -> list[by
     if not _can_use_obstore(fs):
         return [None] * len(paths)
     parts = [fs.split_path(path) for path in paths]
-    stores = {bucket: _made_for(fs, bucket) for bucket, _, _ in set(parts)}
+    buckets = {name: _bucket_of(fs, name) for name, _, _ in set(parts)}
 
     def read(part):
-        bucket, key, version = part
+        name, key, version = part
         if version or not key or key != key.strip("/"):
             return None  # obstore ignores slashes at the ends, and would read another key, or a listing
-        return _ask(stores[bucket], lambda store: bytes(store.get(key).bytes()))
+        return buckets[name].ask(lambda store: bytes(store.get(key).bytes()))
 
     return list(_threads().imap(read, parts))
 
@@ -52,19 +51,19 @@ def list_folders(fs: fsspec.AbstractFileSystem, root: str, is_wanted: Callable[[
     """
     if not _can_use_obstore(fs):
         return None
-    bucket, prefix, _ = fs.split_path(root)
-    made_for = _made_for(fs, bucket)
+    name, prefix, _ = fs.split_path(root)
+    bucket = _bucket_of(fs, name)
 
     def list_one(folder):
-        return _ask(made_for, lambda store: store.list_with_delimiter(folder))
+        return bucket.ask(lambda store: store.list_with_delimiter(folder))
 
     if (top := list_one(prefix or None)) is None:
         return None
-    wanted = [folder for folder in top["common_prefixes"] if is_wanted(f"{bucket}/{folder}")]
+    wanted = [folder for folder in top["common_prefixes"] if is_wanted(f"{name}/{folder}")]
     listed = list(_threads().imap(list_one, wanted))
     if None in listed:
         return None
-    return [f"{bucket}/{file['path']}" for file in chain.from_iterable(one["objects"] for one in listed)]
+    return [f"{name}/{file['path']}" for file in chain.from_iterable(one["objects"] for one in listed)]
 
 
 def _can_use_obstore(fs):
@@ -90,39 +89,42 @@ def _threads():
     return ThreadPool(REQUESTS)  # took half of the processor's time that an event loop did
 
 
-def _made_for(fs, bucket):
-    """Return what the bucket's store depends on, having made it."""
+class _Bucket:
+    """A bucket of S3. store: obstore's; None where s3fs has to be asked, as there are no keys or obstore has failed."""
+
+    def __init__(self, name, settings, environment):
+        from obstore.store import S3Store
+
+        self.store = None
+        if settings.keys() & {"skip_signature", "access_key_id"} or "AWS_ACCESS_KEY_ID" in environment:
+            with suppress(Exception):  # such as a key without its secret: s3fs will say what is wrong
+                self.store = S3Store(
+                    name, **settings, virtual_hosted_style_request=False, client_options=HTTP, retry_config=RETRIES
+                )
+
+    def ask(self, question):
+        """Return what the store answers, None where it does not; if it gives no answer at all, it is asked no more."""
+        from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+
+        if self.store is None:
+            return None
+        try:
+            return question(self.store)
+        except (FileNotFoundError, PermissionDeniedError, UnauthenticatedError):
+            return None
+        except Exception:  # so that nobody waits for each of a thousand files
+            self.store = None
+            return None
+
+
+def _bucket_of(fs, name):
+    """Return the bucket with this filesystem's options and the environment of today; the same for the same ones."""
     options, environment = fs.storage_options, {n: v for n, v in os.environ.items() if n.startswith("AWS_")}
     keys = {"access_key_id": "key", "secret_access_key": "secret", "session_token": "token"}
     settings = {name: options[of_s3fs] for name, of_s3fs in keys.items() if options.get(of_s3fs)}
     settings |= {OF_CLIENT[name]: value for name, value in (options.get("client_kwargs") or {}).items() if value}
     settings |= {"skip_signature": True} if options.get("anon") else {}
-    made_for = bucket, *sorted(settings.items()), *sorted(environment.items())
-    if made_for not in _stores:
-        has_keys = settings.keys() & {"skip_signature", "access_key_id"} or "AWS_ACCESS_KEY_ID" in environment
-        _stores[made_for] = _new_store(bucket, settings) if has_keys else None
-    return made_for
-
-
-def _new_store(bucket, settings):
-    from obstore.store import S3Store
-
-    with suppress(Exception):  # such as a key without its secret: s3fs will say what is wrong
-        return S3Store(
-            bucket, **settings, virtual_hosted_style_request=False, client_options=HTTP, retry_config=RETRIES
-        )
-
-
-def _ask(made_for, question):
-    """Return what a store answers, None where it does not; one that gives no answer at all is not asked again."""
-    from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
-
-    if (store := _stores[made_for]) is None:
-        return None
-    try:
-        return question(store)
-    except (FileNotFoundError, PermissionDeniedError, UnauthenticatedError):
-        return None
-    except Exception:  # so that nobody waits for each of a thousand files
-        _stores[made_for] = None
-        return None
+    known = name, *sorted(settings.items()), *sorted(environment.items())
+    if known not in _buckets:
+        _buckets[known] = _Bucket(name, settings, environment)
+    return _buckets[known]
