@@ -101,6 +101,18 @@ def test_a_truncated_file_and_one_with_a_flipped_bit_are_named_with_the_cure(pat
             load_checkpoint(path)
 
 
+def test_a_bit_that_makes_a_folder_of_weights_is_noticed(path):  # PyTorch would return memory that nobody wrote
+    save_checkpoint(path, weights=torch.arange(6.0))
+    content = bytearray(path.read_bytes())
+    start = -1
+    while (start := content.find(b"PK\1\2", start + 1)) >= 0:  # an entry of the zip's directory
+        damaged = content.copy()
+        damaged[start + 38] ^= 0x10
+        path.write_bytes(damaged)
+        with pytest.raises(WeightsError, match="is damaged"):
+            load_checkpoint(path)
+
+
 def test_a_folder_is_no_checkpoint(tmp_path):
     for folder in ("", "/", tmp_path):
         with pytest.raises(IsADirectoryError, match="is a folder"):

@@ -18,6 +18,7 @@ from workshop_utils.loop.preemption import Preempted, ranks_told
 from workshop_utils.loop.ranks import check_all_alike, world
 from workshop_utils.storage import absolute_address, open_fresh, whole_file
 
+A_FOLDER = 0x10  # a bit of a zip's directory, as MS-DOS had it
 CURE = "Delete it, or give another path."
 CONVERT = (
     "Convert them before you save: `.item()` of a NumPy number, `torch.as_tensor` of an array, `str` of a path, `vars` "
@@ -68,8 +69,11 @@ def load_checkpoint(path: str | os.PathLike) -> dict:
     except Exception as error:  # fsspec raises errors of many types
         raise WeightsError(f"{name} cannot be read: {_in_short(error)}") from error
     try:
-        if zipfile.is_zipfile(file) and (part := zipfile.ZipFile(file).testzip()):  # torch.load checks no checksum
-            raise ValueError(f"its part {part!r} is damaged")
+        if zipfile.is_zipfile(file):  # torch.load checks no checksum, and reads nothing of what is marked as a folder
+            archive = zipfile.ZipFile(file)
+            folders = [part.filename for part in archive.infolist() if part.external_attr & A_FOLDER]
+            if part := archive.testzip() or next(iter(folders), ""):
+                raise ValueError(f"its part {part!r} is damaged")
         file.seek(0)
         checkpoint = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises errors of many types
