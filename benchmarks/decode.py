@@ -21,7 +21,7 @@ from dask.system import CPU_COUNT
 from jpegs import write_jpegs
 from record import write_result
 
-from workshop_utils.data import decode_photo
+from workshop_utils.photos import decode_photo
 
 CALLS = (128, 256)  # JPEGs that a GPU is given at once
 N_DISTINCT = 512

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from record import write_result
 
 import daskrun
-from workshop_utils import training
+from workshop_utils import train
 from workshop_utils.cluster import start_cluster
 from workshop_utils.exercises.gym.case import N_RANKS, make_clean
 from workshop_utils.exercises.gym.faults import BY_KIND, Diagnosis, possible_with
@@ -99,7 +99,7 @@ def one_rank(told):
         with open(rows, "a") as file:
             file.write(f"{time.time()}\n")
 
-    training.log_metrics = note
+    train.log_metrics = note
     train_sketches(Plan(photos, checkpoint, Diagnosis(*truth), memory_limit))
     dist.destroy_process_group()
 

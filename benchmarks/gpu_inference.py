@@ -27,11 +27,11 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import v2
 
-from workshop_utils import inference
+from workshop_utils import classify as classifier
+from workshop_utils.classify import GPU_FORWARD, classify, loaded_model, precision_of
 from workshop_utils.cluster import start_cluster
-from workshop_utils.data import ImageFolder, list_photos
-from workshop_utils.inference import GPU_FORWARD, classify, loaded_model, precision_of
-from workshop_utils.models import load_resnet
+from workshop_utils.photos import ImageFolder, list_photos
+from workshop_utils.weights import load_resnet
 
 N_DISTINCT = 512  # JPEGs that are drawn; the rest are hard links to them
 CHILDREN = max(1, CPU_COUNT - 2)
@@ -133,8 +133,8 @@ def data_loader(model, dataset, device, transform=None):
 
 def without_forward(paths, weights):
     """Return the seconds that `classify`'s own pipeline takes on a worker for all but the forward pass."""
-    with patch.object(inference, "_forward", lambda model, images: [(0.0, 0)] * len(images)):
-        return timed(inference.classify_batches, [paths], weights=weights)
+    with patch.object(classifier, "_forward", lambda model, images: [(0.0, 0)] * len(images)):
+        return timed(classifier.classify_batches, [paths], weights=weights)
 
 
 @torch.inference_mode()

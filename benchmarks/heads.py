@@ -17,8 +17,8 @@ from record import RESULTS, write_result
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from workshop_utils.data import HELD_OUT, find_data, train_val_split
-from workshop_utils.training import BATCHNORMS, prepare
+from workshop_utils.photos import HELD_OUT, find_data, train_val_split
+from workshop_utils.train import BATCHNORMS, prepare
 
 PER_BREED, VAL_SHARE = 66, 42 / 66  # sketches; notebook 06 trains on as many of a breed, and validates on fewer
 RATES = (0.003, 0.01, 0.03, 0.1)

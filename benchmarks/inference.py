@@ -26,10 +26,10 @@ from jpegs import SMALL, random_weights, write_jpegs
 from record import versions, write_result
 from torch.utils.data import DataLoader
 
+from workshop_utils.classify import CPU_FORWARD, classify, loaded_model, precision_of
 from workshop_utils.cluster import start_cluster
-from workshop_utils.data import ImageFolder, decode_photo, read_files
-from workshop_utils.inference import CPU_FORWARD, classify, loaded_model, precision_of
-from workshop_utils.models import load_resnet
+from workshop_utils.photos import ImageFolder, decode_photo, read_files
+from workshop_utils.weights import load_resnet
 
 N_PHOTOS, N_PHOTOS_GPU = 384, 20_480
 BATCH_SIZE = 32

@@ -13,8 +13,8 @@ from functools import partial
 import torch
 from dask.system import CPU_COUNT
 
-from workshop_utils.data import decode_photo, read_files
-from workshop_utils.inference import CPU_FORWARD, loaded_model
+from workshop_utils.classify import CPU_FORWARD, loaded_model
+from workshop_utils.photos import decode_photo, read_files
 
 SIZES = (CPU_FORWARD, 2 * CPU_FORWARD)  # photos at a time
 

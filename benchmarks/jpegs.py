@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 import torchvision
 
-from workshop_utils.data import list_photos
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.dogs.sketches import draw_dog
+from workshop_utils.photos import list_photos
 
 SIZE = (500, 375)  # pixels, the commonest size in Stanford Dogs
 SMALL = (224, 224)  # what ResNet-50 takes

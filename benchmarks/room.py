@@ -49,9 +49,9 @@ def sit(cores):
     import dask
 
     import daskrun
+    from workshop_utils.classify import classify
     from workshop_utils.cluster import start_cluster
-    from workshop_utils.data import HELD_OUT, find_data, list_photos
-    from workshop_utils.inference import classify
+    from workshop_utils.photos import HELD_OUT, find_data, list_photos
 
     with dask.config.set({"workshop.dashboard-port": 0}), start_cluster(1) as client, client.cluster:
         sketches, dusk = find_data(), find_data(32, HELD_OUT, light="dusk")
@@ -70,7 +70,7 @@ def sit(cores):
 
 
 def one_epoch(source):
-    from workshop_utils.training import prepare, train
+    from workshop_utils.train import prepare, train
 
     model, train_set, _ = prepare(source)
     train(model, train_set, batch_size=32)

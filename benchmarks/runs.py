@@ -28,8 +28,8 @@ import daskrun
 from daskrun import log_metrics
 from daskrun.settings import n_gpus
 from workshop_utils.cluster import start_cluster
-from workshop_utils.data import HELD_OUT, find_data
-from workshop_utils.training import evaluate, prepare, train
+from workshop_utils.photos import HELD_OUT, find_data
+from workshop_utils.train import evaluate, prepare, train
 
 PER_BREED = 32  # sketches
 USUAL = {

@@ -32,12 +32,12 @@ from generated_bucket import LOOPBACK, ROOT, generated_bucket
 from record import result_path, write_result
 
 import daskrun
-from workshop_utils import inference
+from workshop_utils import classify
 from workshop_utils.cluster import start_cluster
-from workshop_utils.data import list_photos
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.latency import hold_back_requests
 from workshop_utils.object_store import BUCKET, local_object_store
+from workshop_utils.photos import list_photos
 from workshop_utils.s3 import list_folders
 from workshop_utils.storage import open_address
 
@@ -168,18 +168,18 @@ def one_drive(way, about):
 def run_one(client, paths, way):
     """Return how many rows there were, and the MiB of all that were held at the end."""
     if way == "classify":
-        frame = inference.classify(client, paths, batch_size=BATCH_SIZE, weights="sketches")
+        frame = classify.classify(client, paths, batch_size=BATCH_SIZE, weights="sketches")
         return len(frame), frame.memory_usage(deep=True).sum() / 2**20
-    return sum(map(len, inference.classify_stream(client, paths, batch_size=BATCH_SIZE, weights="sketches"))), 0
+    return sum(map(len, classify.classify_stream(client, paths, batch_size=BATCH_SIZE, weights="sketches"))), 0
 
 
 def do_nothing():
     """Have `classify_batches` of this process read, decode and compute nothing."""
     model, categories = torch.nn.Linear(1, 1), [f"category {number}" for number in range(1000)]
-    inference.loaded_with_checksum = lambda *_: (0, (model, None, categories))
-    inference.read_files = lambda paths, _: paths
-    inference.load_on_cpu = lambda contents, *_: (torch.zeros(len(contents), 1), [None] * len(contents))
-    inference._forward = lambda _, images: [(0.5, 151)] * len(images)
+    classify.loaded_with_checksum = lambda *_: (0, (model, None, categories))
+    classify.read_files = lambda paths, _: paths
+    classify.load_on_cpu = lambda contents, *_: (torch.zeros(len(contents), 1), [None] * len(contents))
+    classify._forward = lambda _, images: [(0.5, 151)] * len(images)
 
 
 def weigh_graphs(client, sizes):

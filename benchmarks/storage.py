@@ -23,13 +23,13 @@ import torch
 from record import write_result
 from torch.utils.data import DataLoader
 
-from workshop_utils.data import ImageFolder, decode_photo, list_photos, read_files
 from workshop_utils.dogs.breeds import HELD_OUT
 from workshop_utils.dogs.sketches import write_sketches
 from workshop_utils.latency import hold_back_requests
-from workshop_utils.models import load_resnet
 from workshop_utils.object_store import BUCKET, local_object_store
+from workshop_utils.photos import ImageFolder, decode_photo, list_photos, read_files
 from workshop_utils.storage import open_address
+from workshop_utils.weights import load_resnet
 
 BATCH_SIZE = 32
 CHILDREN = (0, 2)

@@ -8,9 +8,9 @@ from distributed import Client
 
 import daskrun
 from daskrun import SchedulerLost
+from workshop_utils.classify import classify, classify_stream
 from workshop_utils.cluster import describe_workers
 from workshop_utils.exercises.gym import case
-from workshop_utils.inference import classify, classify_stream
 from workshop_utils.results import ResultsHandler
 from workshop_utils.storage import on_all_workers
 

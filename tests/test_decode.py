@@ -7,11 +7,11 @@ import pytest
 import torch
 from PIL import Image
 
-from workshop_utils.data import list_photos, read_files
+from workshop_utils.classify import loaded_model
 from workshop_utils.decode import PIXELS_PER_CALL, decode_jpegs, load_on_cpu, load_on_gpu, n_pixels_if_plain
 from workshop_utils.dogs.sketches import draw_dog
-from workshop_utils.inference import loaded_model
-from workshop_utils.models import load_resnet
+from workshop_utils.photos import list_photos, read_files
+from workshop_utils.weights import load_resnet
 
 CPU, POOL = torch.device("cpu"), ThreadPoolExecutor(2)
 DECODE = "workshop_utils.decode.decode_jpegs"

@@ -21,8 +21,8 @@ from waiting import until
 
 from workshop_utils import object_store
 from workshop_utils.cluster import start_cluster
-from workshop_utils.data import read_files
 from workshop_utils.object_store import ObjectStoreError, local_object_store
+from workshop_utils.photos import read_files
 
 
 @pytest.fixture

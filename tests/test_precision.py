@@ -8,9 +8,9 @@ import pytest
 import torch
 from test_training import noise, resnet
 
-from workshop_utils.inference import classify_batches
+from workshop_utils.classify import classify_batches
 from workshop_utils.precision import ieee_float32, precision_of
-from workshop_utils.training import evaluate, train
+from workshop_utils.train import evaluate, train
 
 CHOICES = (
     "pass",

@@ -10,8 +10,8 @@ import pytest
 import daskrun
 from daskrun import log_metrics
 from workshop_utils import progress
-from workshop_utils.data import list_photos
-from workshop_utils.inference import classify
+from workshop_utils.classify import classify
+from workshop_utils.photos import list_photos
 from workshop_utils.progress import bar, waiting
 
 

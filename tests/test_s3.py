@@ -18,7 +18,7 @@ import pytest
 import s3fs
 
 from workshop_utils import s3 as s3_module
-from workshop_utils.data import list_photos, read_files
+from workshop_utils.photos import list_photos, read_files
 
 REGION = "eu-west-9"
 
@@ -196,7 +196,7 @@ def test_a_forked_process_reads_after_its_parent_has_read(s3):
 
 
 def test_a_program_that_is_interrupted_while_it_reads_ends():
-    code = "import sys; from workshop_utils.data import read_files; print('reads', flush=True)\n"
+    code = "import sys; from workshop_utils.photos import read_files; print('reads', flush=True)\n"
     code += "read_files(['s3://bucket/1.jpg'], {'anon': True, 'client_kwargs': {'endpoint_url': sys.argv[1]}})"
     with socket.create_server(("127.0.0.1", 0)) as slow:
         url = f"http://127.0.0.1:{slow.getsockname()[1]}"

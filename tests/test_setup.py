@@ -28,7 +28,7 @@ WITH_PINS = {  # each file with the ranges that it has to answer; benchmarks alo
     "requirements-test.txt": [text for name in EXTRAS if name not in ("lab", "peers") for text in EXTRAS[name]],
 }
 UV = Path(sys.executable).with_name("uv")
-OF_THE_WORKSHOP = "from workshop_utils import cluster, inference, results, training\n"
+OF_THE_WORKSHOP = "from workshop_utils import classify, cluster, results, train\n"
 AN_ENGINEERS_PROGRAM = f"""
 import daskrun
 from daskrun import horovod

@@ -16,10 +16,10 @@ from samples import sign_in
 
 from workshop_utils import storage
 from workshop_utils.checkpoint import load_checkpoint, save_checkpoint
-from workshop_utils.data import find_data, list_photos
-from workshop_utils.dogs.photos import PhotosError, fetch_photos
+from workshop_utils.dogs.download import PhotosError, fetch_photos
 from workshop_utils.dogs.sketches import write_sketches
 from workshop_utils.object_store import local_object_store
+from workshop_utils.photos import find_data, list_photos
 from workshop_utils.results import write_tensorboard
 from workshop_utils.storage import (
     CacheError,

@@ -9,11 +9,11 @@ import pytest
 import torch
 from PIL import Image, ImageFile
 
-from workshop_utils.data import BadPhoto, decode_photo
+from workshop_utils.classify import classify
 from workshop_utils.decode import decode_jpegs, load_on_cpu, load_on_gpu, n_pixels_if_plain
 from workshop_utils.dogs.sketches import draw_dog
-from workshop_utils.inference import classify
-from workshop_utils.models import load_resnet
+from workshop_utils.photos import BadPhoto, decode_photo
+from workshop_utils.weights import load_resnet
 
 UPRIGHT = np.asarray(draw_dog("beagle", 1).resize((200, 120)))  # (height, width, 3); no turn gives the same again
 # By EXIF's own definition: where the first row and the first column of what is stored belong.

@@ -35,8 +35,8 @@ PREPARE = """\
 import os, signal, tempfile
 import daskrun
 from workshop_utils.cluster import start_cluster
-from workshop_utils.data import HELD_OUT, find_data
-from workshop_utils.training import prepare, train
+from workshop_utils.photos import HELD_OUT, find_data
+from workshop_utils.train import prepare, train
 
 client = start_cluster(2)
 source = find_data(64, HELD_OUT, light="dusk")

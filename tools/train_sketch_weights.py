@@ -27,7 +27,7 @@ from tqdm import tqdm
 from workshop_utils.checkpoint import load_checkpoint, save_checkpoint
 from workshop_utils.dogs.breeds import BREEDS, HELD_OUT, Breed
 from workshop_utils.dogs.sketches import draw_dog, write_sketches
-from workshop_utils.models import SKETCH_WEIGHTS
+from workshop_utils.weights import SKETCH_WEIGHTS
 
 SEEN = [breed for breed in BREEDS if not breed.held_out]
 STAGES = ((96, 405),) * 4 + ((160, 50),) * 3  # (pixels a side, steps); 405 steps are all the sketches once

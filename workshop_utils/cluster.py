@@ -213,7 +213,7 @@ def _start_local(n_workers, threads_per_worker, memory_limit):
             threads_per_worker=threads_per_worker,
             memory_limit=memory_limit,
             dashboard_port=0 if busy else port,
-            preload=["workshop_utils.inference", "workshop_utils.training"],
+            preload=["workshop_utils.classify", "workshop_utils.train"],
         )
     if hasattr(builtins, "__IPYTHON__"):  # a program may want two clusters side by side
         _started.append(client)

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torchvision.transforms.functional import resize
 
-from workshop_utils.data import BadPhoto, decode_photo, turn_of
+from workshop_utils.photos import BadPhoto, decode_photo, turn_of
 
 PIXELS_PER_CALL = 2**26  # of the JPEGs that are decoded together: 358 of 500 x 375; they take 0.8 GB in float32
 END_OF_JPEG = b"\xff\xd9"
@@ -22,7 +22,7 @@ def load_on_cpu(
 ) -> tuple[torch.Tensor, list[str | None]]:
     """Return (images, errors): the images of the photos that can be read; for each path None, or why it cannot be read.
 
-    contents: from `data.read_files`. transform: from `load_resnet`. pool: threads that decode.
+    contents: from `photos.read_files`. transform: from `load_resnet`. pool: threads that decode.
     images: (n, 3, 224, 224) float32.
     """
     loaded = list(pool.map(partial(_load_photo, transform), contents, paths))

@@ -10,8 +10,8 @@ from distributed import Client
 
 import daskrun
 from daskrun.settings import own_gpu_first
-from workshop_utils.data import HELD_OUT, find_data
-from workshop_utils.training import prepare, train
+from workshop_utils.photos import HELD_OUT, find_data
+from workshop_utils.train import prepare, train
 
 
 def teach(source, checkpoint, epochs):

@@ -12,9 +12,9 @@ from hosts import until
 
 import daskrun
 from daskrun import JobError, WorkerDied, horovod, log_metrics
-from workshop_utils.data import HELD_OUT, find_data
+from workshop_utils.photos import HELD_OUT, find_data
 from workshop_utils.storage import NotShared, new_shared_folder
-from workshop_utils.training import prepare, train
+from workshop_utils.train import prepare, train
 
 pytestmark = pytest.mark.clusters
 

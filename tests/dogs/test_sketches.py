@@ -18,7 +18,7 @@ from workshop_utils.dogs import sketches
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.dogs.sketches import draw_dog, write_sketches
 
-WEIGHTS = Path(sketches.__file__).parents[1] / "weights" / "resnet18_sketches.pt"
+WEIGHTS = Path(sketches.__file__).parents[1] / "resnet18_sketches.pt"
 SEEN = [breed for breed in BREEDS if not breed.held_out]
 PINNED = {  # (breed, seed, size) -> the first digits of the SHA-256 of its pixels
     ("Chihuahua", 0, 224): "d3683b85cdbdcd6c",

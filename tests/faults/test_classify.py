@@ -17,8 +17,8 @@ from distributed import Client
 from PIL import Image
 from waiting import until
 
-from workshop_utils.data import list_photos
-from workshop_utils.inference import classify
+from workshop_utils.classify import classify
+from workshop_utils.photos import list_photos
 
 PAUSE_S = 10
 FORMATS = {  # the six that people have: what Pillow is told to write

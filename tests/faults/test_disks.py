@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from workshop_utils.checkpoint import WeightsError, load_checkpoint
-from workshop_utils.data import find_data
+from workshop_utils.photos import find_data
 from workshop_utils.storage import CacheError
-from workshop_utils.training import train
+from workshop_utils.train import train
 
 
 def run(checkpoint, **settings):

@@ -5,10 +5,10 @@ import time
 import pytest
 from faulty_storage import faulty_storage
 
-from workshop_utils.data import list_photos, read_files
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.dogs.sketches import write_sketches
 from workshop_utils.object_store import local_object_store
+from workshop_utils.photos import list_photos, read_files
 
 BATCH_SIZE = 64
 PER_BREED, N_BREEDS = 64, 8  # 512 photos

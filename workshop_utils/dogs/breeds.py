@@ -63,7 +63,7 @@ def find_breed(breed: Breed | str) -> Breed:
         return known[wanted]
     close = dict.fromkeys(known[word].folder for word in difflib.get_close_matches(wanted, known, n=3))
     guess = f"Did you mean {' or '.join(close)}? " if close else ""
-    cure = "Take a name from workshop_utils.data.BREEDS, for example 'n02085620-Chihuahua'."
+    cure = "Take a name from workshop_utils.photos.BREEDS, for example 'n02085620-Chihuahua'."
     raise ValueError(f"no breed is called {breed!r}. {guess}{cure}")
 
 

@@ -10,8 +10,8 @@ from uuid import uuid4
 import numpy as np
 from distributed import Client, get_worker
 
-from workshop_utils.data import breed_of
 from workshop_utils.exercises import Answer, exercise, expect, passed
+from workshop_utils.photos import breed_of
 
 _measured: set = set()  # on a worker: (which check, path) of each call of `measure`
 

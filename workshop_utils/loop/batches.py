@@ -76,7 +76,7 @@ def batch_loader(dataset: Dataset, batches: list[list[int]], num_workers: int) -
         how = {"persistent_workers": True, "worker_init_fn": partial(heed_parent_alone, os.getpid())}
     if num_workers and on_gpu:  # a fork would copy the locks of threads and the state of CUDA
         how["multiprocessing_context"] = context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["workshop_utils.data"])
+        context.set_forkserver_preload(["workshop_utils.photos"])
         _start_fork_server()
     return _Loader(dataset, batch_sampler=batches, num_workers=num_workers, pin_memory=on_gpu, **how)
 

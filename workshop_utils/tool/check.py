@@ -162,7 +162,7 @@ def _what_nvidias_driver_says():
 
 
 def _data():
-    from workshop_utils.data import decode_photo, find_data, list_photos, read_files
+    from workshop_utils.photos import decode_photo, find_data, list_photos, read_files
 
     source = find_data()
     paths = list_photos(source.url, storage_options=source.storage_options)
@@ -171,8 +171,8 @@ def _data():
 
 
 def _weights():
-    from workshop_utils.data import draw_dog, find_data
-    from workshop_utils.models import load_resnet, resolve_weights
+    from workshop_utils.photos import draw_dog, find_data
+    from workshop_utils.weights import load_resnet, resolve_weights
 
     wanted = resolve_weights("auto" if os.environ.get("WORKSHOP_DATA") else find_data().weights)
     model, transform, categories = load_resnet(wanted)

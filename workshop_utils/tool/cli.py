@@ -103,7 +103,7 @@ def photos(source: str | None, folder: str | None) -> None:
 
     Stop it and start it again as you like: it goes on where it was.
     """
-    from workshop_utils.dogs.photos import AGAIN, PhotosError, fetch_photos
+    from workshop_utils.dogs.download import AGAIN, PhotosError, fetch_photos
 
     try:
         images = fetch_photos(source, folder)

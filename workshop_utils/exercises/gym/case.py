@@ -13,7 +13,6 @@ from distributed import Client
 import daskrun
 from daskrun import Job
 from daskrun.settings import known_workers
-from workshop_utils.data import HELD_OUT
 from workshop_utils.dogs.sketches import DRAWING_VERSION, write_sketches
 from workshop_utils.exercises import Answer, expect
 from workshop_utils.exercises.gym.faults import (
@@ -33,6 +32,7 @@ from workshop_utils.exercises.gym.faults import (
 from workshop_utils.exercises.gym.pieces import PIECES, Piece
 from workshop_utils.exercises.gym.run import BATCH_SIZE, Plan, copy, train_sketches
 from workshop_utils.exercises.gym.workers import log_lines, worker_rows
+from workshop_utils.photos import HELD_OUT
 from workshop_utils.storage import cache_folder, new_shared_folder, share
 
 N_RANKS = 2

@@ -15,14 +15,14 @@ from torch import nn
 from torch.nn.utils import get_total_norm
 from torchvision.transforms.functional import to_tensor
 
-from workshop_utils import data, training
+from workshop_utils import photos, train
 from workshop_utils.checkpoint import RunCheckpoint
-from workshop_utils.data import HELD_OUT, ImageFolder
 from workshop_utils.exercises.gym.faults import EPOCHS, RESUMED_AT, SAVED_EVERY, Diagnosis
 from workshop_utils.exercises.gym.pieces import Piece, Pieces
 from workshop_utils.loop.batches import TrainBatches
 from workshop_utils.loop.ranks import world
 from workshop_utils.loop.settings import COMPRESSIONS
+from workshop_utils.photos import HELD_OUT, ImageFolder
 from workshop_utils.storage import open_address
 
 BATCH_SIZE = 32
@@ -66,14 +66,14 @@ class SmallModel(nn.Module):
 ORIGINALS: dict[str, tuple[Any, str]] = {
     "resume": (RunCheckpoint, "resume"),
     "batches": (TrainBatches, "_batches"),
-    "read": (data, "read_files"),
+    "read": (photos, "read_files"),
     "forward": (SmallModel, "forward"),
     "keep": (RunCheckpoint, "keep"),
 }
 
 
 def train_sketches(plan: Plan) -> dict:
-    """Train on this rank, with the fault of the plan, and return what `training.train` returns."""
+    """Train on this rank, with the fault of the plan, and return what `train` returns."""
     gc.collect()  # else a child would collect the DataLoader of a run that failed before, and hang (seen)
     threads = torch.get_num_threads()
     torch.manual_seed(0)  # the weights are then the same on all ranks
@@ -96,7 +96,7 @@ def train_sketches(plan: Plan) -> dict:
 
     try:
         with called_through(pieces):
-            return training.train(
+            return train.train(
                 SmallModel(),
                 ImageFolder(plan.photos, to_tensor),
                 checkpoint=plan.checkpoint,

@@ -16,10 +16,10 @@ from types import SimpleNamespace
 import pytest
 import s3fs
 
-from workshop_utils.data import find_data
 from workshop_utils.dogs import photos
-from workshop_utils.dogs.photos import PhotosError, fetch_photos
+from workshop_utils.dogs.download import PhotosError, fetch_photos
 from workshop_utils.object_store import local_object_store
+from workshop_utils.photos import find_data
 
 WORKSHOP = Path(sys.executable).parent / "workshop"
 BREEDS = ("n02085620-Chihuahua", "n02086240-Shih-Tzu", "n02089078-black-and-tan_coonhound")

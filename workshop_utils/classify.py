@@ -21,14 +21,14 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from daskrun.errors import SchedulerLost, check_client
 from daskrun.settings import known_workers
 from workshop_utils.checkpoint import WeightsError
-from workshop_utils.data import IN_BREED, read_files
 from workshop_utils.decode import load_on_cpu, load_on_gpu
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.int8 import Calibration, calibrated, for_calibration
-from workshop_utils.models import IMAGENET_WEIGHTS, load_resnet, named_weights, resolve_weights
+from workshop_utils.photos import IN_BREED, read_files
 from workshop_utils.precision import PRECISIONS, ieee_float32, precision_of
 from workshop_utils.progress import bar
 from workshop_utils.storage import address_for_workers, path_text, version_of
+from workshop_utils.weights import IMAGENET_WEIGHTS, load_resnet, named_weights, resolve_weights
 
 COLUMNS = ["path", "breed", "prediction", "probability", "correct", "error"]
 TEXT = "str" if pd.Series(["text"]).dtype != object else "string"  # pandas 2 would write a missing value as "None"
@@ -71,7 +71,7 @@ def classify(
     shows how many photos are done.
 
     >>> from tempfile import TemporaryDirectory
-    >>> from workshop_utils.data import list_photos
+    >>> from workshop_utils.photos import list_photos
     >>> from workshop_utils.dogs.sketches import write_sketches
     >>> with TemporaryDirectory() as folder, Client(processes=False, dashboard_address="127.0.0.1:0") as client:
     ...     n_written = write_sketches(folder, per_breed=1, breeds=["boxer", "pug"])

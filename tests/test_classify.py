@@ -24,12 +24,10 @@ from torchvision.models import get_model
 from waiting import until
 
 from daskrun import SchedulerLost
-from workshop_utils import inference, int8
+from workshop_utils import classify as module
+from workshop_utils import int8
 from workshop_utils.checkpoint import WeightsError, load_checkpoint, save_checkpoint
-from workshop_utils.data import list_photos
-from workshop_utils.dogs.breeds import BREEDS
-from workshop_utils.dogs.sketches import write_sketches
-from workshop_utils.inference import (
+from workshop_utils.classify import (
     COLUMNS,
     CPU_BATCHES_PER_TASK,
     TASKS_PER_THREAD,
@@ -38,7 +36,10 @@ from workshop_utils.inference import (
     classify_stream,
     loaded_model,
 )
-from workshop_utils.models import load_resnet
+from workshop_utils.dogs.breeds import BREEDS
+from workshop_utils.dogs.sketches import write_sketches
+from workshop_utils.photos import list_photos
+from workshop_utils.weights import load_resnet
 
 MISSING = ["prediction", "probability", "correct"]
 
@@ -434,7 +435,7 @@ def test_int8_names_photos_weights_and_processors_that_it_cannot_use(client, pat
 
 
 def test_int8_is_refused_on_a_gpu(client, paths, monkeypatch):
-    monkeypatch.setattr(inference, "known_workers", lambda client: {"a": {"gpu": "H200"}})
+    monkeypatch.setattr(module, "known_workers", lambda client: {"a": {"gpu": "H200"}})
     with pytest.raises(ValueError, match="'int8', which is for CPUs, but a worker has a GPU"):
         classify(client, paths, precision="int8")
 
@@ -459,8 +460,8 @@ def test_the_gpus_path_gives_the_rows_of_the_cpus(paths, weights, monkeypatch, t
     some = [*paths, str(tmp_path / "broken.jpg"), *paths, str(tmp_path / "missing.jpg")]
     batches = [some[start : start + 3] for start in range(0, len(some), 3)]
     _, expected = classify_batches(batches, weights=weights, precision="fp32")
-    monkeypatch.setattr(inference, "is_on_gpu", lambda model: True)
-    monkeypatch.setattr(inference, "GPU_FORWARD", 5)
+    monkeypatch.setattr(module, "is_on_gpu", lambda model: True)
+    monkeypatch.setattr(module, "GPU_FORWARD", 5)
     _, rows = classify_batches(batches, weights=weights, precision="fp32")
     assert [row[0] for row in rows] == some and [row[5] for row in rows] == [row[5] for row in expected]
     assert sum(row[5] is not None for row in rows) == 2

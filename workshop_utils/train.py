@@ -16,15 +16,15 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision.models import ResNet
 
 from daskrun import assert_equal_on_all_ranks, log_metrics
-from workshop_utils import models
 from workshop_utils.checkpoint import RunCheckpoint
-from workshop_utils.data import HELD_OUT, DataSource, ImageFolder, train_val_split
 from workshop_utils.loop.batches import TrainBatches, evaluation_batches, naming_dead_children
 from workshop_utils.loop.chance import callers_chance_kept
 from workshop_utils.loop.preemption import sigterm_noticed
 from workshop_utils.loop.ranks import check_all_alike, own_device, world
 from workshop_utils.loop.settings import COMPRESSIONS, Settings, check_run, whole
+from workshop_utils.photos import HELD_OUT, DataSource, ImageFolder, train_val_split
 from workshop_utils.precision import ieee_float32, precision_of
+from workshop_utils.weights import IMAGENET_WEIGHTS, load_resnet, with_new_head
 
 LR_BATCH = 32  # images a step that `lr` is meant for
 MOMENTUM, WEIGHT_DECAY = 0.9, 1e-4
@@ -39,13 +39,13 @@ def prepare(source: DataSource, *, pretrained: bool = True, image_size: int = 96
     Afterwards torch draws in this process what follows from a seed of 0.
     """
     torch.manual_seed(0)  # the weights that are drawn are then the same on all ranks
-    model = models.load_resnet(source.weights)[0]
+    model = load_resnet(source.weights)[0]
     if not pretrained:
         model.apply(lambda layer: layer.reset_parameters() if hasattr(layer, "reset_parameters") else None)
-    models.with_new_head(model, len(HELD_OUT))
+    with_new_head(model, len(HELD_OUT))
     # A checkpoint of the model says these to `load_resnet`.
     model.about |= {"size": image_size, "categories": [breed.name.replace("_", " ") for breed in HELD_OUT]}
-    transform = models.IMAGENET_WEIGHTS.transforms(resize_size=image_size, crop_size=image_size)
+    transform = IMAGENET_WEIGHTS.transforms(resize_size=image_size, crop_size=image_size)
     dataset = ImageFolder(source.url, transform, storage_options=source.storage_options, breeds=HELD_OUT)
     return model, *train_val_split(dataset, 0.25, seed=0)
 

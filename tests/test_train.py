@@ -27,12 +27,12 @@ from torchvision.models.resnet import BasicBlock
 
 import daskrun
 from workshop_utils.checkpoint import load_checkpoint, save_checkpoint
-from workshop_utils.data import ImageFolder, find_data, train_val_split
 from workshop_utils.dogs.breeds import HELD_OUT
 from workshop_utils.loop.batches import batch_loader, naming_dead_children
 from workshop_utils.loop.chance import seed_all
-from workshop_utils.models import load_resnet, with_new_head
-from workshop_utils.training import evaluate, learning_rate, prepare, train
+from workshop_utils.photos import ImageFolder, find_data, train_val_split
+from workshop_utils.train import evaluate, learning_rate, prepare, train
+from workshop_utils.weights import load_resnet, with_new_head
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
 FIVE_STEPS = {"batch_size": 16, "lr": 0.1}  # an epoch of 80 images

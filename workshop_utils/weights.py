@@ -15,7 +15,7 @@ from torchvision.models import ResNet, ResNet50_Weights, get_model
 from workshop_utils.checkpoint import WeightsError, load_checkpoint
 from workshop_utils.storage import weights_setting
 
-SKETCH_WEIGHTS = Path(__file__).parent / "weights" / "resnet18_sketches.pt"  # by tools/train_sketch_weights.py
+SKETCH_WEIGHTS = Path(__file__).with_name("resnet18_sketches.pt")  # by tools/train_sketch_weights.py
 IMAGENET_WEIGHTS = ResNet50_Weights.IMAGENET1K_V2
 ABOUT = ("arch", "stride_in_1x1", "size", "categories")  # of a checkpoint, beside weights and their number of classes
 STALLED_S = 20  # a download that brings nothing for so long is given up

@@ -26,7 +26,8 @@ from samples import ODD_NAMES
 from torch.utils.data import DataLoader
 from torchvision.transforms.functional import pil_to_tensor
 
-from workshop_utils.data import (
+from workshop_utils.dogs.breeds import BREEDS
+from workshop_utils.photos import (
     BadPhoto,
     DataSource,
     ImageFolder,
@@ -38,7 +39,6 @@ from workshop_utils.data import (
     read_files,
     train_val_split,
 )
-from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.storage import cache_folder, open_address
 
 FOLDER = BREEDS[0].folder
@@ -461,7 +461,7 @@ def test_another_seed_is_another_split():
 
 def test_a_split_is_the_same_in_every_process(dogs):
     code = (
-        "import json, sys; from workshop_utils.data import *\n"
+        "import json, sys; from workshop_utils.photos import *\n"
         "print(json.dumps(train_val_split(ImageFolder(sys.argv[1]), 0.34, 7)[1].indices))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "123"}

@@ -18,9 +18,9 @@ import torchvision
 from PIL import Image
 from torchvision.models import Weights, WeightsEnum
 
-from workshop_utils import models
+from workshop_utils import weights as module
 from workshop_utils.checkpoint import WeightsError, save_checkpoint
-from workshop_utils.models import load_resnet, resolve_weights, with_new_head
+from workshop_utils.weights import load_resnet, resolve_weights, with_new_head
 
 PHOTO = Image.fromarray(np.random.default_rng(0).integers(0, 255, (300, 400, 3), dtype=np.uint8))
 RESNET18 = torchvision.models.resnet18(num_classes=5).state_dict()
@@ -200,7 +200,7 @@ def test_a_download_that_brings_nothing_is_given_up(monkeypatch, tmp_path, silen
     proxy, asked = silent_proxy
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setenv("https_proxy", proxy)
-    monkeypatch.setattr(models, "STALLED_S", 1)
+    monkeypatch.setattr(module, "STALLED_S", 1)
     with pytest.raises(WeightsError, match="nothing came from https://download.pytorch.org.*for 1 s"):
         load_resnet()
     assert asked and asked[0][0].startswith(b"CONNECT download.pytorch.org:443")
@@ -225,7 +225,7 @@ def test_a_slow_download_is_waited_for_as_long_as_something_comes(monkeypatch, t
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    original = models.IMAGENET_WEIGHTS
+    original = module.IMAGENET_WEIGHTS
     url = f"http://127.0.0.1:{server.server_port}/resnet50-{hashlib.sha256(content).hexdigest()[:8]}.pth"
 
     class Served(WeightsEnum):
@@ -233,8 +233,8 @@ def test_a_slow_download_is_waited_for_as_long_as_something_comes(monkeypatch, t
 
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(models, "STALLED_S", 3)
-    monkeypatch.setattr(models, "IMAGENET_WEIGHTS", Served.WEIGHTS)
+    monkeypatch.setattr(module, "STALLED_S", 3)
+    monkeypatch.setattr(module, "IMAGENET_WEIGHTS", Served.WEIGHTS)
     start = time.monotonic()
     assert load_resnet()[0].fc.out_features == 1000 and time.monotonic() - start > 3
     server.shutdown()
