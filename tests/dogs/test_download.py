@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 import s3fs
 
-from workshop_utils.dogs import photos
+from workshop_utils.dogs import download
 from workshop_utils.dogs.download import PhotosError, fetch_photos
 from workshop_utils.object_store import local_object_store
 from workshop_utils.photos import find_data
@@ -98,7 +98,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(photos, "CHUNK_BYTES", 2**14)
+    monkeypatch.setattr(download, "CHUNK_BYTES", 2**14)
 
 
 @pytest.fixture
@@ -176,11 +176,11 @@ def test_a_part_that_is_longer_than_the_archive_starts_over(tmp_path):
 
 def test_a_wrong_checksum_deletes_the_archive(tmp_path, monkeypatch):
     with Server(ARCHIVE) as server:
-        monkeypatch.setitem(photos.SHA256, server.url, "0" * 64)
+        monkeypatch.setitem(download.SHA256, server.url, "0" * 64)
         with pytest.raises(PhotosError, match="SHA-256 .*0000"):
             fetch_photos(server.url, tmp_path, n_photos=6)
         assert (list(tmp_path.glob("*.part")), written(tmp_path)) == ([], {})
-        monkeypatch.setitem(photos.SHA256, server.url, hashlib.sha256(ARCHIVE).hexdigest())
+        monkeypatch.setitem(download.SHA256, server.url, hashlib.sha256(ARCHIVE).hexdigest())
         fetch_photos(server.url, tmp_path, n_photos=6)
     assert written(tmp_path) == FILES
 
@@ -244,7 +244,7 @@ def test_a_strange_photo_among_them_is_noticed(source, tmp_path):
 
 
 def test_a_full_disk_is_said_before_anything_is_written(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(photos.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    monkeypatch.setattr(download.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     with pytest.raises(PhotosError, match="GB free.*--folder"):
         fetch_photos(str(source), tmp_path / "out", n_photos=6)
     assert written(tmp_path / "out") == {}
@@ -252,12 +252,12 @@ def test_a_full_disk_is_said_before_anything_is_written(source, tmp_path, monkey
 
 def test_without_a_network_the_message_names_the_sketches(tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr(photos, "ARCHIVE", "http://127.0.0.1:9/images.tar")
-    monkeypatch.setattr(photos, "ANSWER_S", 2)
+    monkeypatch.setattr(download, "ARCHIVE", "http://127.0.0.1:9/images.tar")
+    monkeypatch.setattr(download, "ANSWER_S", 2)
     with pytest.raises(PhotosError) as caught:
         fetch_photos(folder=tmp_path)
     message = str(caught.value)
-    assert photos.BUCKET in message and photos.ARCHIVE in message and "sketches" in message
+    assert download.BUCKET in message and download.ARCHIVE in message and "sketches" in message
     reasons = [line.partition(": ")[2] for line in message.splitlines() if line.startswith("  ")]
     assert len(reasons) == 2 and all(reasons), message
 
