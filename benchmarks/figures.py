@@ -26,7 +26,7 @@ def main():
         text = page.read_text(encoding="utf-8")
         new = filled(text, results)
         page.write_text(new, encoding="utf-8")
-        click.echo(f"{page.relative_to(ROOT)}: {'as it was' if new == text else 'written anew'}")
+        click.echo(f"{page.relative_to(ROOT)}: {'as it was' if new == text else 'rewritten'}")
 
 
 def filled(text, results):
@@ -227,7 +227,7 @@ def how_fast(results):
         ["the same in int8", f"{int8} photos/s", f"{ours} in {photos['precision']}"],
         ["a batch from S3, with `ImageFolder`", *from_s3(s3, NEAR)],
         ["the same, if each answer takes 20 ms", *from_s3(s3, FAR)],
-        ["a job's first step, with the start of a cluster", *pair(here["cold_s"], there["cold_s"], 1)],
+        ["from nothing to the first training step", *pair(here["cold_s"], there["cold_s"], 1)],
         ["the same on a cluster that runs", *pair(here["warm_s"], there["cold_s"], 1)],
         [f"a step of ResNet-18 with {ddp['batch_size']} images a rank", *pair(step["dask"], step["torchrun"], 2)],
         ["a step of a smaller training", *pair(here["step_s"], there["step_s"], 2)],
@@ -238,9 +238,8 @@ def how_fast(results):
     ]
     rows[5][2] += ": it starts Python and imports PyTorch for each run"
     where = " and on ".join(dict.fromkeys(on(found["machine"]) for found in (photos, s3, ddp, launchers)))
-    about = f"Measured on {where}. What a row compares ran on the same machine, in turn. All tables, and the command "
-    about += "for yours, are in the book's "
-    about += "[figures](docs/figures.md)."
+    about = f"Measured on {where}. Each row compares runs on the same machine, one after the other. "
+    about += "All tables, and the command for yours, are in the book's [figures](docs/figures.md)."
     return f"{about}\n\n{markdown(('what', 'here', 'compared with'), rows, right=(1,))}"
 
 

@@ -31,7 +31,7 @@ MACHINES = (8, 32, 128)  # cores
 
 @click.command()
 @click.option("--seats", multiple=True, type=int, default=(1, 2, 4, 8), show_default=True)
-@click.option("--page", "page_only", is_flag=True, help="Write the page anew from the figures that are there.")
+@click.option("--page", "page_only", is_flag=True, help="Rewrite the page from the figures that are there.")
 @click.option("--seat", hidden=True)
 def main(seats, page_only, seat):
     if seat:

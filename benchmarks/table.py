@@ -279,7 +279,7 @@ def stored(of_device, folder=RESULTS):
         try:
             results[path.stem.removeprefix(f"{of_device}-").replace("-", "_")] = json.loads(path.read_text())
         except ValueError as error:
-            again = f"take it from git (git checkout {path.name}), or measure it anew"
+            again = f"take it from git (git checkout {path.name}), or measure it again"
             raise click.ClickException(f"{path} is no JSON ({error}): {again}.") from error
     return results
 

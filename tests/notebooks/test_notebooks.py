@@ -46,7 +46,7 @@ def test_every_cell_that_is_not_compared_says_why(path):
 
 def test_it_says_who_it_is_for_and_what_comes_after(path):
     text = prose(read(path))
-    for part in ("you can**", "**Necessary:**", "**Helpful:**", "**Time:**", "## Key points"):
+    for part in ("you can**", "**Required:**", "**Helpful:**", "**Time:**", "## Key points"):
         assert part in text, part
     assert "**Next:**" in text or path == SOURCES[-1]
 

@@ -48,7 +48,7 @@ def start_local(
     Linux without a GPU, workers are forked from a process that has imported PyTorch, so that one that died is back in a
     second. This program has one such fork server, also for its own children that are started by "forkserver". Workers
     find the environment variables of their cluster's start, and those that were unset since the server's are still
-    there. With Dask's setting `daskrun.fork-workers` (`DASK_DASKRUN__FORK_WORKERS`) False, each starts Python anew.
+    there. With Dask's setting `daskrun.fork-workers` (`DASK_DASKRUN__FORK_WORKERS`) False, each starts Python afresh.
 
     n_workers: None for the default above. threads_per_worker: tasks that one worker runs at a time.
     memory_limit: of one worker, as `LocalCluster` takes it: such as "2 GiB", bytes, or "auto" for a share of this

@@ -20,7 +20,7 @@ def worker_settings(torch_threads: int) -> dict[str, str]:
     torch_threads: cores that one PyTorch operation may use.
     """
     # Dask's own MALLOC_TRIM_THRESHOLD_ freezes glibc's mmap threshold at 128 KiB. Each large tensor is then mapped and
-    # faulted in anew, and training steps took 1.6 times as long. Dask merges settings: only None removes its value.
+    # faulted in again, and training steps took 1.6 times as long. Dask merges settings: only None removes its value.
     before: dict[str, int | None] = {"MALLOC_TRIM_THRESHOLD_": None} | dict.fromkeys(THREADS, torch_threads)
     return {
         "DASK_DISTRIBUTED__WORKER__DAEMON": "False",  # a daemonic worker's DataLoader could have no children
