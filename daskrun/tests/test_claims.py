@@ -50,13 +50,6 @@ def after_a_kill(*killed):
     return claims
 
 
-def test_survivors_that_look_idle_still_belong_to_the_job_whose_worker_died():
-    claims = Claims()
-    claims.claim(Request("one", "kernel"), [A, B], 0)
-    denied = claims.claim(Request("two", "other kernel", 1, 1), [A], 0)  # b is dead; a's rank has ended by itself
-    assert isinstance(denied.error, WorkersBusy) and "belongs to the job one" in str(denied.error)
-
-
 def test_a_successor_belongs_to_the_job_that_goes_on_and_to_nobody_else():
     claims = Claims()
     claims.claim(Request("one", "kernel"), [A, B], 0)

@@ -183,6 +183,19 @@ def test_a_worker_that_pauses_is_no_reason_to_end_a_job_that_survives_a_death():
     assert control.results and len(control.failures) == 1
 
 
+@pytest.mark.parametrize(
+    "begins_s, events, why",
+    [
+        (9, [(1, "become", "b", "paused")], "Rank 1 cannot begin: worker tcp://b2 is paused"),
+        (400, [], "Rank 1 has not begun within 300 s"),
+    ],
+)
+def test_a_rank_that_cannot_begin_ends_the_job_and_is_named(begins_s, events, why):
+    control, cluster = ended(HANGS, Plan(begins_s=begins_s), events=events)
+    assert isinstance(control.error, JobError) and why in str(control.error)
+    assert pids(cluster) == [3, 2]  # b's process, in which nothing began, lives
+
+
 @pytest.mark.parametrize("is_address_kept", [False, True])
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_a_worker_that_dies_while_it_sends_its_result_is_a_death(restarts, is_address_kept):
@@ -205,7 +218,9 @@ def test_a_worker_that_is_retired_once_its_result_is_elsewhere_is_no_death(begin
     assert ended(Plan("returns", 3, begins_s), Plan("returns", 1), events=[(2, "retire", "b", "a")])[0].results
 
 
-@pytest.mark.parametrize("what", ["cluster.ends", "control.timed_out", "watch.stalled", "attempt.how_it_ended"])
+@pytest.mark.parametrize(
+    "what", ["cluster.ends", "cluster.Cluster._looks", "control.timed_out", "watch.stalled", "attempt.how_it_ended"]
+)
 def test_a_diagnosis_that_fails_ends_no_job_and_hides_no_error(what):
     with mock.patch(f"daskrun.{what}", side_effect=ZeroDivisionError, __name__=what):
         control, _ = ended(SHORT, LONG, events=[(30, "end", "b")], max_restarts=1, stall_after=9)

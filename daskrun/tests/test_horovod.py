@@ -3,16 +3,14 @@
 import os
 import signal
 import threading
-import time
 
 import psutil
 import pytest
 import torch
-from distributed import CancelledError
-from waiting import awake, settled, until
+from waiting import settled, until
 
 import daskrun
-from daskrun import JobError, WorkersBusy, horovod, log_metrics
+from daskrun import JobError, horovod
 
 built = pytest.mark.skipif(not horovod.available(), reason="Horovod is not built: make horovod")
 
@@ -28,17 +26,6 @@ def ranks(client, **options):
 
 
 @built
-def test_arguments_arrive_and_results_are_in_rank_order(client):
-    def told(*args, **kwargs):
-        import horovod.torch as hvd
-
-        return hvd.rank(), hvd.size(), hvd.is_initialized(), args, kwargs
-
-    about = (1, "two"), {"three": [3], "rank": "mine"}
-    assert horovod.run(client, told, 1, "two", three=[3], rank="mine") == [(r, 2, True, *about) for r in (0, 1)]
-
-
-@built
 def test_jobs_follow_one_another_with_any_number_of_ranks_and_beside_ddp(client):
     for n_workers in (1, 2, 1, 1, 2):
         expected = [(rank, n_workers, rank, sum(range(1, n_workers + 1))) for rank in range(n_workers)]
@@ -47,21 +34,18 @@ def test_jobs_follow_one_another_with_any_number_of_ranks_and_beside_ddp(client)
 
 
 @built
-@pytest.mark.parametrize("failing", [0, pytest.param(1, marks=pytest.mark.weekly)])
-def test_a_rank_that_raises_ends_the_job_with_its_own_error(client, failing):
-    def fail(failing):
+def test_a_rank_that_raises_ends_the_job_with_its_own_error(client):
+    def fail(message, *, rank):
         import horovod.torch as hvd
 
         hvd.allreduce(torch.ones(1))
-        if hvd.rank() == failing:
-            raise ZeroDivisionError(f"from rank {hvd.rank()}")
-        for _ in range(100_000):
-            hvd.allreduce(torch.ones(1))
+        if hvd.rank() == rank:
+            raise ZeroDivisionError(message)
+        hvd.allreduce(torch.ones(1))  # waits for the other rank, in C++
 
-    with pytest.raises(ZeroDivisionError, match=f"from rank {failing}") as caught:
-        horovod.run(client, fail, failing)
-    assert any(f"Raised by rank {failing} of 2" in note for note in caught.value.__notes__)
-    assert any(entry.name == "fail" for entry in caught.traceback)
+    with pytest.raises(ZeroDivisionError, match="mine") as caught:
+        horovod.run(client, fail, "mine", rank=0)
+    assert "Raised by rank 0 of 2" in caught.value.__notes__[0]
 
 
 @built
@@ -85,24 +69,6 @@ def test_training_goes_on_from_its_checkpoint_after_a_death(client, tmp_path):
     assert first in (5, 6, 7), "it did not resume"  # rank 0 may have been a step ahead of the kill, or behind
     assert len(job.failures) == 1 and "Rank 1 died: worker tcp://" in str(job.failures[0])
     assert ranks(client, wait_for_workers=60) == [(0, 2, 0, 3.0), (1, 2, 1, 3.0)]
-
-
-@built
-def test_a_job_can_be_cancelled_and_refuses_busy_workers(client):
-    def wait():
-        import horovod.torch as hvd
-
-        log_metrics(awake=True)
-        if hvd.rank() == 0:
-            time.sleep(1000)
-        hvd.allreduce(torch.ones(1))  # waits for rank 0, in C++
-
-    job = awake(horovod.launch(client, wait))
-    with pytest.raises(WorkersBusy):
-        ranks(client)
-    job.cancel()
-    with pytest.raises(CancelledError):
-        job.result()
 
 
 @built

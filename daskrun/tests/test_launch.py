@@ -1,24 +1,20 @@
 """A launched function runs as ranks, fails as itself, and leaves free workers behind, whatever ended it."""
 
 import dataclasses
-import errno
 import gc
 import importlib
 import os
 import pickle
 import random
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import cloudpickle
@@ -37,7 +33,7 @@ from daskrun import rank as rank_module
 from daskrun.claims import Request
 from daskrun.local import LOOPBACK, start_local
 from daskrun.pickling import packed
-from daskrun.settings import known_workers, n_gpus
+from daskrun.settings import n_gpus
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending large graph")
 
@@ -91,18 +87,6 @@ def test_a_second_run_with_equal_arguments_runs_again_in_the_same_processes(clie
 
 
 @pytest.mark.smoke
-def test_ranks_go_by_host_and_then_by_the_names_of_workers(client):
-    names = {address: info["name"] for address, info in known_workers(client).items()}
-
-    def address():
-        from distributed import get_worker
-
-        return get_worker().address
-
-    assert [names[address] for address in daskrun.run(client, address)] == sorted(names.values())
-
-
-@pytest.mark.smoke
 def test_some_workers_can_do_a_job_while_others_do_another(client, gate):
     with ThreadPoolExecutor(2) as pool:  # launches from two threads do not take the same worker
         first, second = pool.map(lambda _: daskrun.launch(client, waits, gate, n_workers=1), range(2))
@@ -147,34 +131,6 @@ def test_everything_listens_on_the_workers_own_address_and_the_environment_stays
     assert client.run(environment) == before
 
 
-@pytest.mark.weekly
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux answers on all of 127.0.0.0/8")
-def test_workers_on_two_addresses_meet_and_stay_on_them(tmp_path):
-    def listening(barrier=lambda: None):
-        barrier()
-        connections = psutil.Process().net_connections()
-        return {tuple(c.laddr) for c in connections if c.status == psutil.CONN_LISTEN}
-
-    workers = []
-    with (
-        LocalCluster(n_workers=0, host=LOOPBACK, dashboard_address=f"{LOOPBACK}:0") as cluster,
-        Client(cluster) as client,
-    ):
-        try:
-            for host in ("127.0.0.1", "127.0.0.2"):
-                command = [sys.executable, "-m", "distributed.cli.dask_worker", cluster.scheduler_address]
-                flags = ["--host", host, "--nthreads", "1", "--no-nanny", "--no-dashboard"]
-                workers.append(subprocess.Popen(command + flags, cwd=tmp_path, stderr=subprocess.DEVNULL))
-            client.wait_for_workers(2, timeout=120)
-            before = set().union(*client.run(listening).values())  # Dask's own, of which one is on all addresses
-            first, second = ({ip for ip, _ in new - before} for new in daskrun.run(client, listening, dist.barrier))
-        finally:
-            for worker in workers:
-                worker.kill()
-                worker.wait(30)
-    assert first == {LOOPBACK} and second <= {LOOPBACK, "127.0.0.2"}
-
-
 @pytest.mark.smoke
 def test_rows_are_seen_while_the_job_runs_and_after_its_end(client, gate):
     def step(gate):
@@ -197,9 +153,7 @@ def test_rows_are_seen_while_the_job_runs_and_after_its_end(client, gate):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize(
-    ("rank", "other"), [(0, "waits in all_reduce"), (1, "waits in all_reduce"), (1, "sleeps"), (1, "returns")]
-)
+@pytest.mark.parametrize(("rank", "other"), [(0, "waits in all_reduce"), (1, "sleeps"), (1, "returns")])
 def test_a_rank_that_raises_ends_the_job_with_its_own_error(client, rank, other):
     def fail():
         raise KeyError("no such breed")
@@ -258,7 +212,7 @@ class WithoutNotes(ValueError):
         (Unpicklable, Exception, "Unpicklable.*it has a lock"),
         (lambda: Frozen(7), Exception, r"Frozen\(code=7\)"),
         (lambda: Falsy("mine"), Falsy, "mine"),
-        (WithoutText, JobError, "Rank 0 raised a WithoutText, of which no text can be made"),
+        (WithoutText, JobError, "Rank 0 raised a WithoutText"),
         (lambda: WithoutNotes("mine"), WithoutNotes, "mine"),
     ],
     ids=["Demanding", "Unpicklable", "Frozen", "Falsy", "WithoutText", "WithoutNotes"],
@@ -291,7 +245,7 @@ def test_the_end_of_a_process_is_refused(client):
     def interrupt():
         raise KeyboardInterrupt
 
-    for how, said in (leave, r"Rank 0 called sys.exit\(3\): let the function return"), (interrupt, "was interrupted"):
+    for how, said in (leave, r"Rank 0 called sys.exit\(3\)"), (interrupt, "Rank 0 was interrupted"):
         with pytest.raises(JobError, match=said):
             daskrun.run(client, how, n_workers=1)
 
@@ -312,18 +266,18 @@ def test_a_group_that_cannot_be_made_is_reported_as_that(client):
     def unreached():
         raise AssertionError("it ran")
 
-    with pytest.raises(JobError, match="backend='nccl' needs a GPU of its own for each rank.*'auto' or 'gloo'"):
+    with pytest.raises(JobError, match="needs a GPU of its own for each rank"):
         daskrun.run(client, unreached, backend="nccl", n_workers=1)
 
 
 @pytest.mark.smoke
 def test_what_cannot_be_sent_is_refused(client):
     lock = threading.Lock()
-    with pytest.raises(TypeError, match="'<lambda>' or one of its arguments cannot be sent to workers.*inside the"):
+    with pytest.raises(TypeError, match="'<lambda>' or one of its arguments cannot be sent to workers"):
         daskrun.launch(client, lambda: lock)
     with pytest.raises(TypeError, match="cannot be sent to workers"):
         daskrun.launch(client, print, lock)
-    with pytest.raises(TypeError, match="returned cannot be sent back: return numbers"):
+    with pytest.raises(TypeError, match="returned cannot be sent back"):
         daskrun.run(client, lambda: (n for n in range(3)), n_workers=1)
 
     def lost_on_the_way():
@@ -340,20 +294,19 @@ def test_what_cannot_be_sent_is_refused(client):
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"n_workers": 3}, JobError, "needs 3 workers, one for each rank, but the cluster has 2: ask for fewer"),
-        ({"n_workers": 0}, ValueError, "n_workers is 0: give a whole number"),
+        ({"n_workers": 3, "wait_for_workers": 0.3}, JobError, "needs 3 workers.* has 2"),
+        ({"n_workers": (3, 4)}, JobError, r"needs 3 workers.*cluster.adapt\(minimum=3\)"),
+        ({"n_workers": 0}, ValueError, "n_workers is 0"),
         ({"n_workers": 1.5}, ValueError, "n_workers is 1.5"),
-        ({"n_workers": (3, 2)}, ValueError, r"n_workers is \(3, 2\): give .* a pair \(fewest, most\)"),
+        ({"n_workers": (3, 2)}, ValueError, r"n_workers is \(3, 2\)"),
         ({"n_workers": (1, 2, 3)}, ValueError, r"n_workers is \(1, 2, 3\)"),
-        ({"n_workers": (3, 4)}, JobError, r"needs 3 workers.*adaptive.*cluster.adapt\(minimum=3\).*wait_for_workers"),
-        ({"n_workers": 3, "wait_for_workers": 0.3}, JobError, "needs 3 workers"),
-        ({"timeout": 0}, ValueError, "timeout is 0: give seconds"),
+        ({"timeout": 0}, ValueError, "timeout is 0"),
         ({"timeout": float("nan")}, ValueError, "timeout is nan"),
-        ({"max_restarts": -1}, ValueError, "max_restarts is -1: give a whole number"),
-        ({"wait_for_workers": -1}, ValueError, "wait_for_workers is -1: give seconds"),
-        ({"wait_for_successors": "1 min"}, ValueError, "wait_for_successors is '1 min': give seconds"),
-        ({"stall_after": True}, ValueError, "stall_after is True: give seconds"),
-        ({"backend": "mpi"}, ValueError, "backend is 'mpi': write one of auto, gloo"),
+        ({"max_restarts": -1}, ValueError, "max_restarts is -1"),
+        ({"wait_for_workers": -1}, ValueError, "wait_for_workers is -1"),
+        ({"wait_for_successors": "1 min"}, ValueError, "wait_for_successors is '1 min'"),
+        ({"stall_after": True}, ValueError, "stall_after is True"),
+        ({"backend": "mpi"}, ValueError, "backend is 'mpi'"),
     ],
 )
 def test_wrong_settings_are_refused(client, settings, error, message):
@@ -366,24 +319,15 @@ def test_wrong_settings_are_refused(client, settings, error, message):
 
 @pytest.mark.smoke
 @pytest.mark.usefixtures("launches_work_before_and_after")
-@pytest.mark.parametrize(("rank", "other"), [(0, "waits in all_reduce"), (1, "sleeps")])
-def test_a_killed_rank_is_named(client, rank, other):
-    def die(rank, other):
-        if dist.get_rank() == rank:
+def test_a_killed_rank_is_named_and_not_the_one_that_waits_for_it(client):
+    def die():
+        if dist.get_rank() == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        if other == "waits in all_reduce":
-            dist.all_reduce(torch.ones(1))
-        time.sleep(1000)
+        dist.all_reduce(torch.ones(1))
 
-    job = daskrun.launch(client, die, rank, other)
-    with pytest.raises(WorkerDied, match=f"Rank {rank} died: worker {job.workers[rank]} was killed.*max_restarts"):
+    job = daskrun.launch(client, die)
+    with pytest.raises(WorkerDied, match=f"Rank 0 died: worker {job.workers[0]} .*SIGKILL.*max_restarts"):
         job.result()
-
-
-@pytest.mark.smoke
-def test_ranks_that_hang_meet_the_timeout(client):
-    with pytest.raises(TimeoutError, match="Ranks 0 and 1 had not returned after 2 s. "):
-        daskrun.run(client, time.sleep, 1000, timeout=2)
 
 
 @pytest.mark.smoke
@@ -400,13 +344,6 @@ def test_a_job_can_be_cancelled_at_any_time(client, gate):
     assert finished.result() == [0, 1]
     finished.cancel()
     assert finished.result() == [0, 1]
-
-
-def test_cancelled_futures_end_the_job_and_free_its_workers(client, gate):
-    job = awake(daskrun.launch(client, waits, gate, max_restarts=3))
-    client.cancel(job.futures)
-    with pytest.raises(CancelledError, match="lost its tasks to client.cancel()"):
-        job.result()
 
 
 def test_a_restart_of_the_cluster_ends_the_job_and_frees_what_another_has_left_behind(client, gate):
@@ -450,57 +387,26 @@ def test_an_interrupt_during_the_launch_frees_the_workers(client, gate):
     wait(task)
 
 
-SCRIPT = """
-    import sys, time
-    from pathlib import Path
-    from distributed import Client
-    import daskrun
+KERNEL = """
+import sys
+from pathlib import Path
+from distributed import Client
+import daskrun
+from waiting import waits
 
-    def work(folder):
-        Path(folder, "running").touch()
-        while not Path(folder, "end").exists():
-            time.sleep(0.01)
-
-    with Client(sys.argv[1]) as client:
-        Path(sys.argv[2], sys.argv[3]).touch()
-        while not Path(sys.argv[2], "go").exists():
-            time.sleep(0.01)
-        daskrun.run(client, work, sys.argv[2])
+with Client(sys.argv[1]) as client:
+    daskrun.run(client, waits, Path(sys.argv[2]))
 """
 
 
-def kernel(client, folder, name):
-    """Start another process with a client of its own, which launches a job once there is a file `go`.
-
-    Its ranks return once there is a file `end`.
-    """
-    script = folder / "script.py"
-    script.write_text(textwrap.dedent(SCRIPT))
-    command = [sys.executable, script, client.scheduler.address, folder, name]
-    process = subprocess.Popen(command, cwd=Path(__file__).parents[1], stderr=subprocess.PIPE, text=True)
-    until((folder / name).exists)
-    return process
-
-
-@pytest.mark.usefixtures("launches_work_before_and_after")
-def test_ctrl_c_in_a_script_frees_the_workers(client, tmp_path):
-    (tmp_path / "go").touch()
-    process = kernel(client, tmp_path, "one")
+def test_a_job_of_a_kernel_that_was_killed_does_not_keep_its_workers(client, gate):
+    command = [sys.executable, "-c", KERNEL, client.scheduler.address, gate]
+    kernel = subprocess.Popen(command, cwd=Path(__file__).parent)
     try:
-        until((tmp_path / "running").exists)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=120)
+        until(lambda: all(client.run(rank_module.assignment).values()))
     finally:
-        process.kill()
-    assert process.returncode != 0 and "KeyboardInterrupt" in errors.splitlines()[-1]
-
-
-def test_a_job_of_a_kernel_that_was_killed_does_not_keep_its_workers(client, tmp_path):
-    (tmp_path / "go").touch()
-    process = kernel(client, tmp_path, "one")
-    until((tmp_path / "running").exists)
-    process.kill()
-    process.communicate()
+        kernel.kill()
+        kernel.wait()
     assert len(daskrun.run(client, os.getpid, wait_for_workers=120)) == 2
 
 
@@ -508,24 +414,21 @@ def test_a_job_of_a_kernel_that_was_killed_does_not_keep_its_workers(client, tmp
 def test_busy_workers_are_left_alone_and_can_be_waited_for(client, gate):
     task = client.submit(wait_for, gate, pure=False)
     until(lambda: any(client.processing().values()))
-    with pytest.raises(WorkersBusy, match="needs 2 idle workers.*busy with .*wait_for"):
-        daskrun.launch(client, waits, gate)
-    job = daskrun.launch(client, waits, gate, n_workers=1)
-    with pytest.raises(WorkersBusy, match=job.name):
+    with pytest.raises(WorkersBusy, match="busy with .*wait_for"):
         daskrun.launch(client, waits, gate)
     with ThreadPoolExecutor(1) as pool:
-        second = pool.submit(daskrun.run, client, waits, gate, wait_for_workers=120)
+        job = pool.submit(daskrun.run, client, waits, gate, wait_for_workers=120)
         gate.touch()
-        assert second.result() == [0, 1] and job.done() and job.result() == [0] and task.done()
+        assert job.result() == [0, 1] and task.done()
 
 
 def test_workers_that_cannot_be_restarted_are_told_of(gate):
     settings = {"protocol": "tcp", "host": LOOPBACK, "dashboard_address": f"{LOOPBACK}:0", "threads_per_worker": 1}
     with LocalCluster(n_workers=2, processes=False, **settings) as cluster, Client(cluster) as client:
-        with pytest.raises(JobError, match="share a process.*processes=True"):
+        with pytest.raises(JobError, match="processes=True"):
             daskrun.launch(client, wait_for, gate)
         job = daskrun.launch(client, wait_for, gate, n_workers=1, timeout=1)
-        with pytest.warns(UserWarning, match="has no nanny to restart it, and stays busy"):
+        with pytest.warns(UserWarning, match="has no nanny"):
             with pytest.raises(TimeoutError):
                 job.result()
             job.cancel()
@@ -545,25 +448,6 @@ def test_a_worker_that_dies_while_it_sends_its_result_is_named(client):
 
     with pytest.raises(WorkerDied, match="Rank 1 died"):
         daskrun.run(client, deadly)
-
-
-@pytest.mark.weekly
-def test_a_worker_that_dies_after_its_rank_has_returned_is_named(client, gate):
-    def work(gate):
-        if dist.get_rank() == 0:
-            time.sleep(1000)
-
-        def die():
-            wait_for(gate)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        threading.Thread(target=die).start()
-
-    with daskrun.launch(client, work, gate) as job:
-        until(lambda: [future.done() for future in job.futures] == [False, True])
-        gate.touch()
-        with pytest.raises(WorkerDied, match="Rank 1 died"):
-            job.result()
 
 
 def test_a_failure_is_reported_though_its_process_group_cannot_be_left(client):
@@ -590,10 +474,10 @@ def test_a_lost_scheduler_is_named(tmp_path, gate):
             job = daskrun.launch(client, work, gate, max_restarts=3)
             until(gate.exists)
             scheduler.kill()
-            with pytest.raises(SchedulerLost, match="connection to the scheduler is lost.*Start or join a cluster"):
+            with pytest.raises(SchedulerLost):
                 job.result()
             job.cancel()
-            with pytest.raises(SchedulerLost, match="Start or join a cluster"):
+            with pytest.raises(SchedulerLost):
                 daskrun.launch(client, os.getpid)
     finally:
         for process in (worker, scheduler):
@@ -653,48 +537,36 @@ def test_models_that_differ_are_named_with_the_first_tensor_and_its_rank(client)
     daskrun.assert_equal_on_all_ranks(torch.nn.Linear(2, 2))  # one process without a group is equal to itself
 
 
-def test_a_ddp_model_whose_batchnorm_sees_other_images_on_each_rank_is_equal_after_any_step(client):
-    def train():
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten())
-        parallel = torch.nn.parallel.DistributedDataParallel(model)
-        optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
-        torch.manual_seed(dist.get_rank())
-        for _ in range(3):
-            parallel(torch.randn(8, 3, 8, 8)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            daskrun.assert_equal_on_all_ranks(parallel)
-        with pytest.raises(AssertionError, match="running_mean.*Only buffers differ.*buffers=False"):
-            daskrun.assert_equal_on_all_ranks(parallel, buffers=True)
-
-    daskrun.run(client, train)
+zeros = torch.zeros
 
 
-def test_models_of_equal_numbers_in_other_shapes_or_types_differ_and_some_cannot_be_compared(client):
-    def compare(first, second):
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        (zeros(3, 2), zeros(2, 3), "another shape or type"),  # though all their bits are equal
+        (zeros(4), zeros(2, dtype=torch.float64), "another shape or type"),
+        (zeros(2), torch.empty(2, device="meta"), "kept of rank 1 cannot be compared, as it is on the meta device"),
+        (zeros(2), torch.quantize_per_tensor(zeros(2), 0.1, 0, torch.qint8), "as it is quantized"),
+        (zeros(()), zeros(()), ""),
+        (zeros(2, 3).T, zeros(3, 2), ""),
+        (zeros(2, dtype=torch.cfloat).conj(), zeros(2, dtype=torch.cfloat), ""),
+    ],
+)
+def test_tensors_are_compared_with_their_shape_and_type_or_not_at_all(client, first, second, said):
+    def compare():
         model = torch.nn.Module()
         model.register_buffer("kept", second if dist.get_rank() else first)
         try:
             daskrun.assert_equal_on_all_ranks(model, buffers=True)
         except (AssertionError, TypeError) as error:
-            return re.search("rank 1 has .*? than rank 0|kept of rank 1 .* (quantized|meta device)", str(error))[0]
+            return str(error)
+        return ""
 
-    zeros = torch.zeros
-    different = [(zeros(3, 2), zeros(2, 3)), (zeros(0, 2), zeros(0, 3)), (zeros(4), zeros(2, dtype=torch.float64))]
-    alike = [(zeros(()), zeros(())), (zeros(2, 3).T, zeros(3, 2)), (zeros(2, dtype=torch.cfloat).conj(),) * 2]
-    on_meta = [(zeros(2), torch.empty(2, device="meta"))]
-    quantized = [(zeros(2), torch.quantize_per_tensor(zeros(2), 0.1, 0, torch.qint8))]
-    cases = {
-        "rank 1 has another shape or type than rank 0": different,
-        None: alike,
-        "kept of rank 1 cannot be compared, as it is on the meta device": on_meta,
-        "kept of rank 1 cannot be compared, as it is quantized": quantized,
-    }
-    for expected, pairs in cases.items():
-        for pair in pairs:
-            assert daskrun.run(client, compare, *pair) == [expected, expected], pair
+    answers = daskrun.run(client, compare)
+    assert all(said in answer if said else answer == "" for answer in answers), answers
 
+
+def test_a_model_in_shards_is_not_compared(client):
     def sharded():
         from torch.distributed.fsdp import fully_shard
 
@@ -892,19 +764,10 @@ def test_the_backend_suits_the_gpus_of_all_ranks(gpus, backend, expected):
         assert group.backend_for(backend, gpus) == expected
 
 
-def test_a_store_listens_wider_only_where_its_address_is_not_this_hosts(monkeypatch):
-    asked = []
-
-    def create_server(address, error, **settings):
-        asked.append(address[0])
-        raise OSError(error, "no")
-
-    for error, expected in ((errno.EADDRINUSE, [LOOPBACK]), (errno.EADDRNOTAVAIL, [LOOPBACK, ""])):
-        monkeypatch.setattr(rank_module.socket, "create_server", partial(create_server, error=error))
-        asked.clear()
-        with pytest.raises(OSError, match="no"):
-            rank_module.open_port(LOOPBACK)
-        assert asked == expected
+def test_a_store_listens_on_all_interfaces_only_where_its_address_is_not_this_hosts():
+    for host, address in ((LOOPBACK, LOOPBACK), ("192.0.2.1", "0.0.0.0")):
+        with rank_module.open_port(host) as listening:
+            assert listening.getsockname()[0] == address
 
 
 def test_the_interface_is_found_by_name_and_behind_translation(monkeypatch):
@@ -937,55 +800,6 @@ def loss_of_the_plain_loop():
         ((model(x) - y) ** 2).mean().backward()
         optimizer.step()
     return ((model(x) - y) ** 2).mean().item()
-
-
-def test_accelerate_trains_on_all_ranks_to_the_loss_of_the_plain_loop(client):
-    pytest.importorskip("accelerate")
-    data = made_data()
-
-    def train(x, y):
-        from accelerate import Accelerator
-
-        accelerator = Accelerator()
-        torch.manual_seed(0)
-        model = torch.nn.Linear(3, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=8)
-        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-        for _ in range(5):
-            for xs, ys in loader:
-                loss = ((model(xs) - ys) ** 2).mean()
-                optimizer.zero_grad()
-                accelerator.backward(loss)
-                optimizer.step()
-        model = accelerator.unwrap_model(model)
-        return accelerator.num_processes, accelerator.process_index, ((model(x) - y) ** 2).mean().item()
-
-    expected = loss_of_the_plain_loop()
-    for rank, answer in enumerate(daskrun.run(client, train, *data)):
-        assert answer == (2, rank, pytest.approx(expected, rel=1e-5))
-
-
-@pytest.mark.weekly
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_a_compiled_ddp_model_trains_to_the_loss_of_the_plain_loop(client, backend):
-    if backend == "inductor" and not shutil.which("g++"):
-        pytest.skip("no C++ compiler, which inductor needs")
-    x, y = made_data()
-
-    def train():
-        torch.manual_seed(0)
-        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
-        compiled = torch.compile(model, backend=backend)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        mine = slice(dist.get_rank(), None, dist.get_world_size())
-        for _ in range(5):
-            optimizer.zero_grad()
-            ((compiled(x[mine]) - y[mine]) ** 2).mean().backward()
-            optimizer.step()
-        return ((model.module(x) - y) ** 2).mean().item()
-
-    assert daskrun.run(client, train) == [pytest.approx(loss_of_the_plain_loop(), rel=1e-5)] * 2
 
 
 @pytest.mark.weekly
@@ -1104,26 +918,6 @@ def test_a_job_goes_on_from_its_checkpoint_after_a_death(client, tmp_path):
     assert sorted(rows[rows.attempt == 1].step) == [3, 3, 4, 4, 5, 5]
 
 
-@pytest.mark.usefixtures("launches_work_before_and_after")
-def test_restarts_are_for_deaths_alone_and_run_out(client, tmp_path):
-    def fail(counter):
-        with open(counter, "a") as file:
-            file.write("x")
-        raise ValueError("every time")
-
-    with pytest.raises(ValueError, match="every time"):
-        daskrun.run(client, fail, tmp_path / "raised", n_workers=1, max_restarts=3)
-    assert (tmp_path / "raised").read_text() == "x"
-
-    def die():
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    job = daskrun.launch(client, die, n_workers=1, max_restarts=1)
-    with pytest.raises(WorkerDied, match="Rank 0 died"):
-        job.result()
-    assert len(job.failures) == 1
-
-
 # Many launches
 
 
@@ -1135,7 +929,7 @@ def test_a_hundred_launches_leave_nothing_behind(client):
         dist.all_reduce(total)
         return total.item()
 
-    def open_things(process=None):
+    def open_things():
         process = psutil.Process()
         sockets = [c for c in process.net_connections() if c.status != psutil.CONN_NONE]
         return {"sockets": len(sockets), "fds": process.num_fds(), "threads": process.num_threads()}

@@ -1,34 +1,28 @@
 """What a job does to a real cluster and to the jobs of others: it hangs nobody, hurts nobody, and leaves nothing."""
 
 import asyncio
-import gc
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import threading
 import time
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 
 import cloudpickle
-import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from distributed import CancelledError, Client, LocalCluster
-from distributed.comm import CommClosedError
-from waiting import awake, settled, until, wait_for, waits
+from distributed import CancelledError, Client
+from waiting import awake, settled, until, wait_for
 
 import daskrun
-from daskrun import JobError, SchedulerLost, WorkersBusy, log_metrics, scheduler, watch
-from daskrun.claims import Claimed, Denied, Request
+from daskrun import JobError, WorkersBusy, log_metrics, scheduler
+from daskrun.claims import Denied, Request
 from daskrun.cluster import Cluster
-from daskrun.rank import AttemptId, Meeting, deliver, leave
+from daskrun.rank import TOPIC, AttemptId, Meeting, deliver, leave
 from daskrun.settings import known_workers
 from daskrun.why.look import may_follow_a_death
-from workshop_utils.results import ResultsHandler
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
 
@@ -65,25 +59,6 @@ def test_a_paused_worker_is_named_and_keeps_nobody_else_from_the_cluster(client,
         assert len(daskrun.run(other, os.getpid, n_workers=1)) == 1
 
 
-@pytest.mark.weekly
-def test_a_death_in_one_job_does_not_reach_the_job_of_another_kernel(client, tmp_path):
-    def die(gate):
-        log_metrics(running=True)
-        if dist.get_rank() == 1:
-            wait_for(gate)
-            os.kill(os.getpid(), signal.SIGKILL)
-        dist.all_reduce(torch.ones(1))
-
-    job = awake(daskrun.launch(client, die, tmp_path / "die"))
-    with Client(client.scheduler.address, set_as_default=False) as other, ThreadPoolExecutor(1) as pool:
-        second = pool.submit(daskrun.launch, other, waits, tmp_path / "end", n_workers=1, wait_for_workers=60)
-        (tmp_path / "die").touch()
-        with pytest.raises(JobError, match="Rank 1 died"):
-            job.result()
-        (tmp_path / "end").touch()
-        assert second.result().result() == [0]
-
-
 def test_a_rank_that_cannot_reach_the_store_ends_the_job_and_is_named(client):
     def cut_off():  # in a process that is replaced after the job
         def unreachable(*args, **kwargs):
@@ -98,30 +73,20 @@ def test_a_rank_that_cannot_reach_the_store_ends_the_job_and_is_named(client):
 
 
 @pytest.mark.smoke
-def test_nothing_of_a_job_stays_on_the_scheduler(client, tmp_path, monkeypatch):
-    monkeypatch.setenv("WORKSHOP_SHARED", str(tmp_path / "shared"))
-
-    def send(handler):
-        for number in range(100):
-            log_metrics(step=number)
-        handler.submit_result(f"{dist.get_rank()}.bin", bytes(16 * 2**20))
+def test_nothing_of_a_job_stays_on_the_scheduler(client):
+    def work():
+        log_metrics(step=1)
+        return torch.ones(4_000_000)
 
     def kept(dask_scheduler):
-        """Return the topics of jobs and results that have events, and the tasks."""
+        """Return the jobs' topics that have events, and the tasks."""
         topics = {topic for topic, events in dask_scheduler.get_events().items() if events}
-        return {topic for topic in topics if topic.startswith(("send-", "results-"))} | set(dask_scheduler.tasks)
+        return {topic for topic in topics if topic.startswith(TOPIC)} | set(dask_scheduler.tasks)
 
-    before = client.run_on_scheduler(kept)  # by other tests
-    handler = ResultsHandler(client=client)
-    job = daskrun.launch(client, send, handler)
-    assert len(handler.process_results(tmp_path / "results", job.futures)) == 2
-    assert (tmp_path / "results" / "1.bin").stat().st_size == 16 * 2**20
-    assert len(job.metrics()) == 200
-    del job
-    gc.collect()  # a job that failed is in its own error's traceback
-    until(lambda: client.run_on_scheduler(kept) <= before)
+    job = daskrun.launch(client, work)
+    assert len(job.result()) == len(job.metrics()) == 2
     assert client.run_on_scheduler(scheduler.owned) == {}
-    assert not [path for path in (tmp_path / "shared").rglob("*") if path.is_file()]
+    until(lambda: not client.run_on_scheduler(kept))
 
 
 def test_large_arguments_are_sent_to_the_scheduler_once_for_all_ranks(client, monkeypatch):
@@ -183,14 +148,6 @@ def test_a_client_that_is_gone_gets_no_workers_any_more(client):
     assert isinstance(denied, Denied) and client.run_on_scheduler(scheduler.owned) == {}
 
 
-def test_a_scheduler_that_is_lost_while_it_is_asked_is_called_lost(client):
-    def end(dask_scheduler):
-        raise CommClosedError("the connection ended")
-
-    with pytest.raises(SchedulerLost, match="is lost.*Start or join"):
-        client.sync(Cluster(client, "job")._ask_scheduler, end)
-
-
 @pytest.mark.weekly
 def test_a_client_need_not_import_pytorch(client):
     program = (
@@ -200,58 +157,6 @@ def test_a_client_need_not_import_pytorch(client):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.stdout == "False\n", done.stderr
-
-
-@pytest.mark.weekly
-def test_a_nanny_that_hears_late_of_the_end_of_a_job_does_not_kill_the_next(tmp_path):
-    python = [sys.executable, "-m", "distributed.cli.dask_worker", "--nthreads", "1", "--no-dashboard"]
-    with LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0") as cluster, Client(cluster) as client:
-        started = subprocess.Popen([*python, cluster.scheduler_address], cwd=tmp_path, start_new_session=True)
-        try:
-            client.wait_for_workers(1, timeout=120)
-            daskrun.run(client, os.getpid)
-            job = awake(daskrun.launch(client, waits, tmp_path / "end"), n_ranks=1)
-            nanny = psutil.Process(started.pid)
-            nanny.suspend()
-            job.cancel()
-            with pytest.raises(WorkersBusy, match="belongs to the job"):
-                daskrun.launch(client, os.getpid)
-            (tmp_path / "end").touch()  # the rank ends by itself, before its nanny hears that it has to
-            nanny.resume()
-            assert daskrun.run(client, os.getpid, wait_for_workers=120)
-        finally:
-            os.killpg(started.pid, signal.SIGKILL)
-            started.wait()
-
-
-def n_held():
-    """Return how many tensors of a job's size this process holds."""
-    gc.collect()
-    return sum(type(one) is torch.Tensor and one.numel() == 1_234_567 for one in gc.get_objects())
-
-
-def test_nothing_that_a_failed_job_held_is_in_the_process_of_the_next(client):
-    def fail():
-        error = ValueError("with a tensor")
-        error.held = torch.ones(1_234_567)
-        raise error
-
-    with pytest.raises(ValueError, match="with a tensor"):
-        daskrun.run(client, fail)
-    assert daskrun.run(client, n_held, wait_for_workers=60) == [0, 0]
-
-
-@pytest.mark.weekly
-def test_nothing_that_an_attempt_held_is_in_the_process_of_the_next(client):
-    def work():
-        held, n_before = torch.ones(1_234_567), n_held()
-        dist.barrier()
-        if dist.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            os.kill(os.getpid(), signal.SIGKILL)
-        dist.barrier()
-        return n_before + held.numel() - held.numel()
-
-    assert daskrun.launch(client, work, n_workers=2, max_restarts=1).result() == [1, 1]  # its own
 
 
 @pytest.mark.smoke
@@ -269,96 +174,27 @@ def test_a_plain_task_beside_a_launch_waits_for_the_ranks(client):
     assert all(ranks[process] < began for process, began in plain_ones)
 
 
-class ThereFirst:
-    """A plain task that is on rank 1's worker before the rank, as one of another client may be."""
+def test_a_plain_task_on_a_ranks_worker_is_named_and_the_rank_begins_once_it_has_ended(client, tmp_path, monkeypatch):
+    begun, end, plain, claim = tmp_path / "begun", tmp_path / "end", [], Cluster.claim
 
-    def __init__(self, client, folder, monkeypatch):
-        self.client, self.folder, self.task = client, folder, None
-        self.key = f"plain-{folder.name}"
-        claim = Cluster.claim
-        monkeypatch.setattr(Cluster, "claim", lambda cluster, request: self.claim(claim, cluster, request))
-
-    async def claim(self, claim, cluster, request):
-        answer = await claim(cluster, request)
-        if self.task is None and isinstance(answer, Claimed):
-            self.worker = answer.workers[1].address
-            self.task = self.client.submit(self.work, self.folder, workers=[self.worker], key=self.key)
-            while not self.processes():
-                await asyncio.sleep(0.05)
-        return answer
-
-    @staticmethod
-    def work(folder):
-        (folder / str(os.getpid())).touch()
-        while not (folder / "end").exists():
-            time.sleep(0.05)
+    def work():
+        begun.touch()
+        wait_for(end)
         return os.getpid()
 
-    def processes(self):
-        """Return those that have begun the task, which is begun anew where its worker is killed."""
-        return [int(file.name) for file in self.folder.iterdir() if file.name != "end"]
+    async def claim_and_be_late(cluster, request):
+        """Let a plain task be on rank 1's worker before the rank, as one of another client may be."""
+        claimed = await claim(cluster, request)
+        plain.append(client.submit(work, workers=[claimed.workers[1].address], key="plain"))
+        while not begun.exists():
+            await asyncio.sleep(0.05)
+        return claimed
 
-    def ends(self):
-        """Let it end; return whether it had been left alone."""
-        (self.folder / "end").touch()
-        return [self.task.result(timeout=60)] == self.processes()
-
-
-@pytest.fixture
-def there_first(client, tmp_path, monkeypatch):
-    return ThereFirst(client, tmp_path, monkeypatch)
-
-
-def test_a_plain_task_on_a_ranks_worker_is_named_and_the_rank_begins_once_it_has_ended(client, there_first):
-    job = daskrun.launch(client, os.getpid)
-    until(lambda: client.run(os.getpid, workers=job.workers[:1]))
-    named = f"Rank 1 has not begun: worker {there_first.worker} is busy with ['{there_first.key}']."
-    until(lambda: named in job.explain())
-    assert there_first.ends()
-    assert there_first.processes() == job.result()[1:]
-
-
-@pytest.mark.weekly
-def test_a_rank_whose_worker_pauses_before_it_begins_is_named(client, there_first):
-    job = daskrun.launch(client, os.getpid)
-    client.run(pause_above, 1e-6, workers=[there_first.worker])
-    try:
-        with pytest.raises(JobError, match=f"Rank 1 cannot begin: worker {there_first.worker} is paused"):
-            job.result()
-    finally:
-        client.run(pause_above, 0.8, workers=[there_first.worker])
-    assert there_first.ends()
-
-
-@pytest.mark.weekly
-def test_a_plain_task_that_keeps_a_rank_from_its_worker_ends_the_job_and_is_not_killed(
-    client, there_first, monkeypatch
-):
-    monkeypatch.setattr(watch, "START_S", 1)
-    with pytest.raises(JobError, match=rf"Rank 1 has not begun within 1 s: .* is busy with \['{there_first.key}'\]"):
-        daskrun.run(client, os.getpid)
-    assert there_first.ends()
-    assert daskrun.run(client, os.getpid, wait_for_workers=60)[1:] == there_first.processes()
-
-
-@pytest.mark.weekly
-def test_a_client_that_is_closed_leaves_the_plain_task_on_a_ranks_worker_alone(client, there_first):
-    with Client(client.scheduler.address, set_as_default=False) as other:
-        job = daskrun.launch(other, time.sleep, 60)
-        keeps = client.submit(there_first.work, there_first.folder, workers=[there_first.worker], key=there_first.key)
-        until(lambda: "has not begun" in job.explain())
-    there_first.task = keeps
-    assert there_first.ends()
-    assert len(daskrun.run(client, os.getpid, wait_for_workers=60)) == 2
-
-
-@pytest.mark.weekly
-@pytest.mark.parametrize("after_s", [0, 0.02, 0.1])
-def test_a_client_that_is_closed_while_its_ranks_begin_leaves_none_behind(client, after_s):
-    with Client(client.scheduler.address, set_as_default=False) as other:
-        daskrun.launch(other, time.sleep, 600, wait_for_workers=60)
-        time.sleep(after_s)
-    assert len(daskrun.run(client, os.getpid, wait_for_workers=120)) == 2
+    monkeypatch.setattr(Cluster, "claim", claim_and_be_late)
+    job = daskrun.launch(settled(client), os.getpid)
+    until(lambda: f"Rank 1 has not begun: worker {job.workers[1]} is busy with ['plain']" in job.explain())
+    end.touch()
+    assert job.result()[1] == plain[0].result()
 
 
 def test_a_call_that_arrives_after_its_job_is_over_is_kept_nowhere():
@@ -368,11 +204,6 @@ def test_a_call_that_arrives_after_its_job_is_over_is_kept_nowhere():
     deliver(attempt, Meeting("host", 1, call))
     del call
     assert kept() is None
-
-
-class WithoutText(RuntimeError):
-    def __str__(self):
-        return str(1 / 0)
 
 
 GLOO = RuntimeError("[gloo/transport/tcp/pair.cc:561] Connection closed by peer")
@@ -388,7 +219,6 @@ GLOO = RuntimeError("[gloo/transport/tcp/pair.cc:561] Connection closed by peer"
         (RuntimeError("the loss is NaN"), False),
         (torch.cuda.OutOfMemoryError("CUDA out of memory"), False),
         (ValueError("mine"), False),
-        (WithoutText(), False),
     ],
 )
 def test_only_an_error_of_the_ranks_communication_may_come_of_a_death(error, may_follow):
@@ -396,29 +226,3 @@ def test_only_an_error_of_the_ranks_communication_may_come_of_a_death(error, may
     wrapped = ValueError("wrapped")
     wrapped.__cause__, wrapped.__context__ = KeyError("another"), error
     assert may_follow_a_death(wrapped) is may_follow
-
-
-def backward():
-    torch.ones(2).sum().backward()
-
-
-def raises():
-    raise ValueError("mine")
-
-
-@pytest.mark.parametrize(("fails", "message", "restarts"), [(raises, "mine", 0), (backward, "require grad", 1)])
-def test_what_a_rank_raised_is_the_cause_also_where_another_process_ends_because_of_it(
-    client, fails, message, restarts
-):
-    def work():
-        if dist.get_rank() == 0:
-            fails()
-        try:
-            dist.barrier()
-        except RuntimeError:
-            os._exit(1)  # as NCCL's watchdog does
-
-    job = daskrun.launch(client, work, max_restarts=restarts)
-    with pytest.raises((ValueError, RuntimeError), match=message):
-        job.result()
-    assert job.failures == []
