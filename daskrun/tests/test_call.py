@@ -35,15 +35,15 @@ def with_first(function):
 @pytest.mark.parametrize(
     ("fn", "args", "kwargs", "message"),
     [
-        (fit, (), {}, "fit cannot be called so: missing a required argument: 'epochs'"),
+        (fit, (), {}, "fit cannot be called so: .*'epochs'"),
         (fit, (1, 2, 3), {}, "too many positional arguments"),
         (fit, (1,), {"epochs": 2}, "multiple values for argument 'epochs'"),
-        (fit, (1,), {"max_restart": 1}, "unexpected keyword argument 'max_restart'. Did you mean max_restarts?"),
+        (fit, (1,), {"max_restart": 1}, "Did you mean max_restarts?"),
         (fit, (), {"epoch": 1}, "Did you mean epochs?"),
-        (functools.partial(fit, 1), (2, 3), {}, "fit cannot be called so: too many"),
-        (swallow, (), {"max_restart": 1}, "swallow takes any keyword.*did you mean max_restarts.*partial"),
-        (functools.lru_cache(swallow), (), {"max_restart": 1}, "swallow takes any keyword.*did you mean max_restarts"),
-        (5, (), {}, "5 cannot be called: give launch a function"),
+        (functools.partial(fit, 1), (2, 3), {}, "fit cannot be called so: "),
+        (swallow, (), {"max_restart": 1}, "swallow .*did you mean max_restarts"),
+        (functools.lru_cache(swallow), (), {"max_restart": 1}, "swallow .*did you mean max_restarts"),
+        (5, (), {}, "5 cannot be called"),
     ],
 )
 def test_a_call_that_cannot_be_is_refused_before_there_is_a_cluster(fn, args, kwargs, message):
@@ -59,9 +59,7 @@ def test_so_it_is_by_whatever_launches(launch, monkeypatch):
 
 
 def test_a_backend_that_the_function_needs_and_launch_takes_is_explained():
-    with pytest.raises(
-        TypeError, match=r"backend goes to launch: .* launch functools.partial\(backend_first, backend="
-    ):
+    with pytest.raises(TypeError, match=r"functools.partial\(backend_first, backend="):
         daskrun.launch(None, backend_first, backend="gloo")
 
 
@@ -78,7 +76,7 @@ def test_any_other_call_goes_its_way(client):
 
 @pytest.mark.smoke
 def test_a_setting_that_the_function_takes_too_goes_to_launch_with_a_warning(client):
-    with pytest.warns(UserWarning, match=r"timeout=90 goes to launch, and not to fit, which takes a timeout, too"):
+    with pytest.warns(UserWarning, match="timeout=90 goes to launch, and not to fit"):
         assert daskrun.run(client, fit, 1, timeout=90, n_workers=1) == [(1, 0.1, 60)]
     with warnings.catch_warnings(action="error"):
         assert daskrun.run(client, functools.partial(fit, timeout=5), 1, timeout=90, n_workers=1) == [(1, 0.1, 5)]

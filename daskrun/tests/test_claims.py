@@ -71,9 +71,8 @@ def test_a_killed_worker_is_not_taken_though_the_scheduler_still_lists_it():
     claims = after_a_kill(A)
     denied = claims.claim(Request("one", "kernel"), [A, B], 1)
     assert denied.being_renewed and not claims.owned()
-    assert names(claims.claim(Request("one", "kernel", 1, 1), [A, B], 1)) == [
-        "b"
-    ]  # who needs no successor does not wait
+    no_successor_is_needed = claims.claim(Request("one", "kernel", 1, 1), [A, B], 1)
+    assert names(no_successor_is_needed) == ["b"]
 
 
 def test_a_successor_that_only_starts_is_awaited_too():

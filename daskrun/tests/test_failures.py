@@ -23,12 +23,6 @@ from daskrun.why.look import write_stacks
 pytestmark = pytest.mark.filterwarnings("ignore:Sending large graph")
 
 
-@pytest.fixture
-def gate(tmp_path):
-    """The file for which a test's ranks wait."""
-    return tmp_path / "open"
-
-
 def test_a_rank_that_holds_the_gil_is_looked_at_by_its_nanny(client):
     def holds_the_gil():
         if dist.get_rank() == 1:
@@ -102,7 +96,9 @@ def test_a_job_that_logs_nothing_says_so_once_each_time_and_goes_on(client, tmp_
     assert all("quiet" in one and re.search(r"logged anything for \d+ s\.", one) for one in said)
 
 
-def test_the_warning_of_a_stall_never_ends_the_job(client, gate, monkeypatch):
+def test_the_warning_of_a_stall_never_ends_the_job(client, tmp_path, monkeypatch):
+    gate = tmp_path / "open"
+
     def heard(text, **_):
         if "logged anything" in text:
             gate.touch()

@@ -538,6 +538,7 @@ def test_models_that_differ_are_named_with_the_first_tensor_and_its_rank(client)
 
 
 zeros = torch.zeros
+conjugate = zeros(2, dtype=torch.cfloat).conj()
 
 
 @pytest.mark.parametrize(
@@ -549,7 +550,7 @@ zeros = torch.zeros
         (zeros(2), torch.quantize_per_tensor(zeros(2), 0.1, 0, torch.qint8), "as it is quantized"),
         (zeros(()), zeros(()), ""),
         (zeros(2, 3).T, zeros(3, 2), ""),
-        (zeros(2, dtype=torch.cfloat).conj(), zeros(2, dtype=torch.cfloat), ""),
+        (conjugate, conjugate, ""),
     ],
 )
 def test_tensors_are_compared_with_their_shape_and_type_or_not_at_all(client, first, second, said):

@@ -223,7 +223,7 @@ def test_it_listens_on_loopback_alone(client):
 
 @pytest.mark.parametrize(("name", "value"), [("n_workers", 0), ("n_workers", True), ("threads_per_worker", 1.5)])
 def test_wrong_numbers_are_refused(name, value):
-    with pytest.raises(ClusterError, match=f"{name} is {value!r}: give a whole number"):
+    with pytest.raises(ClusterError, match=f"{name} is {value!r}"):
         start_local(**{name: value})
 
 
@@ -257,7 +257,6 @@ def test_a_process_that_sees_no_gpu_gets_none_and_without_a_choice_of_the_users_
 
 # A program's workers start wherever it comes from, or the last line that is printed says what to write
 
-FROM_A_SCRIPT = "from daskrun import start_local\nstart_local(1)\n"
 SUM_IN_A_WORKER = """
 from daskrun import start_local
 
@@ -275,10 +274,8 @@ forks = pytest.mark.parametrize("forks", [True, pytest.param(False, marks=pytest
 
 
 @forks
-@pytest.mark.parametrize("through", ["script", pytest.param("helper", marks=pytest.mark.weekly)])
-def test_the_last_line_of_a_script_that_each_worker_would_run_again_says_what_to_write(through, forks, tmp_path):
-    (tmp_path / "script.py").write_text("import helper" if through == "helper" else FROM_A_SCRIPT)
-    (tmp_path / "helper.py").write_text(FROM_A_SCRIPT)
+def test_the_last_line_of_a_script_that_each_worker_would_run_again_says_what_to_write(forks, tmp_path):
+    (tmp_path / "script.py").write_text("from daskrun import start_local\nstart_local(1)\n")
     done = python(tmp_path / "script.py", env={"DASK_DASKRUN__FORK_WORKERS": str(forks)})
     *_, last = done.stderr.splitlines()
     assert done.returncode == 1 and last.startswith("daskrun.errors.ClusterError")

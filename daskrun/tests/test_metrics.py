@@ -47,11 +47,10 @@ def from_a_process():
 
 @pytest.mark.parametrize("log", [from_a_dataloader, from_a_process])
 def test_a_child_of_a_rank_is_told_that_its_rows_would_not_arrive(client, log):
-    with pytest.raises(ValueError, match="log_metrics was called in process .*return the values to the rank's own"):
+    with pytest.raises(ValueError, match="log_metrics was called in process"):
         daskrun.run(client, log, n_workers=1)
-    assert (
-        list(daskrun.launch(client, log_metrics, n_workers=1, step=1).rows())[0]["step"] == 1
-    )  # the rank itself is none
+    (row,) = daskrun.launch(client, log_metrics, n_workers=1, step=1).rows()  # the rank itself may log
+    assert row["step"] == 1
 
 
 def test_the_threads_of_a_rank_log(client):
@@ -65,12 +64,12 @@ def test_the_threads_of_a_rank_log(client):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"loss": torch.ones(2)}, "loss has 2 values: log one number, such as its mean"),
+        ({"loss": torch.ones(2)}, "loss has 2 values"),
         ({"loss": np.ones((2, 2))}, "loss has 4 values"),
-        ({"losses": [1, 2]}, "losses is a list: log a number"),
+        ({"losses": [1, 2]}, "losses is a list"),
         ({"z": 1j}, "z is a complex"),
-        ({"big": 2**70}, "big is 1180591620717411303424, which has more than 64 bits"),
-        ({"rank": 1, "worker": 2}, r"log_metrics writes \['rank', 'worker'\] itself: choose other names"),
+        ({"big": 2**70}, "big .*64 bits"),
+        ({"rank": 1, "worker": 2}, r"\['rank', 'worker'\]"),
     ],
 )
 def test_other_values_are_refused(client, values, message):
