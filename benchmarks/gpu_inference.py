@@ -28,9 +28,11 @@ from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import v2
 
 from workshop_utils import classify as classifier
-from workshop_utils.classify import GPU_FORWARD, classify, loaded_model, precision_of
+from workshop_utils.classify import GPU_FORWARD, classify
 from workshop_utils.cluster import start_cluster
+from workshop_utils.loaded_model import loaded_model
 from workshop_utils.photos import ImageFolder, list_photos
+from workshop_utils.precision import precision_of
 from workshop_utils.weights import load_resnet
 
 N_DISTINCT = 512  # JPEGs that are drawn; the rest are hard links to them
@@ -140,7 +142,7 @@ def without_forward(paths, weights):
 @torch.inference_mode()
 def forward_alone(n_photos, weights):
     """Return the seconds of a worker's forward passes over images that lie on its device as its model wants them."""
-    model = loaded_model(weights)[0]
+    model = loaded_model(weights).model
     like = next(model.parameters())
     size = min(GPU_FORWARD, n_photos)
     images = torch.rand(size, 3, 224, 224, device=like.device).to(like.dtype, memory_format=torch.channels_last)

@@ -26,9 +26,11 @@ from jpegs import SMALL, random_weights, write_jpegs
 from record import versions, write_result
 from torch.utils.data import DataLoader
 
-from workshop_utils.classify import CPU_FORWARD, classify, loaded_model, precision_of
+from workshop_utils.classify import CPU_FORWARD, classify
 from workshop_utils.cluster import start_cluster
+from workshop_utils.loaded_model import loaded_model
 from workshop_utils.photos import ImageFolder, decode_photo, read_files
+from workshop_utils.precision import precision_of
 from workshop_utils.weights import load_resnet
 
 N_PHOTOS, N_PHOTOS_GPU = 384, 20_480
@@ -119,18 +121,18 @@ def data_loader(folder, weights, num_workers, batch_size, bf16):
 
 def core_seconds_per_photo(paths, weights):
     """Return (decode, forward) seconds of one core per photo, on a worker, while all workers measure the same."""
-    model, transform, _ = loaded_model(weights)
-    like = next(model.parameters())
+    loaded = loaded_model(weights)
+    like = next(loaded.model.parameters())
 
     def decode(paths):
         contents = read_files(paths)
-        images = [transform(decode_photo(*pair)) for pair in zip(contents, paths, strict=True)]
+        images = [loaded.transform(decode_photo(*pair)) for pair in zip(contents, paths, strict=True)]
         return torch.stack(images).to(like.device, like.dtype, memory_format=torch.channels_last)
 
     @torch.inference_mode()
     def forward(images):
         for part in images.split(CPU_FORWARD):  # as classify does
-            model(part)
+            loaded.model(part)
 
     forward(decode(paths[: 2 * CPU_FORWARD]))  # the first pass pays for memory that later ones find
     start = time.process_time()

@@ -13,7 +13,8 @@ from functools import partial
 import torch
 from dask.system import CPU_COUNT
 
-from workshop_utils.classify import CPU_FORWARD, loaded_model
+from workshop_utils.classify import CPU_FORWARD
+from workshop_utils.loaded_model import loaded_model
 from workshop_utils.photos import decode_photo, read_files
 
 SIZES = (CPU_FORWARD, 2 * CPU_FORWARD)  # photos at a time
@@ -61,17 +62,18 @@ class Classifier:
 
     def __init__(self, weights):
         torch.set_num_threads(1)
-        self.model, self.transform, self.categories = loaded_model(weights)
+        self.loaded = loaded_model(weights)
 
     def of_paths(self, paths):
-        return self.of_images(decoded(paths, self.transform))
+        return self.of_images(decoded(paths, self.loaded.transform))
 
     @torch.inference_mode()
     def of_images(self, images):
-        like = next(self.model.parameters())
+        model, categories = self.loaded.model, self.loaded.categories
+        like = next(model.parameters())
         images = images.to(like.dtype, memory_format=torch.channels_last)
-        parts = [self.model(part).argmax(1) for part in images.split(CPU_FORWARD)]
-        return [self.categories[index] for index in torch.cat(parts)]
+        parts = [model(part).argmax(1) for part in images.split(CPU_FORWARD)]
+        return [categories[index] for index in torch.cat(parts)]
 
 
 # --- Ray Data: https://docs.ray.io/en/latest/data/batch_inference.html
@@ -105,7 +107,7 @@ def with_ray(paths, weights):
         return ray.data.from_items(list(paths), override_num_blocks=max(len(paths) // size, 1))
 
     def of_images(size):
-        transform = loaded_model(weights)[1]
+        transform = loaded_model(weights).transform
 
         def decode(batch):
             torch.set_num_threads(1)

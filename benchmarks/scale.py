@@ -36,6 +36,7 @@ from workshop_utils import classify
 from workshop_utils.cluster import start_cluster
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.latency import hold_back_requests
+from workshop_utils.loaded_model import LoadedModel
 from workshop_utils.object_store import BUCKET, local_object_store
 from workshop_utils.photos import list_photos
 from workshop_utils.s3 import list_folders
@@ -175,10 +176,11 @@ def run_one(client, paths, way):
 
 def do_nothing():
     """Have `classify_batches` of this process read, decode and compute nothing."""
-    model, categories = torch.nn.Linear(1, 1), [f"category {number}" for number in range(1000)]
-    classify.loaded_with_checksum = lambda *_: (0, (model, None, categories))
+    categories = [f"category {number}" for number in range(1000)]
+    loaded = LoadedModel(torch.nn.Linear(1, 1), None, categories, truths={}, checksum=0, on_gpu=False)
+    classify.loaded_model = lambda *_: loaded
     classify.read_files = lambda paths, _: paths
-    classify.load_on_cpu = lambda contents, *_: (torch.zeros(len(contents), 1), [None] * len(contents))
+    classify.load_photos = lambda contents, *_, **__: (torch.zeros(len(contents), 1), [None] * len(contents))
     classify._forward = lambda _, images: [(0.5, 151)] * len(images)
 
 

@@ -1,11 +1,11 @@
 """Every photo is classified once and in order, as a plain loop would, whatever happens to files and workers."""
 
 import os
+import pickle
 import shutil
 import signal
 import sys
 import threading
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import cycle
@@ -34,11 +34,11 @@ from workshop_utils.classify import (
     classify,
     classify_batches,
     classify_stream,
-    loaded_model,
 )
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.dogs.sketches import write_sketches
-from workshop_utils.photos import list_photos
+from workshop_utils.loaded_model import loaded_model
+from workshop_utils.photos import list_photos, read_files
 from workshop_utils.weights import load_resnet
 
 MISSING = ["prediction", "probability", "correct"]
@@ -120,7 +120,7 @@ def test_relative_weights_and_photos_for_calibration_are_the_clients(client, pat
         assert frame.prediction.tolist() == expected.prediction.tolist()
     assert classify(client, ["photo.jpg"], weights="mine.pt", precision="int8").error.isna().all()
     for missing in ("none.pt", Path("none.pt"), f"{tmp_path}/none.pt"):
-        with pytest.raises(WeightsError, match=f"There is no file '{missing}'"):
+        with pytest.raises(WeightsError, match=f"There is no file '{tmp_path}/none.pt'"):
             classify(client, ["photo.jpg"], weights=missing)
 
 
@@ -285,7 +285,7 @@ def test_a_worker_that_has_loaded_a_model_keeps_it(client, paths, weights, tmp_p
     fresh = str(shutil.copy(weights, tmp_path / "fresh.pt"))
 
     def model_id():
-        return id(loaded_model(fresh)[0])
+        return id(loaded_model(fresh).model)
 
     before = client.run(model_id)
     classify(client, paths * 4, batch_size=2, weights=fresh)
@@ -299,7 +299,7 @@ def test_weights_that_were_replaced_are_loaded_anew(monkeypatch, s3, tmp_path, a
     sums = []
     for seed in (1, 2):
         save_checkpoint(address, **load_checkpoint(make_weights(tmp_path / "other.pt", seed)))
-        sums.append(loaded_model("auto")[0].fc.weight.sum().item())
+        sums.append(loaded_model("auto").model.fc.weight.sum().item())
     assert sums[0] != sums[1]
 
 
@@ -353,8 +353,8 @@ def test_an_output_that_is_no_number_is_an_error_of_its_row(client, paths, tmp_p
 
 
 def test_a_model_has_the_precision_that_was_asked_for(weights):
-    assert loaded_model(weights, "bf16")[0].fc.weight.dtype == torch.bfloat16
-    assert loaded_model(weights, "fp32")[0].fc.weight.dtype == torch.float32
+    assert loaded_model(weights, "bf16").model.fc.weight.dtype == torch.bfloat16
+    assert loaded_model(weights, "fp32").model.fc.weight.dtype == torch.float32
 
 
 def test_a_model_in_int8_says_nearly_the_same(client, tmp_path, monkeypatch):
@@ -371,8 +371,8 @@ def test_a_model_in_int8_says_nearly_the_same(client, tmp_path, monkeypatch):
     assert not frame.probability.equals(exact.probability)
 
 
-def in_int8(paths, weights, photos, call=None):
-    calibration = int8.Calibration(call or uuid.uuid4().hex, photos)
+def in_int8(paths, weights, photos):
+    calibration = int8.read_for_calibration(photos, None)
     return classify_batches([paths], weights=weights, precision="int8", calibration=calibration)
 
 
@@ -384,34 +384,65 @@ def test_a_model_in_int8_is_that_of_the_photos_which_could_be_read_not_of_their_
         return in_int8(paths[:1], weights, [paths[3], str(photo)])[0]
 
     models = [model_of(paths[i]) for i in (0, 1, 0)]
-    photo.unlink()  # as for a worker that could not read it
+    photo.unlink()
     models.append(in_int8(paths[:1], weights, [paths[3], str(photo)])[0])
     assert models[0] == models[2] and len(set(models)) == 3
 
 
-def test_a_call_calibrates_once_in_a_process_and_needs_no_photos_then(paths, weights, monkeypatch, tmp_path):
-    (photo := tmp_path / "photo.jpg").write_bytes(Path(paths[0]).read_bytes())
+def test_all_workers_calibrate_with_the_photos_that_one_of_them_read(client, paths, weights, tmp_path):
+    mine, there = tmp_path / "photo.jpg", str(tmp_path / "read.txt")
+    shutil.copy(paths[0], mine)
+
+    def note_reading(path):
+        read = int8.read_files
+
+        def noted(paths, storage_options):
+            with open(path, "a") as file:
+                file.write("read\n")
+            return read(paths, storage_options)
+
+        int8.read_files = noted
+
+    client.run(note_reading, there)
+    try:
+        frame = classify(client, [mine] * 40, batch_size=1, weights=weights, precision="int8")
+    finally:
+        client.run(lambda: setattr(int8, "read_files", read_files))
+    assert frame.error.isna().all() and Path(there).read_text() == "read\n"
+
+
+def test_a_process_calibrates_once_for_the_same_photos(paths, weights, monkeypatch, tmp_path):
     calibrated = []
     monkeypatch.setattr(int8, "to_int8", lambda *args, to_int8=int8.to_int8: calibrated.append(1) or to_int8(*args))
-    fresh = shutil.copy(weights, tmp_path / "weights.pt")
-    classify_it = partial(in_int8, paths[:1], str(fresh), [str(photo)], "a call")
+    classify_it = partial(in_int8, paths[:1], shutil.copy(weights, tmp_path / "weights.pt"), paths[:1])
     with ThreadPoolExecutor(4) as pool:
         answers = [future.result() for future in [pool.submit(classify_it) for _ in range(4)]]
-    photo.unlink()
-    answers.append(classify_it())
     assert len({checksum for checksum, _ in answers}) == 1 and len(calibrated) == 1
+
+
+def test_what_a_storage_raises_of_a_photo_for_calibration_can_be_sent(monkeypatch):
+    class Unsendable(OSError):
+        def __reduce__(self):
+            raise TypeError("cannot be pickled")
+
+    monkeypatch.setattr(int8, "read_files", lambda paths, _: [Unsendable("no access")])
+    there = pickle.loads(pickle.dumps(int8.read_for_calibration(["a.jpg"], None)))
+    assert str(there.contents[0]) == "no access"
 
 
 @pytest.mark.weekly
 @pytest.mark.parametrize("arch", ["resnet18", "resnet50", "wide_resnet50_2", "resnext50_32x4d"])
 @pytest.mark.parametrize("stride_in_1x1", [False, True])
-def test_what_becomes_int8_computes_what_the_resnet_does(arch, stride_in_1x1, monkeypatch):
+def test_what_becomes_int8_computes_what_the_resnet_does(paths, arch, stride_in_1x1, monkeypatch):
     monkeypatch.setattr("torch.ao.quantization.convert", lambda prepared, inplace: prepared)  # stays in float32
-    model, images = get_model(arch, weights=None, num_classes=7).eval(), torch.rand(1, 3, 32, 32)
+    model, photos = get_model(arch, weights=None, num_classes=7).eval(), int8.read_for_calibration(paths[:1], None)
+    transform = load_resnet("sketches")[1]
+    images = torch.rand(1, 3, 32, 32)
     if stride_in_1x1:
         model.layer2[0].conv1.stride, model.layer2[0].conv2.stride = (2, 2), (1, 1)
     with torch.inference_mode():
-        torch.testing.assert_close(int8.to_int8(model, images)(images), model(images), rtol=1e-3, atol=1e-4)
+        twin = int8.to_int8(model, transform, photos, "random")
+        torch.testing.assert_close(twin(images), model(images), rtol=1e-3, atol=1e-4)
 
 
 def test_int8_names_photos_weights_and_processors_that_it_cannot_use(client, paths, weights, tmp_path, monkeypatch):
@@ -460,7 +491,8 @@ def test_the_gpus_path_gives_the_rows_of_the_cpus(paths, weights, monkeypatch, t
     some = [*paths, str(tmp_path / "broken.jpg"), *paths, str(tmp_path / "missing.jpg")]
     batches = [some[start : start + 3] for start in range(0, len(some), 3)]
     _, expected = classify_batches(batches, weights=weights, precision="fp32")
-    monkeypatch.setattr(module, "is_on_gpu", lambda model: True)
+    loaded = loaded_model(weights, "fp32")
+    monkeypatch.setattr(module, "loaded_model", lambda *_: loaded._replace(on_gpu=True))
     monkeypatch.setattr(module, "GPU_FORWARD", 5)
     _, rows = classify_batches(batches, weights=weights, precision="fp32")
     assert [row[0] for row in rows] == some and [row[5] for row in rows] == [row[5] for row in expected]

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from test_training import noise, resnet
+from test_train import noise, resnet
 
 from workshop_utils.classify import classify_batches
 from workshop_utils.precision import ieee_float32, precision_of

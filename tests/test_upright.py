@@ -3,15 +3,16 @@
 import io
 import random
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageFile
 
-from workshop_utils.classify import classify
-from workshop_utils.decode import decode_jpegs, load_on_cpu, load_on_gpu, n_pixels_if_plain
+from workshop_utils.classify import classify, load_photos
 from workshop_utils.dogs.sketches import draw_dog
+from workshop_utils.gpu_decode import decode_jpegs, load_on_gpu
 from workshop_utils.photos import BadPhoto, decode_photo
 from workshop_utils.weights import load_resnet
 
@@ -59,23 +60,29 @@ def test_a_photo_is_decoded_upright(orientation, kind):
     assert image.mode == "RGB" and is_upright(image)
 
 
-@all_orientations
-@pytest.mark.parametrize("load", [load_on_cpu, load_on_gpu])
-def test_a_models_image_is_upright_and_the_gpus_decoder_gets_no_photo_that_has_to_be_turned(
-    load, orientation, monkeypatch
-):
-    decoded = []
+@pytest.fixture
+def decoded(monkeypatch):
+    """The contents that the GPU's decoder, here on the CPU, was given."""
+    seen = []
     monkeypatch.setattr(
-        "workshop_utils.decode.decode_jpegs", lambda given, device: decoded.extend(given) or decode_jpegs(given, device)
+        "workshop_utils.gpu_decode.decode_jpegs",
+        lambda given, device: seen.extend(given) or decode_jpegs(given, device),
     )
+    return seen
+
+
+def on_gpu(contents, transform):
+    paths = [f"{position}.jpg" for position in range(len(contents))]
+    by_pillow = partial(load_photos, transform=transform, pool=POOL)
+    return load_on_gpu(contents, paths, transform=transform, device=CPU, load_others=by_pillow)
+
+
+@all_orientations
+def test_the_gpus_decoder_gets_no_photo_that_has_to_be_turned(orientation, decoded):
     transform, plain, phone = load_resnet("sketches")[1], as_phones_store(1), as_phones_store(orientation)
-    given = [plain, phone], ["plain.jpg", "phone.jpg"], transform, POOL
-    images, errors = load(*given, *([CPU] if load is load_on_gpu else []))
-    expected = transform(Image.fromarray(UPRIGHT))
-    assert errors == [None, None] and (images - expected).abs().mean() < 0.1
-    if load is load_on_gpu:
-        assert decoded == ([plain, phone] if orientation == 1 else [plain])
-        assert bool(n_pixels_if_plain(phone)) == (orientation == 1)
+    images, errors = on_gpu([plain, phone], transform)
+    assert errors == [None, None] and (images - transform(Image.fromarray(UPRIGHT))).abs().mean() < 0.1
+    assert decoded == ([plain, phone] if orientation == 1 else [plain])
 
 
 def test_photos_are_classified_as_their_upright_copies(client, tmp_path):
@@ -97,7 +104,8 @@ def test_an_orientation_that_does_not_exist_turns_nothing(orientation):
 @pytest.mark.weekly
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL")
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-def test_damaged_exif_costs_no_photo(kind):
+def test_damaged_exif_costs_no_photo(kind, decoded):
+    transform = load_resnet("sketches")[1]
     exif, draw = Image.Exif(), random.Random(0)
     exif[ORIENTATION], exif[0x010F], exif[0x0110], exif[0x011A] = 6, "Phone", "7", 72.0
     whole = exif.tobytes()
@@ -110,7 +118,7 @@ def test_damaged_exif_costs_no_photo(kind):
         file = as_phones_store(6, kind, exif=damaged)
         image = decode_photo(file, "damaged")
         assert sorted(image.size) == [120, 200]
-        n_pixels_if_plain(file)
+        assert on_gpu([file], transform)[1] == [None]
 
 
 def test_a_truncated_photo_is_still_named_as_that_if_it_has_to_be_turned():

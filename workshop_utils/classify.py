@@ -2,37 +2,36 @@
 
 import math
 import os
-import threading
-import unicodedata
-import uuid
-import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sized
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache, partial
-from itertools import chain, islice, pairwise
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Future as FutureOfThread
+from functools import partial
+from itertools import chain, islice
+from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
 from distributed import Client, Future
 from torch import nn
-from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from daskrun.errors import SchedulerLost, check_client
 from daskrun.settings import known_workers
 from workshop_utils.checkpoint import WeightsError
-from workshop_utils.decode import load_on_cpu, load_on_gpu
-from workshop_utils.dogs.breeds import BREEDS
-from workshop_utils.int8 import Calibration, calibrated, for_calibration
-from workshop_utils.photos import IN_BREED, read_files
+from workshop_utils.loaded_model import LoadedModel, loaded_model
+from workshop_utils.photos import IN_BREED, BadPhoto, decode_photo, read_files
 from workshop_utils.precision import PRECISIONS, ieee_float32, precision_of
 from workshop_utils.progress import bar
-from workshop_utils.storage import address_for_workers, path_text, version_of
-from workshop_utils.weights import IMAGENET_WEIGHTS, load_resnet, named_weights, resolve_weights
+from workshop_utils.storage import address_for_workers, path_text
+from workshop_utils.weights import resolve_weights
+
+if TYPE_CHECKING:
+    from workshop_utils.int8 import Calibration
 
 COLUMNS = ["path", "breed", "prediction", "probability", "correct", "error"]
 TEXT = "str" if pd.Series(["text"]).dtype != object else "string"  # pandas 2 would write a missing value as "None"
 TYPES = dict.fromkeys(COLUMNS, TEXT) | {"probability": "float64", "correct": "boolean"}
+Row = tuple[str, str | None, str | None, float | None, bool | None, str | None]  # a value of each column
 # A task takes seconds: a lost worker costs little, and neither does the pause between two tasks.
 CPU_BATCHES_PER_TASK, GPU_BATCHES_PER_TASK = 8, 256
 # Photos of a forward pass. A CPU's caches hold the activations of 16: ResNet-50 takes 19 ms of a core a photo. With 32,
@@ -40,7 +39,6 @@ CPU_BATCHES_PER_TASK, GPU_BATCHES_PER_TASK = 8, 256
 CPU_FORWARD, GPU_FORWARD = 16, 256
 CPU_AHEAD, GPU_AHEAD = 1, 3  # batches that are read or decoded during a forward pass
 TASKS_PER_THREAD = 4  # tasks on the cluster at a time: while the next one in order takes long, other threads have work
-_loading = threading.Lock()
 
 
 def classify(
@@ -56,8 +54,8 @@ def classify(
 
     paths: of files in any storages that the workers reach. A relative one is below this process's working directory.
     Columns: path; breed, from the folder's name; prediction, the likeliest category; probability, in [0, 1]; correct,
-    missing if no category of the model is the folder's breed, by its WordNet id, its name, or ImageNet's name for it;
-    error, missing or why a file could not be classified (prediction, probability and correct are then missing).
+    missing if no category of the model is the folder's breed, by its WordNet id or its name; error, missing or why a
+    file could not be classified (prediction, probability and correct are then missing).
 
     batch_size: photos that a worker reads in one call. A forward pass takes CPU_FORWARD or GPU_FORWARD of them.
     storage_options: what fsspec needs to open `paths`; None for anonymous reading of s3:// without credentials.
@@ -119,10 +117,13 @@ def classify_stream(
     if precision == "int8":
         if on_gpu:
             raise ValueError("precision is 'int8', which is for CPUs, but a worker has a GPU: write 'auto'.")
-        spread, photos = for_calibration(photos, isinstance(paths, Sized))
-        calibration = Calibration(uuid.uuid4().hex, list(map(address_for_workers, spread)))
+        from workshop_utils.int8 import choose_for_calibration, read_for_calibration
+
+        chosen, photos = choose_for_calibration(photos, all_at_hand=isinstance(paths, Sized))
+        addresses = list(map(address_for_workers, chosen))
+        calibration = client.submit(read_for_calibration, addresses, storage_options, pure=False)
     batches = iter(lambda: list(islice(photos, batch_size)), [])
-    tasks = split_guided(batches, _n_threads(client), GPU_BATCHES_PER_TASK if on_gpu else CPU_BATCHES_PER_TASK)
+    tasks = _tasks(batches, _n_threads(client), GPU_BATCHES_PER_TASK if on_gpu else CPU_BATCHES_PER_TASK)
     submit = partial(
         client.submit,
         classify_batches,
@@ -132,87 +133,16 @@ def classify_stream(
         storage_options=storage_options,
         calibration=calibration,
     )
-    return _frames(client, lambda task: submit([list(map(address_for_workers, part)) for part in task]), tasks, weights)
+    return _frames(client, lambda task: submit([list(map(address_for_workers, batch)) for batch in task]), tasks)
 
 
-def classify_batches(
-    batches: list[list[str]],
-    *,
-    weights: str = "auto",
-    precision: str = "auto",
-    storage_options: dict | None = None,
-    calibration: Calibration | None = None,
-) -> tuple[int, list[tuple]]:
-    """Return (checksum of the weights, `classify`'s rows) for lists of paths, from this process.
-
-    Later lists are decoded during a forward pass.
-    calibration: for "int8", the photos with which the model is calibrated: once in a call of `classify`.
-    Raises what loading the weights raises, and in int8 ValueError if no photo for calibration can be read.
-    """
-    if precision == "int8":
-        checksum, (model, transform, categories) = _loaded_in_int8(weights, calibration, storage_options)
-    else:
-        checksum, (model, transform, categories) = loaded_with_checksum(weights, precision)
-    on_gpu, rows, truths = is_on_gpu(model), [], _truths(categories)
-    if on_gpu:  # fewer and larger batches
-        photos = list(chain.from_iterable(batches))
-        batches = [photos[start : start + GPU_FORWARD] for start in range(0, len(photos), GPU_FORWARD)]
-    with (
-        ThreadPoolExecutor(1) as reader,
-        ThreadPoolExecutor(1) as decoder,
-        ThreadPoolExecutor(torch.get_num_threads()) as pool,
-    ):
-        load = partial(load_on_gpu, device=next(model.parameters()).device) if on_gpu else load_on_cpu
-
-        def start(paths):
-            contents = reader.submit(read_files, paths, storage_options)
-            return decoder.submit(lambda: load(contents.result(), paths, transform, pool))
-
-        loaded = _started_ahead(start, batches, GPU_AHEAD if on_gpu else CPU_AHEAD)
-        for paths, (images, errors) in zip(batches, loaded, strict=True):
-            # images: (photos that could be read, 3, 224, 224)
-            rows += _rows(paths, errors, _forward(model, images) if len(images) else [], categories, truths)
-    return checksum, rows
-
-
-def loaded_model(weights: str = "auto", precision: str = "auto") -> tuple[nn.Module, Callable, list[str]]:
-    """Return `load_resnet`'s (model, transform, categories) ready for this process.
-
-    The first call loads, and the first after the weights' file was replaced.
-    model: on the GPU if there is one, channels-last, each BatchNorm folded into the convolution before it. Its images
-    need the device and the dtype of its parameters.
-    """
-    return loaded_with_checksum(weights, precision_of(precision))[1]
-
-
-def loaded_with_checksum(
-    weights: str = "auto", precision: str = "auto"
-) -> tuple[int, tuple[nn.Module, Callable, list[str]]]:
-    """Return (checksum of the weights, what `loaded_model` returns)."""
-    name = named_weights(weights)
-    version = None if name in ("auto", "imagenet", "sketches") else version_of(name)
-    kind = precision if precision == "int8" else precision_of(precision)
-    with _loading:  # otherwise two threads of a worker would both load
-        return _load_model(name, kind, version)
-
-
-def _loaded_in_int8(weights, calibration, storage_options):
-    """Return what `loaded_with_checksum` does, the model in int8; the checksum is also that of the photos."""
-    checksum, (model, transform, categories) = loaded_with_checksum(weights, "int8")
-    try:
-        checksum, model = calibrated(model, checksum, transform, calibration, storage_options)
-    except WeightsError as error:
-        raise WeightsError(f"{weights!r} cannot be used: {error} Save or download them again.") from error
-    return checksum, (model, transform, categories)
-
-
-def split_guided(batches: Iterable, n_threads: int, longest: int = CPU_BATCHES_PER_TASK) -> Iterator[list]:
+def _tasks(batches: Iterable[list[str]], n_threads: int, longest: int) -> Iterator[list[list[str]]]:
     """Yield `batches` as consecutive tasks: long ones first, single batches last, so that threads end together.
 
     longest: how many batches a task has at most. At most 2 * n_threads * longest batches are taken ahead: by these we
     know where the last, shorter tasks begin.
 
-    >>> [len(task) for task in split_guided(range(20), n_threads=2)]
+    >>> [len(task) for task in _tasks([["a.jpg"]] * 20, n_threads=2, longest=8)]
     [5, 3, 3, 2, 1, 1, 1, 1, 1, 1, 1]
     """
     left = iter(batches)
@@ -223,21 +153,23 @@ def split_guided(batches: Iterable, n_threads: int, longest: int = CPU_BATCHES_P
         ahead.extend(islice(left, size))
 
 
-def _n_threads(client):
+def _n_threads(client: Client) -> int:
     return sum(client.nthreads().values()) or 1  # the only worker may be restarting
 
 
-def _frames(client, start, tasks, weights):
+def _frames(
+    client: Client, submit: Callable[[list[list[str]]], Future], tasks: Iterable[list[list[str]]]
+) -> Iterator[pd.DataFrame]:
     """Yield a DataFrame for each task, in order, while those after it run.
 
-    start: called with a task, it returns a Future of what `classify_batches` returns. weights: as given, for errors.
+    submit: called with a task, it returns a Future of what `classify_batches` returns.
     """
     running: deque[tuple[list[str], Future]] = deque()
     checksums = set()
     try:
         for task in chain(tasks, [None]):
             if task:
-                running.append((list(chain(*task)), start(task)))
+                running.append((list(chain(*task)), submit(task)))
             # Count the threads again: workers come and go.
             while running and (task is None or len(running) > TASKS_PER_THREAD * _n_threads(client)):
                 paths, future = running[0]
@@ -245,9 +177,8 @@ def _frames(client, start, tasks, weights):
                 checksums.add(checksum)
                 if len(checksums) > 1:
                     raise WeightsError(
-                        "The workers had different weights, or in int8 other photos to calibrate with: a file was "
-                        "replaced meanwhile, is another one on some machines, or could not be read by all. Call "
-                        "classify again, with files that all workers share."
+                        "The workers had different weights: a file was replaced meanwhile, or is another one on some "
+                        "machines. Call classify again, with a file that all workers share."
                     )
                 frame = _frame(paths, rows)
                 running.popleft()
@@ -258,60 +189,107 @@ def _frames(client, start, tasks, weights):
                 f"The scheduler is lost or the client was closed (it is {client.status}): start or join a cluster, and "
                 "classify the paths that have no row yet."
             ) from error
-        if isinstance(error, WeightsError) and weights != "auto":
-            raise type(error)(str(error).replace(repr(resolve_weights(weights)), repr(str(weights)))) from error
         raise
     finally:
         if client.status == "running":  # a closed one refuses, and its scheduler has cancelled them
             client.cancel([future for _, future in running])  # frees the workers after an error or Ctrl-C
 
 
-@lru_cache(maxsize=2)
-def _load_model(weights, precision, version):
-    """Load for "bf16", "fp32", or in float32 on the CPU what `to_int8` takes."""
-    model, transform, categories = load_resnet(weights)
-    checksum = zlib.crc32(repr((model.about, categories)).encode())
-    for tensor in model.state_dict().values():
-        checksum = zlib.crc32(tensor.numpy().tobytes(), checksum)
-    if precision == "int8":
-        return checksum, (model, transform, categories)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    _fold_batch_norms(model)
-    return checksum, (model.to(device, dtype).to(memory_format=torch.channels_last), transform, categories)
+def _frame(paths: Sequence[str], rows: Sequence[Row]) -> pd.DataFrame:
+    """Return a DataFrame of rows. paths: as they were given; its errors name these, not the ones that workers read."""
+    # The client's own strings take no memory again; those from a worker are copies.
+    shown = [
+        (_storable(path), _storable(breed), *others, _storable(error and error.replace(read, path, 1)))
+        for path, (read, breed, *others, error) in zip(paths, rows, strict=True)
+    ]
+    return pd.DataFrame(shown, columns=COLUMNS).astype(TYPES)
 
 
-def _fold_batch_norms(model):
-    """Multiply each BatchNorm of a ResNet into the convolution before it.
+def _storable(text: str | None) -> str | None:
+    """Return a text as Parquet takes it: bytes in a file's name that are not UTF-8 are escaped."""
+    return text if not text or text.isprintable() else text.encode(errors="backslashreplace").decode()
 
-    torch.fx has a function for it, which would break forward passes in other threads meanwhile.
+
+# --- on a worker
+
+
+def classify_batches(
+    batches: list[list[str]],
+    *,
+    weights: str = "auto",
+    precision: str = "auto",
+    storage_options: dict | None = None,
+    calibration: "Calibration | None" = None,
+) -> tuple[int, list[Row]]:
+    """Return (`LoadedModel.checksum`, `classify`'s rows) for lists of paths, from this process.
+
+    Later lists are decoded during a forward pass.
+    Raises what `loaded_model` raises, whose arguments the others are.
     """
-    for module in list(model.modules()):
-        for (name, before), (after, norm) in pairwise(list(module.named_children())):
-            if isinstance(before, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
-                setattr(module, name, fuse_conv_bn_eval(before, norm))
-                setattr(module, after, nn.Identity())
+    loaded = loaded_model(weights, precision, calibration)
+    rows: list[Row] = []
+    if loaded.on_gpu:  # fewer and larger batches
+        photos = list(chain.from_iterable(batches))
+        batches = [photos[start : start + GPU_FORWARD] for start in range(0, len(photos), GPU_FORWARD)]
+    with (
+        ThreadPoolExecutor(1) as reader,
+        ThreadPoolExecutor(1) as decoder,
+        ThreadPoolExecutor(torch.get_num_threads()) as pool,
+    ):
+        load: Callable = partial(load_photos, transform=loaded.transform, pool=pool)
+        if loaded.on_gpu:
+            from workshop_utils.gpu_decode import load_on_gpu
+
+            device = next(loaded.model.parameters()).device
+            load = partial(load_on_gpu, transform=loaded.transform, device=device, load_others=load)
+
+        def read_and_decode(paths: list[str]) -> FutureOfThread:
+            contents = reader.submit(read_files, paths, storage_options)
+            return decoder.submit(lambda: load(contents.result(), paths))
+
+        images_and_errors = _results_ahead(read_and_decode, batches, GPU_AHEAD if loaded.on_gpu else CPU_AHEAD)
+        for paths, (images, errors) in zip(batches, images_and_errors, strict=True):
+            # images: (photos that could be read, 3, 224, 224)
+            answers = _forward(loaded.model, images) if len(images) else []
+            rows += _rows(paths, errors, answers, loaded)
+    return loaded.checksum, rows
 
 
-def is_on_gpu(model: nn.Module) -> bool:
-    """Return whether a model is on a GPU, which then decodes its photos, too."""
-    return any(parameter.is_cuda for parameter in model.parameters())  # a model in int8 has none
-
-
-def _started_ahead(start, items, n_ahead):
-    """Yield the result of start(item), a future, for each item in order, once the next `n_ahead` are started, too."""
-    futures: deque = deque()
-    for item in items:
-        futures.append(start(item))
+def _results_ahead(start: Callable[[list[str]], FutureOfThread], batches: list[list[str]], n_ahead: int) -> Iterator:
+    """Yield the result of start(batch), a future, for each batch in order, once the next `n_ahead` are started, too."""
+    futures: deque[FutureOfThread] = deque()
+    for batch in batches:
+        futures.append(start(batch))
         if len(futures) > n_ahead:
             yield futures.popleft().result()
     while futures:
         yield futures.popleft().result()
 
 
+def load_photos(
+    contents: Sequence[bytes | Exception], paths: Sequence[str], transform: Callable, pool: Executor
+) -> tuple[torch.Tensor, list[str | None]]:
+    """Return (images, errors): the images of the photos that can be read; for each path None, or why it cannot be read.
+
+    contents: from `photos.read_files`. transform: from `load_resnet`. pool: threads that decode.
+    images: (n, 3, 224, 224) float32.
+    """
+
+    def load(content: bytes | Exception, path: str) -> tuple[torch.Tensor | None, str | None]:
+        try:
+            return transform(decode_photo(content, path)), None
+        except BadPhoto as error:
+            return None, str(error)
+
+    loaded = list(pool.map(load, contents, paths))
+    images = [image for image, _ in loaded if image is not None]
+    return torch.stack(images) if images else torch.empty(0), [error for _, error in loaded]
+
+
 @ieee_float32()
 @torch.inference_mode()
-def _forward(model, images):
+def _forward(model: nn.Module, images: torch.Tensor) -> Iterable[tuple[float, int]]:
+    """Return (probability, index of the category) of each image's likeliest category."""
     like = next(model.parameters(), torch.empty(0))  # a model in int8 has none: it takes float32, on the CPU
     images = images.to(like.device, like.dtype, memory_format=torch.channels_last)
     parts = [images] if images.is_cuda else images.split(CPU_FORWARD)
@@ -320,63 +298,24 @@ def _forward(model, images):
     return zip(probabilities.tolist(), indices.tolist(), strict=True)
 
 
-def _truths(categories):
-    """Return {WordNet id or plain name of a breed: index among these categories}; ImageNet has names of its own.
-
-    Of two categories with one name, the first counts: ImageNet's Cardigan is a dog before it is a garment.
-    """
-    truths: dict[str, int] = {}
-    for index, name in enumerate(categories):
-        if plain := _plain(name):
-            truths.setdefault(plain, index)
-    for breed in BREEDS:
-        of_imagenet = IMAGENET_WEIGHTS.meta["categories"][breed.index]
-        names = map(_plain, (breed.wnid, breed.folder, breed.name, of_imagenet))
-        if known := [truths[name] for name in names if name in truths]:
-            truths[breed.wnid] = known[0]
-    return truths
-
-
-def _plain(name):
-    """Return a breed's name without what its writers do not agree on.
-
-    >>> _plain("German short-haired_pointer")
-    'germanshorthairedpointer'
-    """
-    return "".join(character for character in unicodedata.normalize("NFKD", name.lower()) if character.isalnum())
-
-
-def _rows(paths, errors, results, categories, truths):
-    """Return `classify`'s rows. results: an iterable of (probability, index) for each path without an error."""
-    rows: list[tuple] = []
-    results = iter(results)
+def _rows(
+    paths: Sequence[str], errors: Sequence[str | None], answers: Iterable[tuple[float, int]], loaded: LoadedModel
+) -> list[Row]:
+    """Return `classify`'s rows. answers: `_forward`'s, for each path without an error."""
+    rows: list[Row] = []
+    answers = iter(answers)
     for path, error in zip(paths, errors, strict=True):
         folder = IN_BREED.fullmatch(path)
-        wnid, breed = folder.groups() if folder else (None, None)
-        truth = truths.get(wnid, truths.get(_plain(breed))) if folder else None
+        breed = folder[2] if folder else None
+        truth = loaded.truth(*folder.groups()) if folder else None
         if truth is not None:
-            breed = categories[truth]  # in the spelling of the predictions
-        probability, index = (0.0, 0) if error else next(results)
+            breed = loaded.categories[truth]  # in the spelling of the predictions
+        probability, index = (0.0, 0) if error else next(answers)
         if math.isnan(probability):
             error = "the model's output for this photo is not a number (NaN): its weights may be damaged"
         if error:
             rows.append((path, breed, None, None, None, error))
         else:
             correct = None if truth is None else index == truth
-            rows.append((path, breed, categories[index], probability, correct, None))
+            rows.append((path, breed, loaded.categories[index], probability, correct, None))
     return rows
-
-
-def _frame(paths, rows):
-    """Return a DataFrame of rows. paths: as they were given; its errors name these, not the ones that workers read."""
-    # The client's own strings take no memory again; those from a worker are copies.
-    shown = [
-        (_storable(path), _storable(breed), *others, _storable(error and error.replace(there, path, 1)))
-        for path, (there, breed, *others, error) in zip(paths, rows, strict=True)
-    ]
-    return pd.DataFrame(shown, columns=COLUMNS).astype(TYPES)
-
-
-def _storable(text):
-    """Return a text as Parquet takes it: bytes in a file's name that are not UTF-8 are escaped."""
-    return text if not text or text.isprintable() else text.encode(errors="backslashreplace").decode()

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -10,8 +10,8 @@ from torch import backends
 
 PRECISIONS = ("auto", "fp32", "bf16")
 _lock = threading.Lock()
-_users = 0  # threads of this process inside `ieee_float32`
-_replaced: list[tuple[Any, str]] = []  # the settings that the first of them changed, and their values before
+_n_inside = 0  # threads of this process inside `ieee_float32`
+_changed = ExitStack()  # puts back the settings that the first of them changed
 
 
 def precision_of(precision: str = "auto", accepted: tuple[str, ...] = PRECISIONS) -> str:
@@ -37,32 +37,29 @@ def ieee_float32() -> Iterator[None]:
     """Compute float32 with all its digits; afterwards PyTorch's settings are as they were.
 
     Unless told otherwise, PyTorch's convolutions on a GPU round to the 10 bits of TF32. The settings belong to the
-    process, so the first thread that enters changes them, and the last one that leaves puts them back.
+    process, so the first thread that enters changes them, and the last one that leaves puts them back: PyTorch's own
+    `torch.backends.flags` would put them back while another thread of a worker still computes.
     """
-    global _users
+    global _n_inside
     with _lock:
-        _users += 1
-        if _users == 1:
-            _replaced[:] = _set_ieee()
+        if _n_inside == 0:
+            _set_ieee()
+        _n_inside += 1
     try:
         yield
     finally:
         with _lock:
-            _users -= 1
-            if _users == 0:
-                for setting, before in _replaced:
-                    setting.fp32_precision = before
+            _n_inside -= 1
+            if _n_inside == 0:
+                _changed.close()
 
 
-def _set_ieee():
-    """Set IEEE float32; return [(setting, its value before)] of what was changed."""
-    replaced = []
+def _set_ieee() -> None:
     # The general ones first: a setting that follows one of them needs no change, so it still follows afterwards.
     root: Any = backends
     general = root, root.cudnn
     operations = root.cudnn.conv, root.cudnn.rnn, root.cuda.matmul, root.mkldnn.conv, root.mkldnn.matmul
     for setting in general + operations:
         if setting.fp32_precision != "ieee":
-            replaced.append((setting, setting.fp32_precision))
+            _changed.callback(setattr, setting, "fp32_precision", setting.fp32_precision)
             setting.fp32_precision = "ieee"
-    return replaced

@@ -273,17 +273,6 @@ def has_one_connection(fs: fsspec.AbstractFileSystem) -> bool:
     return not (fs.async_impl or isinstance(fs, LocalFileSystem))
 
 
-def version_of(url: str | os.PathLike) -> str | None:
-    """Return what its storage says of the file at this address, such as size and time, which change with the file.
-
-    None where it says nothing: there is no file, or it cannot be reached.
-    """
-    with suppress(Exception):  # each protocol raises errors of its own
-        fs, path = open_fresh(url)
-        return str(fs.info(path))
-    return None
-
-
 def _cannot_write(root: str, error: Exception) -> NotShared:
     return NotShared(
         f"WORKSHOP_SHARED is {root!r}, which cannot be written ({error}): set it to an address that this machine may "

@@ -1,57 +1,43 @@
-"""From the bytes of photos to images for a model: with Pillow, or on a GPU, which decodes many JPEGs in one call."""
+"""From the bytes of photos to images on a GPU, which decodes many JPEGs in one call."""
 
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
-from functools import partial
 from io import BytesIO
+from typing import Any
 
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 from torchvision.transforms.functional import resize
-
-from workshop_utils.photos import BadPhoto, decode_photo, turn_of
 
 PIXELS_PER_CALL = 2**26  # of the JPEGs that are decoded together: 358 of 500 x 375; they take 0.8 GB in float32
 END_OF_JPEG = b"\xff\xd9"
 
 
-def load_on_cpu(
-    contents: Sequence[bytes | Exception], paths: Sequence[str], transform: Callable, pool: Executor
-) -> tuple[torch.Tensor, list[str | None]]:
-    """Return (images, errors): the images of the photos that can be read; for each path None, or why it cannot be read.
-
-    contents: from `photos.read_files`. transform: from `load_resnet`. pool: threads that decode.
-    images: (n, 3, 224, 224) float32.
-    """
-    loaded = list(pool.map(partial(_load_photo, transform), contents, paths))
-    images = [image for image, _ in loaded if image is not None]
-    return torch.stack(images) if images else torch.empty(0), [error for _, error in loaded]
-
-
 def load_on_gpu(
     contents: Sequence[bytes | Exception],
     paths: Sequence[str],
+    *,
     transform: Callable,
-    pool: Executor,
     device: torch.device,
+    load_others: Callable,
 ) -> tuple[torch.Tensor, list[str | None]]:
-    """Return what `load_on_cpu` does, with the images on `device`, a GPU, which decodes, resizes and normalises JPEGs.
+    """Return what `classify.load_photos` does, with the images on `device`, a GPU, which decodes and resizes JPEGs.
 
-    Pillow reads what the GPU's decoder refuses or might read differently. So errors are the same as on a CPU, and a
-    call that fails on the GPU costs time, not photos. The work has a CUDA stream of its own, and is done on return.
+    load_others: called with contents and paths, it does so with Pillow for what the GPU's decoder refuses or might read
+    differently. So errors are the same as on a CPU, and a call that fails on the GPU costs time, not photos.
+    The work has a CUDA stream of its own, and is done on return.
     """
     images: dict[int, torch.Tensor] = {}
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
     with torch.cuda.stream(stream):  # None changes nothing
         for part in _parts(contents):
             try:
-                images |= _load_jpegs({position: contents[position] for position in part}, transform, device)
+                images |= _load_jpegs(part, transform, device)
             except Exception:  # a damaged file, a missing decoder or too little memory makes the whole call fail
                 continue
         left = [position for position in range(len(paths)) if position not in images]
-        by_pillow, why = load_on_cpu([contents[i] for i in left], [paths[i] for i in left], transform, pool)
+        by_pillow, why = load_others([contents[i] for i in left], [paths[i] for i in left])
         errors = dict(zip(left, why, strict=True))
         images |= zip((i for i in left if not errors[i]), by_pillow.to(device), strict=True)
         batch = torch.stack([images[position] for position in sorted(images)]) if images else torch.empty(0)
@@ -60,45 +46,39 @@ def load_on_gpu(
     return batch, [errors.get(position) for position in range(len(paths))]
 
 
-def n_pixels_if_plain(content: bytes | Exception) -> int:
+def _parts(contents: Sequence[bytes | Exception]) -> list[dict[int, bytes]]:
+    """Return the plain JPEGs by their positions, in parts that have at most PIXELS_PER_CALL each."""
+    parts: list[dict[int, bytes]] = []
+    room = 0
+    for position, content in enumerate(contents):
+        if isinstance(content, Exception) or not (n_pixels := _n_pixels_if_plain(content)):
+            continue
+        if n_pixels > room:
+            parts.append({})
+            room = PIXELS_PER_CALL
+        parts[-1][position] = content
+        room -= n_pixels
+    return parts
+
+
+def _n_pixels_if_plain(content: bytes) -> int:
     """Return how many pixels a JPEG has, if all decoders read it alike; else 0.
 
     They differ in CMYK, in truncated files, and in photos that EXIF turns: a GPU's decoder returns them as stored.
     """
     try:
-        image = Image.open(BytesIO(content), formats=["JPEG"])  # type: ignore[arg-type]  # reads only the header
+        image = Image.open(BytesIO(content), formats=["JPEG"])  # reads only the header
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     except Exception:
         return 0
     n_pixels = math.prod(image.size)
-    alike = image.mode in ("RGB", "L") and image.info.get("adobe_transform", 1) != 0 and turn_of(image) is None
-    whole = content.endswith(END_OF_JPEG)  # type: ignore[union-attr]
+    alike = image.mode in ("RGB", "L") and image.info.get("adobe_transform", 1) != 0 and orientation == 1
+    whole = content.endswith(END_OF_JPEG)
     usual = n_pixels <= PIXELS_PER_CALL // 2 and max(image.size) <= 8 * min(image.size)  # `decode_photo` allows more
     return n_pixels if alike and whole and usual else 0
 
 
-def _load_photo(transform, content, path):
-    try:
-        return transform(decode_photo(content, path)), None
-    except BadPhoto as error:
-        return None, str(error)
-
-
-def _parts(contents):
-    """Return lists of positions of plain JPEGs; those of a list have at most PIXELS_PER_CALL together."""
-    parts: list[list[int]] = []
-    room = 0
-    for position, content in enumerate(contents):
-        n_pixels = n_pixels_if_plain(content)
-        if n_pixels > room:
-            parts.append([])
-            room = PIXELS_PER_CALL
-        if n_pixels:
-            parts[-1].append(position)
-            room -= n_pixels
-    return parts
-
-
-def _load_jpegs(contents, transform, device):
+def _load_jpegs(contents: dict[int, bytes], transform: Any, device: torch.device) -> dict[int, torch.Tensor]:
     """Return {position: image (3, 224, 224) float32} for {position: content}."""
     decoded = decode_jpegs(list(contents.values()), device)
     alike = defaultdict(list)  # only images of one size can be transformed together
@@ -111,7 +91,7 @@ def _load_jpegs(contents, transform, device):
     return images
 
 
-def _resized(images, shorter_side):
+def _resized(images: torch.Tensor, shorter_side: int) -> torch.Tensor:
     """Return (n, 3, h, w) uint8 images, resized as the transform would, but rounded between the axes, as Pillow does.
 
     955 of 960 photos then got the same prediction as on the CPU; 951 if both axes were resized at once.

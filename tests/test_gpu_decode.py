@@ -2,19 +2,21 @@
 
 import io
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
 from PIL import Image
 
-from workshop_utils.classify import loaded_model
-from workshop_utils.decode import PIXELS_PER_CALL, decode_jpegs, load_on_cpu, load_on_gpu, n_pixels_if_plain
+from workshop_utils.classify import load_photos
 from workshop_utils.dogs.sketches import draw_dog
+from workshop_utils.gpu_decode import PIXELS_PER_CALL, decode_jpegs, load_on_gpu
+from workshop_utils.loaded_model import loaded_model
 from workshop_utils.photos import list_photos, read_files
 from workshop_utils.weights import load_resnet
 
 CPU, POOL = torch.device("cpu"), ThreadPoolExecutor(2)
-DECODE = "workshop_utils.decode.decode_jpegs"
+DECODE = "workshop_utils.gpu_decode.decode_jpegs"
 LEVEL = 1 / 255 / 0.224  # one of a pixel's 256 levels, after the transform
 
 
@@ -33,12 +35,17 @@ def dog(*size):
     return draw_dog("beagle", 1).resize(size or (224, 224))
 
 
+def names_of(contents):
+    return [f"{position}.jpg" for position in range(len(contents))]
+
+
 def on_cpu(contents, transform):
-    return load_on_cpu(contents, [f"{position}.jpg" for position in range(len(contents))], transform, POOL)
+    return load_photos(contents, names_of(contents), transform, POOL)
 
 
-def loaded(contents, transform):
-    return load_on_gpu(contents, [f"{position}.jpg" for position in range(len(contents))], transform, POOL, CPU)
+def on_gpu(contents, transform, device=CPU):
+    by_pillow = partial(load_photos, transform=transform, pool=POOL)
+    return load_on_gpu(contents, names_of(contents), transform=transform, device=device, load_others=by_pillow)
 
 
 @pytest.fixture
@@ -67,7 +74,7 @@ def test_jpegs_of_all_sizes_are_decoded_in_one_call_and_resized_as_pillow_does(t
     contents = [encoded(dog(*size), quality=90) for size in sizes]
     contents.append(encoded(dog(300, 260).convert("L")))
     contents.append(encoded(dog(400, 300), progressive=True))
-    images, errors = loaded(contents, transform)
+    images, errors = on_gpu(contents, transform)
     expected, _ = on_cpu(contents, transform)
     assert calls == [contents] and errors == [None] * 7 and images.dtype == torch.float32
     assert (images - expected).abs().max() < 3 * LEVEL and (images - expected).abs().mean() < 0.05 * LEVEL
@@ -77,9 +84,9 @@ def test_jpegs_of_all_sizes_are_decoded_in_one_call_and_resized_as_pillow_does(t
 def test_what_is_no_plain_jpeg_is_left_to_pillow(kind, transform, calls):
     plain = encoded(dog())
     contents = [plain, UNUSUAL[kind], plain]
-    images, errors = loaded(contents, transform)
+    images, errors = on_gpu(contents, transform)
     expected, expected_errors = on_cpu(contents, transform)
-    assert calls == [[plain, plain]] and n_pixels_if_plain(UNUSUAL[kind]) == 0
+    assert calls == [[plain, plain]]
     assert errors == expected_errors and images.shape == expected.shape
     assert (images - expected).abs().max() < 3 * LEVEL
 
@@ -91,34 +98,34 @@ def test_a_call_that_fails_is_read_by_pillow_photo_by_photo(transform, monkeypat
     contents = [encoded(dog(300, 200)), b"no photo", encoded(dog())]
     expected, expected_errors = on_cpu(contents, transform)
     monkeypatch.setattr(DECODE, out_of_memory)
-    images, errors = loaded(contents, transform)
+    images, errors = on_gpu(contents, transform)
     assert torch.equal(images, expected) and errors == expected_errors and "1.jpg" in errors[1]
 
 
 def test_large_photos_are_decoded_few_at_a_time(transform, calls):
     large = encoded(Image.new("RGB", (5000, 4000)))  # 20 megapixels
-    images, errors = loaded([large] * 7, transform)
+    images, errors = on_gpu([large] * 7, transform)
     assert [len(call) for call in calls] == [3, 3, 1] and len(images) == 7 and not any(errors)
     assert 3 * 5000 * 4000 <= PIXELS_PER_CALL < 4 * 5000 * 4000
 
 
 def test_bad_files_alone_give_no_images(transform, calls):
-    images, errors = loaded([b"", b"x"], transform)
+    images, errors = on_gpu([b"", b"x"], transform)
     assert len(images) == 0 and all(errors) and not calls
-    assert loaded([], transform)[1] == []
+    assert on_gpu([], transform)[1] == []
 
 
 @pytest.mark.weekly
 def test_real_photos_are_recognised_as_on_the_cpu(shared_folder):
     photos = list_photos(shared_folder / "data" / "stanford-dogs" / "Images")[::48]
-    model, transform, _ = loaded_model(shared_folder / "weights" / "resnet50_imagenet_v1_fp16.pt")
-    dtype, same = next(model.parameters()).dtype, 0
+    loaded = loaded_model(shared_folder / "weights" / "resnet50_imagenet_v1_fp16.pt")
+    dtype, same = next(loaded.model.parameters()).dtype, 0
     with torch.inference_mode():
         for start in range(0, len(photos), 40):
             contents = read_files(photos[start : start + 40])
-            images, errors = load_on_gpu(contents, photos[start : start + 40], transform, POOL, CPU)
-            expected, _ = load_on_cpu(contents, photos[start : start + 40], transform, POOL)
-            seen, wanted = (model(batch.to(dtype)).argmax(1) for batch in (images, expected))
+            images, errors = on_gpu(contents, loaded.transform)
+            expected, _ = on_cpu(contents, loaded.transform)
+            seen, wanted = (loaded.model(batch.to(dtype)).argmax(1) for batch in (images, expected))
             same += (seen == wanted).sum().item()
             assert not any(errors)
     assert len(photos) == 80 and same >= 79
@@ -127,7 +134,7 @@ def test_real_photos_are_recognised_as_on_the_cpu(shared_folder):
 @pytest.mark.gpu
 def test_the_gpus_decoder_sees_what_pillow_sees(transform, calls):
     contents = [encoded(dog(*size), quality=90) for size in [(500, 375), (224, 224), (375, 500)] * 40]
-    images, errors = load_on_gpu(contents, ["dog.jpg"] * 120, transform, POOL, torch.device("cuda"))
+    images, errors = on_gpu(contents, transform, torch.device("cuda"))
     expected, _ = on_cpu(contents[:3], transform)
     assert images.is_cuda and not any(errors) and len(calls) == 1
     assert (images.cpu()[:3] - expected).abs().mean() < 2 * LEVEL

@@ -1,0 +1,119 @@
+"""The model that a worker's process classifies with: loaded once, in the precision that was asked for."""
+
+import os
+import threading
+import unicodedata
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from functools import lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from workshop_utils.dogs.breeds import BREEDS
+from workshop_utils.precision import precision_of
+from workshop_utils.storage import open_fresh
+from workshop_utils.weights import load_resnet, resolve_weights
+
+if TYPE_CHECKING:
+    from workshop_utils.int8 import Calibration
+
+_loading = threading.Lock()
+
+
+class LoadedModel(NamedTuple):
+    """A pretrained ResNet, ready for the photos of a process.
+
+    model: on the GPU if there is one, channels-last, each BatchNorm folded into the convolution before it; or in int8.
+    Its images need the device and the dtype of its parameters; in int8 it has none, and takes float32 on the CPU.
+    transform, categories: `load_resnet`'s. truths: {WordNet id or plain name of a breed: index of its category}.
+    checksum: of weights and categories, and in int8 also of the photos for calibration. on_gpu: where the model is.
+    """
+
+    model: nn.Module
+    transform: Callable
+    categories: list[str]
+    truths: dict[str, int]
+    checksum: int
+    on_gpu: bool
+
+    def truth(self, wnid: str, breed: str) -> int | None:
+        """Return the index of the right category for photos in a folder `<wnid>-<breed>`, None if there is none."""
+        return self.truths.get(wnid, self.truths.get(_plain(breed)))
+
+
+def loaded_model(
+    weights: str | os.PathLike = "auto", precision: str = "auto", calibration: "Calibration | None" = None
+) -> LoadedModel:
+    """Return the LoadedModel of these weights. The first call loads, and the first after their file was replaced.
+
+    calibration: makes it a model in int8, whatever `precision` is.
+    Raises what `load_resnet` raises, ValueError for an unknown precision, and in int8 what `int8.to_int8` raises.
+    """
+    address, version = resolve_weights(weights), None
+    with suppress(Exception):  # weights with a name, or no file can be read there, which `load_resnet` says better
+        fs, path = open_fresh(address)
+        version = str(fs.info(path))  # size, time and the like: they change with the file
+    precision = "int8" if calibration else precision_of(precision)
+    with _loading:  # otherwise two threads of a worker would both load
+        return _load(address, version, precision, calibration)
+
+
+@lru_cache(maxsize=2)  # two calls of `classify` may take turns on a worker
+def _load(address: str, version: str | None, precision: str, calibration: "Calibration | None") -> LoadedModel:
+    model, transform, categories = load_resnet(address)
+    checksum = zlib.crc32(repr((model.about, categories)).encode(), calibration.checksum if calibration else 0)
+    for tensor in model.state_dict().values():
+        checksum = zlib.crc32(tensor.numpy().tobytes(), checksum)
+    ready: nn.Module
+    if calibration:
+        from workshop_utils.int8 import to_int8
+
+        device, ready = "cpu", to_int8(model, transform, calibration, address)
+    else:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        _fold_batch_norms(model)
+        ready = model.to(device, dtype).to(memory_format=torch.channels_last)
+    return LoadedModel(ready, transform, categories, _truths(categories), checksum, device == "cuda")
+
+
+def _fold_batch_norms(model: nn.Module) -> None:
+    """Multiply each BatchNorm of a ResNet into the convolution before it.
+
+    torch.fx has a function for it, which would break forward passes in other threads meanwhile.
+    """
+    for module in list(model.modules()):
+        for (name, before), (after, norm) in pairwise(list(module.named_children())):
+            if isinstance(before, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
+                setattr(module, name, fuse_conv_bn_eval(before, norm))
+                setattr(module, after, nn.Identity())
+
+
+def _truths(categories: list[str]) -> dict[str, int]:
+    """Return {WordNet id or plain name of a breed: index among these categories}.
+
+    Of two categories with one name, the first counts: ImageNet's Cardigan is a dog before it is a garment.
+    """
+    truths: dict[str, int] = {}
+    for index, name in enumerate(categories):
+        if plain := _plain(name):
+            truths.setdefault(plain, index)
+    for breed in BREEDS:
+        names = map(_plain, (breed.wnid, breed.folder, breed.name))
+        if known := [truths[name] for name in names if name in truths]:
+            truths[breed.wnid] = known[0]
+    return truths
+
+
+def _plain(name: str) -> str:
+    """Return a breed's name without what its writers do not agree on.
+
+    >>> _plain("German short-haired_pointer")
+    'germanshorthairedpointer'
+    """
+    return "".join(character for character in unicodedata.normalize("NFKD", name.lower()) if character.isalnum())
