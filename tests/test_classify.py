@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -492,7 +493,7 @@ def test_the_gpus_path_gives_the_rows_of_the_cpus(paths, weights, monkeypatch, t
     batches = [some[start : start + 3] for start in range(0, len(some), 3)]
     _, expected = classify_batches(batches, weights=weights, precision="fp32")
     loaded = loaded_model(weights, "fp32")
-    monkeypatch.setattr(module, "loaded_model", lambda *_: loaded._replace(on_gpu=True))
+    monkeypatch.setattr(module, "loaded_model", lambda *_: replace(loaded, on_gpu=True))
     monkeypatch.setattr(module, "GPU_FORWARD", 5)
     _, rows = classify_batches(batches, weights=weights, precision="fp32")
     assert [row[0] for row in rows] == some and [row[5] for row in rows] == [row[5] for row in expected]

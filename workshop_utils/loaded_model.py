@@ -6,9 +6,10 @@ import unicodedata
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 _loading = threading.Lock()
 
 
-class LoadedModel(NamedTuple):
+@dataclass(frozen=True)
+class LoadedModel:
     """A pretrained ResNet, ready for the photos of a process.
 
     model: on the GPU if there is one, channels-last, each BatchNorm folded into the convolution before it; or in int8.
