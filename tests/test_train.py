@@ -1,9 +1,7 @@
 """Training takes the same steps in one process and on many ranks, interrupted or not, and says what it cannot do."""
 
 import math
-import multiprocessing.connection
 import os
-import random
 import re
 import signal
 import sys
@@ -26,10 +24,9 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from torchvision.models.resnet import BasicBlock
 
 import daskrun
+from workshop_utils.batches import batch_loader
 from workshop_utils.checkpoint import load_checkpoint, save_checkpoint
 from workshop_utils.dogs.breeds import HELD_OUT
-from workshop_utils.loop.batches import batch_loader, naming_dead_children
-from workshop_utils.loop.chance import seed_all
 from workshop_utils.photos import ImageFolder, find_data, train_val_split
 from workshop_utils.train import evaluate, learning_rate, prepare, train
 from workshop_utils.weights import load_resnet, with_new_head
@@ -242,24 +239,19 @@ def test_what_a_dataset_draws_follows_from_the_step_also_in_children_and_after_a
 def test_training_leaves_the_callers_random_numbers_alone_also_on_a_rank_and_after_an_error(client):
     def drawn_around(seed, wrong):
         model, images = resnet(), noise()
-        seed_all(seed)
-        expected = torch.rand(3).tolist(), np.random.rand()
-        seed_all(seed)
+        torch.manual_seed(seed)
+        expected = torch.rand(3).tolist()
+        torch.manual_seed(seed)
         with pytest.raises(FloatingPointError) if wrong else nullcontext():
             train(model, Draws(images), images, **FIVE_STEPS | wrong)
-        evaluate(model, Draws(images))
-        return expected, (torch.rand(3).tolist(), np.random.rand()), random.random(), model.state_dict()
+        return expected, torch.rand(3).tolist(), model.state_dict()
 
     for wrong in ({}, {"lr": 1e30}):
         one, other = drawn_around(1, wrong), drawn_around(2, wrong)
-        for expected, found, _, _ in (
-            one,
-            other,
-            *daskrun.run(client, drawn_around, 3, wrong, n_workers=2, timeout=240),
-        ):
+        on_ranks = daskrun.run(client, drawn_around, 3, wrong, n_workers=2, timeout=240)
+        for expected, found, _ in (one, other, *on_ranks):
             assert found == expected
-        assert one[2] != other[2], "Python's numbers are fixed; Dask's threads draw some, too, so no more is known"
-        assert wrong or not changed(one[3], other[3]), "the run depends on what the caller has drawn"
+        assert wrong or not changed(one[2], other[2]), "the run depends on what the caller has drawn"
 
 
 class Sample(NamedTuple):
@@ -268,7 +260,7 @@ class Sample(NamedTuple):
 
 
 class Unreadable(Exception):
-    """An error that a child cannot send: its parent cannot import the class."""
+    """An error whose class no process can import."""
 
 
 class OfTheNotebook(TensorDataset):
@@ -287,7 +279,7 @@ def test_the_children_of_a_rank_read_a_dataset_that_they_cannot_import(client):
     own = OfTheNotebook(*images.tensors)
     (found,) = daskrun.run(client, trained, Subset(own, range(32)), num_workers=1, **settings)
     assert found[0]["train_loss"] == expected[0]["train_loss"] and not changed(found[1], expected[1])
-    with pytest.raises(RuntimeError, match="Unreadable.*the last image"):
+    with pytest.raises(Unreadable, match="the last image"):
         daskrun.run(client, lambda: evaluate(resnet(), own, num_workers=1), n_workers=1, timeout=240)
 
 
@@ -423,11 +415,10 @@ def test_images_that_the_ranks_cannot_share_are_named_on_all_ranks(client):
     many = noise(24)
     cases = [
         (lambda rank: train(resnet(), many, noise(0), batch_size=12), "0 images"),
-        (lambda rank: train(resnet(), many, noise(0) if rank else None, batch_size=12), r"validation: \[False, True"),
         (lambda rank: train(resnet(), many, noise(rank), batch_size=12), r"n_val_images: \[0, 1"),
         (lambda rank: train(resnet(), noise(24 - rank), batch_size=24), r"n_images: \[24, 23"),
-        (lambda rank: train(resnet(), noise(0), batch_size=12), "0 images.*: bring more images; 2 ranks"),
-        (lambda rank: train(resnet(), noise(5), batch_size=12), "5 images.* at most 4,"),
+        (lambda rank: train(resnet(), noise(0), batch_size=12), "0 images.*bring more images"),
+        (lambda rank: train(resnet(), noise(5), batch_size=12), "5 images.* one batch of 12"),
         (lambda rank: train(resnet(), many, batch_size=13), "13 .* 2 ranks"),
         (lambda rank: train(resnet(), many, batch_size=12, check_every=rank), r"check_every: \[0, 1"),
         (lambda rank: evaluate(resnet(), noise(5 * rank)), r"n_images: \[0, 5"),
@@ -462,11 +453,10 @@ def test_first_the_head_alone_is_trained_then_everything(client):
         assert difference(weights, second) <= 1e-5
 
 
-def test_a_compiled_model_is_trained_and_saved_as_the_plain_one(tmp_path):
-    settings = {"epochs": 2, "freeze_epochs": 1, "body_lr": 0.1}
+def test_a_compiled_model_is_trained_as_the_plain_one():
+    settings = {"epochs": 2, "freeze_epochs": 1}
     compiled, (_, weights) = torch.compile(resnet(), backend="eager"), trained(**settings)
-    train(compiled, noise(), checkpoint=tmp_path / "run.pt", **settings)
-    assert load_checkpoint(tmp_path / "run.pt")["state_dict"].keys() == weights.keys()
+    train(compiled, noise(), **settings)
     assert difference(compiled._orig_mod.state_dict(), weights) <= 1e-5
 
 
@@ -477,12 +467,6 @@ def test_weights_that_the_caller_froze_stay_frozen():
     assert changed(model.state_dict(), resnet().state_dict()) >= {"layer1.0.conv1.weight"}
     assert torch.equal(model.conv1.weight, resnet().conv1.weight)
     assert {name for name, weight in model.named_parameters() if not weight.requires_grad} == {"conv1.weight"}
-
-
-def test_the_body_may_learn_at_a_share_of_the_heads_rate():
-    before, (_, none), (_, all_of_it) = resnet().state_dict(), *(trained(body_lr=share) for share in (0.0, 1.0))
-    assert changed(before, none) == {"fc.weight", "fc.bias"}
-    assert changed(before, all_of_it) == {name for name, _ in resnet().named_parameters()}
 
 
 def test_ranks_log_each_step_with_its_times_and_rank_0_each_epoch(client):
@@ -540,20 +524,16 @@ def test_a_checkpoint_remembers_how_the_model_it_began_with_was_built_but_not_th
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"batch_size": 30, "accumulate": 4}, "30 .* such as 32"),
-        ({"batch_size": 81}, "81.* 80"),
+        ({"batch_size": 30, "accumulate": 4}, "30 .* multiple of 4"),
+        ({"batch_size": 81}, "80.* 81"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"epochs": 1.5}, "epochs is 1.5"),
         ({"checkpoint_every": 0}, "checkpoint_every is 0"),
-        ({"check_every": -1}, "check_every is -1"),
         ({"lr": -1}, "lr is -1"),
         ({"lr": "0.1"}, "lr is '0.1'"),
-        ({"lr": True}, "lr is True"),
-        ({"body_lr": math.inf}, "body_lr is inf"),
-        ({"epochs": 10**400}, "epochs is 1000"),
+        ({"lr": math.inf}, "lr is inf"),
         ({"freeze_batchnorm": "False"}, "freeze_batchnorm is 'False'"),
         ({"compression": []}, r"compression is \[\]"),
-        ({"num_workers": "1"}, "num_workers is '1'"),
         ({"warmup_steps": -1}, "warmup_steps is -1"),
         ({"precision": "fp8"}, "fp8.*bf16"),
         ({"compression": "gzip"}, "gzip.*bf16"),
@@ -631,7 +611,7 @@ def test_ranks_that_disagree_on_their_checkpoint_are_refused(client, tmp_path):
         trained(checkpoint=checkpoints[dist.get_rank()], checkpoint_every=2, **FIVE_STEPS)
 
     interrupted(tmp_path / "resumed.pt")
-    for checkpoint, named in ((tmp_path / "resumed.pt", r"step: \[0, 2\]"), (None, "checkpoint: .*None")):
+    for checkpoint, named in ((tmp_path / "resumed.pt", r"step: \[0, 2\]"), (None, "checkpoint: .*False")):
         with pytest.raises(ValueError, match=named):
             daskrun.run(client, with_own, tmp_path / "new.pt", checkpoint, n_workers=2, timeout=240)
 
@@ -660,38 +640,6 @@ def test_a_dataset_that_does_not_give_all_images_is_refused_in_training_and_eval
         evaluate(resnet(), images, num_workers=num_workers)
 
 
-class Broken:
-    """What cannot arrive: unpickling it asks a process that is not there, as a batch of a dead child does."""
-
-    def __reduce__(self):
-        return multiprocessing.connection.Client, (("127.0.0.1", 9),)
-
-
-def test_a_child_that_dies_while_it_sends_a_batch_is_named():
-    loader = DataLoader(range(8), 4, num_workers=1, collate_fn=lambda batch: Broken())
-    named = pytest.raises(RuntimeError, match="DataLoader worker exited unexpectedly.*ConnectionRefusedError")
-    with named, naming_dead_children(loader):
-        list(loader)
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_an_error_of_connection_that_a_dataset_raises_stays_its_own(num_workers):
-    def offline(batch):
-        raise ConnectionError("no network")
-
-    loader = DataLoader(range(8), 4, num_workers=num_workers, collate_fn=offline)
-    with pytest.raises(ConnectionError, match="no network"), naming_dead_children(loader):
-        list(loader)
-
-
-def test_validation_of_a_resumed_run_draws_the_same(tmp_path):
-    settings = {"val_set": Draws(noise(40)), "num_workers": 1, "epochs": 2, **FIVE_STEPS}
-    whole, _ = trained(**settings)
-    interrupted(tmp_path / "run.pt", at_step=7, epochs=2, val_set=Draws(noise(40)))
-    numbers, _ = trained(checkpoint=tmp_path / "run.pt", **settings)
-    assert numbers["resumed_at"] == 6 and numbers["loss"] == whole["loss"]
-
-
 def test_ranks_do_not_part_where_a_dataset_leaves_an_image_out(client):
     dataset = LeavesOut(*noise().tensors)
     with pytest.raises(ValueError, match="7 images instead of 8"):
@@ -699,8 +647,13 @@ def test_ranks_do_not_part_where_a_dataset_leaves_an_image_out(client):
 
 
 def test_settings_may_be_numpys_numbers_and_the_checkpoint_still_loads(tmp_path):
-    settings = {"precision": np.str_("fp32"), "freeze_batchnorm": np.True_}
-    settings |= {"lr": np.float64(0.01), "batch_size": np.int64(16), "seed": np.int32(3), "epochs": np.int64(1)}
+    settings = {
+        "freeze_batchnorm": np.True_,
+        "lr": np.float64(0.01),
+        "batch_size": np.int64(16),
+        "seed": np.int32(3),
+        "epochs": np.int64(1),
+    }
     numbers, _ = trained(checkpoint=tmp_path / "run.pt", **settings)
     assert numbers["steps"] == 5 and load_checkpoint(tmp_path / "run.pt")["training"]["settings"]["lr"] == 0.01
 

@@ -14,8 +14,7 @@ import torch.distributed as dist
 from fsspec.implementations.local import LocalFileSystem
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
-from workshop_utils.loop.preemption import Preempted, ranks_told
-from workshop_utils.loop.ranks import check_all_alike, world
+from workshop_utils.preemption import Preempted, ranks_with_sigterm
 from workshop_utils.storage import absolute_address, open_fresh, whole_file
 
 A_FOLDER = 0x10  # a bit of a zip's directory, as MS-DOS had it
@@ -111,54 +110,53 @@ class RunCheckpoint:
     settings: dict  # what a run must have in common with the one that it resumes
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
-    received: list[int]  # grows when this process gets SIGTERM: see `sigterm_noticed`
+    signals: list[int]  # each SIGTERM that this process got: see `sigterm_noticed`
 
     def __post_init__(self) -> None:
         if self.path is not None:
             self.path = absolute_address(self.path)  # raises TypeError, ValueError
 
     def resume(self) -> tuple[int, dict]:
-        """Return (steps done, numbers so far), the same on all ranks, and load the states of the checkpoint, if any.
+        """Return (steps done, numbers so far), and load the states of the checkpoint, if any.
 
-        Raises ValueError for a checkpoint of another run, and if the ranks differ; WeightsError for a damaged one.
+        Raises ValueError for a checkpoint of another run, WeightsError for a damaged one.
         """
-        step, numbers = 0, {}
-        if self.path and checkpoint_exists(self.path):
-            saved = load_checkpoint(self.path)
-            if "training" not in saved:
-                raise ValueError(f"{self.path!r} was not written by train, so it cannot be resumed. {CURE}")
-            step, numbers, old = (saved["training"][name] for name in ("step", "numbers", "settings"))
-            others = [
-                f"{name} {old.get(name)!r}, now {now!r}" for name, now in self.settings.items() if old.get(name) != now
-            ]
-            if others:
-                raise ValueError(f"{self.path!r} is of a run with other settings: {', '.join(others)}. {CURE}")
-            try:
-                self.model.load_state_dict(saved["state_dict"])
-                self.optimizer.load_state_dict(saved["optimizer"])
-            except (RuntimeError, ValueError) as error:
-                why = str(error)[:300]
-                raise ValueError(f"{self.path!r} is of a run with another model ({why}). {CURE}") from error
-        given = "given" if self.path else None  # its path may differ from machine to machine
-        check_all_alike({"checkpoint": given, "checkpoint's step": step})
+        if not self.path or not checkpoint_exists(self.path):
+            return 0, {}
+        saved = load_checkpoint(self.path)
+        if "training" not in saved:
+            raise ValueError(f"{self.path!r} was not written by train, so it cannot be resumed. {CURE}")
+        step, numbers, old = (saved["training"][name] for name in ("step", "numbers", "settings"))
+        others = [
+            f"{name} {old.get(name)!r}, now {now!r}" for name, now in self.settings.items() if old.get(name) != now
+        ]
+        if others:
+            raise ValueError(f"{self.path!r} is of a run with other settings: {', '.join(others)}. {CURE}")
+        try:
+            self.model.load_state_dict(saved["state_dict"])
+            self.optimizer.load_state_dict(saved["optimizer"])
+        except (RuntimeError, ValueError) as error:
+            why = str(error)[:300]
+            raise ValueError(f"{self.path!r} is of a run with another model ({why}). {CURE}") from error
         return step, numbers
 
     def keep(self, step: int, numbers: dict | None = None) -> None:
-        """Save `step` if it is due, if it ends an epoch, which has `numbers`, or if a rank was told to end.
+        """Save `step` if it is due, if it ends an epoch, which has `numbers`, or if a rank got SIGTERM.
 
-        Raises Preempted on all ranks where any was told to end. All ranks have to call this together.
+        Raises Preempted on all ranks if any got SIGTERM. All ranks have to call this together.
         """
         if not self.path:
             return
-        told = ranks_told(self.received)
-        if (told or numbers or step % self.every == 0) and world()[0] == 0:
+        preempted = ranks_with_sigterm(self.signals)
+        is_rank_0 = not dist.is_initialized() or dist.get_rank() == 0
+        if is_rank_0 and (preempted or numbers or step % self.every == 0):
             self._save(step, numbers or {})
-        if told:
+        if preempted:
             if dist.is_initialized():
                 dist.barrier()  # the first rank to fail ends the job, even while another still saves
-            raise Preempted(step, told, self.path)
+            raise Preempted(step, preempted, self.path)
 
-    def _save(self, step, numbers):
+    def _save(self, step: int, numbers: dict) -> None:
         assert self.path
         # The loss of another rank or the step itself may have spoiled them.
         if not all(weight.isfinite().all() for weight in self.model.parameters()):
@@ -180,7 +178,7 @@ class RunCheckpoint:
         )
 
 
-def _write(values, part):
+def _write(values: dict, part: Path) -> None:
     with part.open("wb") as file:
         torch.save(values, file)
         file.flush()
@@ -189,5 +187,5 @@ def _write(values, part):
         raise TypeError(f"A checkpoint cannot hold objects of {', '.join(sorted(refused))}. {CONVERT}")
 
 
-def _in_short(error):
+def _in_short(error: Exception) -> str:
     return str(error).split("\n")[0][:200] or repr(error)

@@ -5,30 +5,66 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from numbers import Integral, Real
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as hooks
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision.models import ResNet
 
 from daskrun import assert_equal_on_all_ranks, log_metrics
+from workshop_utils.batches import TrainBatches, check_all_there, evaluation_batches, started, world
 from workshop_utils.checkpoint import RunCheckpoint
-from workshop_utils.loop.batches import TrainBatches, evaluation_batches, naming_dead_children
-from workshop_utils.loop.chance import callers_chance_kept
-from workshop_utils.loop.preemption import sigterm_noticed
-from workshop_utils.loop.ranks import check_all_alike, own_device, world
-from workshop_utils.loop.settings import COMPRESSIONS, Settings, check_run, whole
 from workshop_utils.photos import HELD_OUT, DataSource, ImageFolder, train_val_split
 from workshop_utils.precision import ieee_float32, precision_of
+from workshop_utils.preemption import sigterm_noticed
 from workshop_utils.weights import IMAGENET_WEIGHTS, load_resnet, with_new_head
 
 LR_BATCH = 32  # images a step that `lr` is meant for
 MOMENTUM, WEIGHT_DECAY = 0.9, 1e-4
-BATCHNORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm)
+BATCHNORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+COMPRESSIONS = {None: hooks.allreduce_hook, "fp16": hooks.fp16_compress_hook, "bf16": hooks.bf16_compress_hook}
+
+
+@dataclass
+class Settings:
+    """What a training run does; a checkpoint holds it, and a run with other settings does not resume from it.
+
+    Raises ValueError for values that cannot be.
+    """
+
+    epochs: int = 1  #: passes over the training set
+    batch_size: int = 32  #: images per optimizer step, over all ranks
+    accumulate: int = 1  #: forward passes per step; each takes batch_size / (world size * accumulate) images
+    lr: float = 0.01  #: learning rate for 32 images a step; see `learning_rate`
+    freeze_epochs: int = 0  #: the first epochs, so many, train the head `fc` alone
+    warmup_steps: int = 0  #: steps in which the learning rate rises to its peak
+    #: True keeps BatchNorm's running statistics and normalises with them. With False each rank normalises with its own
+    #: part of the batch, and several ranks no longer equal one process.
+    freeze_batchnorm: bool = True
+    precision: str = "fp32"  #: "fp32", "bf16" or "auto", the faster one here; the weights stay float32
+    compression: str | None = None  #: "fp16" or "bf16": the type in which gradients travel
+    seed: int = 0  #: of the order of images and all else that is drawn
+
+    def __post_init__(self) -> None:
+        # NumPy's numbers become Python's, as torch.load reads no others.
+        lowest = {"epochs": 1, "batch_size": 1, "accumulate": 1, "freeze_epochs": 0, "warmup_steps": 0, "seed": 0}
+        for name, least in lowest.items():
+            setattr(self, name, _whole(name, getattr(self, name), least))
+        if not isinstance(self.lr, Real) or not 0 <= self.lr < math.inf:
+            raise ValueError(f"lr is {self.lr!r}: give a finite number of at least 0.")
+        if self.freeze_batchnorm not in (True, False):
+            raise ValueError(f"freeze_batchnorm is {self.freeze_batchnorm!r}: write True or False.")
+        if self.compression not in list(COMPRESSIONS):
+            raise ValueError(f"compression is {self.compression!r}: write one of {list(COMPRESSIONS)}.")
+        precision_of(self.precision)
+        self.lr, self.freeze_batchnorm = float(self.lr), bool(self.freeze_batchnorm)
 
 
 def prepare(source: DataSource, *, pretrained: bool = True, image_size: int = 96) -> tuple[ResNet, Subset, Subset]:
@@ -51,9 +87,8 @@ def prepare(source: DataSource, *, pretrained: bool = True, image_size: int = 96
 
 
 @ieee_float32()
-@callers_chance_kept()
 def train(
-    model: torch.nn.Module,
+    model: nn.Module,
     train_set: Dataset,
     val_set: Dataset | None = None,
     *,
@@ -61,64 +96,91 @@ def train(
     checkpoint_every: int = 50,
     check_every: int = 0,
     num_workers: int = 0,
-    after_step: Callable[[torch.nn.Module, torch.optim.Optimizer, torch.Tensor], dict] | None = None,
+    after_step: Callable[[nn.Module, torch.optim.Optimizer, torch.Tensor], dict] | None = None,
     **settings: Any,
-) -> dict:
-    """Train `model` in place with SGD and return a dict of numbers; call it on every rank alike, or in one process.
+) -> dict[str, Any]:
+    """Train `model` in place with SGD, in one process or alike on every rank, and return a dict of numbers.
 
-    model: a ResNet, perhaps from torch.compile, the same on all ranks; it ends in eval mode. train_set, val_set: of
-    (image (3, h, w), label).
-    checkpoint: a path or address that all ranks read and rank 0 writes: every `checkpoint_every` steps and after each
-    epoch. If it exists, training resumes from it, with any world size: on CPUs to the bit as if it had never stopped
-    with one or two ranks; gloo adds up more ranks in another order, so these agree to rounding (6e-8). `load_resnet`
-    loads the file, if it loaded the model.
+    With any number of ranks a step takes the same images, and float32 keeps all its digits, also on a GPU. If
+    `checkpoint` exists, training resumes from it, with any number of ranks. One or two ranks on CPUs end bit for bit
+    where an undisturbed run ends; gloo adds up more ranks in another order, so these agree to rounding (6e-8).
+
+    model: a ResNet, the same on all ranks; it ends in eval mode.
+    train_set, val_set: datasets of (image (3, h, w), label); a notebook's cell may define their classes.
+    checkpoint: a path or address that all ranks read and rank 0 writes. `load_resnet` loads the file, if it loaded the
+    model.
+    checkpoint_every: steps between two checkpoints; there is one after each epoch, too.
     check_every: steps after which the ranks compare their weights, bit by bit; 0 for never.
-    num_workers: children that read images for training, and as many for validation. The dataset's class may be from a
-    notebook's cell.
+    num_workers: children that read images for training, and as many for validation.
     after_step: called with (model, optimizer, images of this rank) after each step; the dict that it returns is logged
     with the step's numbers.
-    settings: the fields of `Settings`, such as epochs=3, lr=0.03. Float32 keeps all its digits, also on a GPU. What the
-    caller draws at random, before or after, neither changes the run nor is changed by it.
+    settings: the fields of `Settings`, such as epochs=3, lr=0.03.
 
-    Returns steps; resumed_at, the steps that were done before; images_per_s, over all ranks, without evaluation;
-    train_loss of this rank's last batch; with a val_set also accuracy and loss on it.
-    Logs for each step: step (from 1), epoch (from 0), loss, lr, images (of this rank), and the seconds load_s (waiting
-    for the DataLoader), comm_s (gradients still travel when nothing is left to compute), compute_s (all else). Rank 0
-    logs step, epoch, val_accuracy, val_loss after each epoch.
-    Raises ValueError for settings that cannot be and for a checkpoint of another run (other images are noticed if their
-    number differs), FloatingPointError if the loss becomes infinite or NaN, AssertionError where check_every finds
-    weights that differ, WeightsError for a damaged checkpoint. With a checkpoint, raises Preempted on all ranks once
-    any of them got SIGTERM: after the step in which it came, or the evaluation, if the step ends an epoch. That is
-    saved.
+    Returns these numbers:
+
+    - `steps`, and `resumed_at`, the steps that were done before;
+    - `images_per_s`, over all ranks, without evaluation;
+    - `train_loss` of this rank's last batch;
+    - with a val_set, `accuracy` and `loss` on it.
+
+    Logs for each step:
+
+    - `step` (from 1), `epoch` (from 0), `loss`, `lr`, and `images` (of this rank);
+    - `load_s`, seconds of waiting for the DataLoader; `comm_s`, seconds in which gradients still travel when nothing
+      is left to compute; `compute_s`, all other seconds.
+
+    Rank 0 logs `step`, `epoch`, `val_accuracy` and `val_loss` after each epoch.
+
+    Raises:
+
+    - ValueError for settings that cannot be, on all ranks if these differ, and for a checkpoint of another run (other
+      images are noticed if their number differs);
+    - FloatingPointError if the loss becomes infinite or NaN;
+    - AssertionError if `check_every` finds weights that differ;
+    - WeightsError for a damaged checkpoint;
+    - Preempted on all ranks, if there is a checkpoint and a rank got SIGTERM. That step is finished and saved, and so
+      is the evaluation, if it ends an epoch.
     """
-    run, every = Settings(**settings), whole("checkpoint_every", checkpoint_every, 1)
-    sizes = check_run(run, model, train_set, val_set, check_every)
+    run = Settings(**settings)
+    _whole("checkpoint_every", checkpoint_every, 1)
+    sizes = _check_run(run, model, train_set, val_set, check_every)
     batches = TrainBatches(train_set, run.batch_size, run.seed, num_workers)
-    val_loader = evaluation_batches(val_set, 64, num_workers, run.seed) if val_set is not None else None
-    # torch.compile puts _orig_mod. before the weights' names.
-    plain = getattr(model, "_orig_mod", model).to(own_device()).to(memory_format=torch.channels_last)
-    optimizer, trained = _sgd(plain, run.body_lr)
+    val_loader = evaluation_batches(val_set, 64, num_workers) if val_set is not None else None
     n_steps = run.epochs * batches.per_epoch
+    model.to(_own_device()).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
 
-    with sigterm_noticed(saves=checkpoint is not None) as received:
-        saved = RunCheckpoint(checkpoint, every, asdict(run) | sizes, plain, optimizer, received)
+    with (
+        torch.random.fork_rng(range(torch.cuda.device_count())),  # the caller's generators are as before, afterwards
+        sigterm_noticed(saves=checkpoint is not None) as signals,
+    ):
+        saved = RunCheckpoint(checkpoint, checkpoint_every, asdict(run) | sizes, model, optimizer, signals)
         step, numbers = saved.resume()
+        # The path may differ from machine to machine.
+        _check_all_alike({"has a checkpoint": checkpoint is not None, "checkpoint's step": step})
         resumed_at, seconds = step, 0.0
         for epoch in range(step // batches.per_epoch, run.epochs):
             _set_modes(model, trained, epoch < run.freeze_epochs, run.freeze_batchnorm)
             parallel, sent = _in_parallel(model, run)
             for images, labels, load_s in batches.of_epoch(epoch, step):
                 rate = learning_rate(step, n_steps, run.lr, run.batch_size, run.warmup_steps)
+                optimizer.param_groups[0]["lr"] = rate
+                done = _take_step(parallel, optimizer, images, labels, run, sent)
                 step += 1
-                row = _take_step(parallel, optimizer, rate, images, labels, run, sent)
-                more = after_step(plain, optimizer, images) if after_step else {}
-                log_metrics(step=step, epoch=epoch, **row, **more, lr=rate, images=len(images), load_s=load_s)
-                _check_step(model, row["loss"], step, run, check_every)
-                seconds += load_s + row["compute_s"] + row["comm_s"]
+                more = after_step(model, optimizer, images) if after_step else {}
+                log_metrics(
+                    step=step, epoch=epoch, **done._asdict(), **more, lr=rate, images=len(images), load_s=load_s
+                )
+                if not math.isfinite(done.loss):
+                    raise FloatingPointError(f"The loss of step {step} is {done.loss}: lower lr, {run.lr}, or warm up.")
+                if check_every and step % check_every == 0:
+                    assert_equal_on_all_ranks(model, buffers=run.freeze_batchnorm)
+                seconds += load_s + done.compute_s + done.comm_s
                 if step % batches.per_epoch:
                     saved.keep(step)
             numbers = {"steps": step, "images_per_s": (step - resumed_at) * run.batch_size / seconds}
-            numbers |= {"train_loss": row["loss"], **_end_epoch(model, val_loader, run.precision, step, epoch)}
+            numbers |= {"train_loss": done.loss, **_end_epoch(model, val_loader, run, step, epoch)}
             saved.keep(step, numbers)
 
     _set_modes(model, trained, head_alone=False, freeze_batchnorm=False)
@@ -127,17 +189,15 @@ def train(
 
 
 @ieee_float32()
-@callers_chance_kept()
 def evaluate(
-    model: torch.nn.Module, dataset: Dataset, *, batch_size: int = 64, precision: str = "fp32", num_workers: int = 0
+    model: nn.Module, dataset: Dataset, *, batch_size: int = 64, precision: str = "fp32", num_workers: int = 0
 ) -> dict[str, float]:
     """Return accuracy, mean cross-entropy loss and n_images, over each image of `dataset` once, the same on all ranks.
 
-    batch_size: images per forward pass on one rank. The model is left in the modes (train, eval) it was in, and what
-    the caller draws at random stays the same.
+    batch_size: images per forward pass on one rank. The model is left in the modes (train, eval) it was in.
     Raises ValueError for a dataset without images, and on all ranks if these have different numbers of images.
     """
-    check_all_alike({"n_images": len(dataset)})  # type: ignore[arg-type]
+    _check_all_alike({"n_images": len(dataset)})  # type: ignore[arg-type]
     return _evaluate(model, evaluation_batches(dataset, batch_size, num_workers), precision)
 
 
@@ -153,113 +213,169 @@ def learning_rate(step: int, n_steps: int, lr: float, batch_size: int, warmup_st
     return peak * (1 + math.cos(math.pi * (step - warmup_steps) / (n_steps - warmup_steps))) / 2
 
 
-def _check_step(model, loss, step, run, check_every):
-    if not math.isfinite(loss):
-        cure = f"lower lr, {run.lr}, or raise warmup_steps, {run.warmup_steps}"
-        raise FloatingPointError(f"The loss of step {step} is {loss}: {cure}.")
-    if check_every and step % check_every == 0:
-        assert_equal_on_all_ranks(model, buffers=run.freeze_batchnorm)
+def _own_device() -> torch.device:
+    """Return the device that this rank computes on: its own GPU, which it sees first, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _sgd(model, body_lr):
-    """Return (optimizer, the weights that it trains, by name)."""
-    head = [weight for name, weight in model.named_parameters() if name.startswith("fc.")]
-    body = [weight for name, weight in model.named_parameters() if not name.startswith("fc.")]
-    groups = [{"params": head, "share": 1.0}, {"params": body, "share": body_lr}]
-    trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
-    return torch.optim.SGD(groups, lr=0.0, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY), trained
+class _Step(NamedTuple):
+    """What a step gave: the loss of this rank's images, and the seconds it took."""
+
+    loss: float
+    compute_s: float
+    comm_s: float
 
 
-def _set_modes(model, trained, head_alone, freeze_batchnorm):
-    for name, weight in trained:
-        weight.requires_grad_(not head_alone or name.startswith("fc."))
-    for module in model.modules():
-        module.training = not (freeze_batchnorm and isinstance(module, BATCHNORMS))
+@dataclass
+class _Sent:
+    """When this rank had computed, and so sent, the last gradients of a step; None without other ranks."""
+
+    at: Any = None
 
 
-def _in_parallel(model, run):
-    """Return (model that averages gradients over all ranks, dict with the moment "at" which it sent the last ones)."""
-    sent: dict = {}
-
-    def send(group, bucket):
-        if bucket.is_last():
-            sent["at"] = _moment()
-        return COMPRESSIONS[run.compression](group, bucket)
-
-    if world()[1] > 1:
-        model = DistributedDataParallel(model)  # anew each epoch: it asks only now which weights are trained
-        model.broadcast_buffers = not run.freeze_batchnorm  # torch 2.15 warns if this is given as an argument
-        model.register_comm_hook(None, send)
-    return model, sent
-
-
-def _take_step(parallel, optimizer, rate, images, labels, run, sent):
-    """Return the loss of this rank's images (batch_size / world size, 3, h, w), and the seconds it took."""
-    start, loss = _moment(), torch.zeros((), device=own_device())
-    labels = labels.to(own_device(), non_blocking=True)
+def _take_step(
+    parallel: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    images: torch.Tensor,  # (batch_size / world size, 3, h, w)
+    labels: torch.Tensor,  # (batch_size / world size,)
+    run: Settings,
+    sent: _Sent,
+) -> _Step:
+    start, loss = _moment(), torch.zeros((), device=_own_device())
+    labels = labels.to(_own_device(), non_blocking=True)
     parts = zip(images.chunk(run.accumulate), labels.chunk(run.accumulate), strict=True)
     for position, (part, part_labels) in enumerate(parts, start=1):
         # Gradients add up on this rank, and travel with the last part.
         silent = position < run.accumulate and isinstance(parallel, DistributedDataParallel)
-        with parallel.no_sync() if silent else nullcontext():
+        with parallel.no_sync() if silent else nullcontext():  # type: ignore[operator]
             logits = _logits(parallel, part, run.precision)  # (images of a part, n_classes)
             part_loss = cross_entropy(logits, part_labels, reduction="sum") / len(images)
             part_loss.backward()
         loss += part_loss.detach()
     arrived = _moment()
-    for group in optimizer.param_groups:
-        group["lr"] = rate * group["share"]
     optimizer.step()
     optimizer.zero_grad()
     end, loss_value = _moment(), loss.item()  # waits for the GPU
-    comm_s = _seconds(sent["at"], arrived) if sent else 0.0
-    return {"loss": loss_value, "compute_s": _seconds(start, end) - comm_s, "comm_s": comm_s}
+    comm_s = _seconds(sent.at, arrived) if sent.at is not None else 0.0
+    return _Step(loss_value, _seconds(start, end) - comm_s, comm_s)
 
 
-def _end_epoch(model, val_loader, precision, step, epoch):
+def _in_parallel(model: nn.Module, run: Settings) -> tuple[nn.Module, _Sent]:
+    """Return the model as it averages gradients over all ranks, and where it notes when it sent the last ones."""
+    sent = _Sent()
+    if world()[1] == 1:
+        return model, sent
+
+    def send(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if bucket.is_last():
+            sent.at = _moment()
+        return COMPRESSIONS[run.compression](group, bucket)
+
+    parallel = DistributedDataParallel(model)  # anew each epoch: it asks only now which weights are trained
+    parallel.broadcast_buffers = not run.freeze_batchnorm  # torch 2.15 warns if this is given as an argument
+    parallel.register_comm_hook(None, send)
+    return parallel, sent
+
+
+def _set_modes(model: nn.Module, trained: list[nn.Parameter], head_alone: bool, freeze_batchnorm: bool) -> None:
+    head = set(model.get_submodule("fc").parameters()) if head_alone else set()
+    for weight in trained:
+        weight.requires_grad_(not head_alone or weight in head)
+    for module in model.modules():
+        module.training = not (freeze_batchnorm and isinstance(module, BATCHNORMS))
+
+
+def _end_epoch(model: nn.Module, loader: DataLoader | None, run: Settings, step: int, epoch: int) -> dict[str, float]:
     """Return accuracy and loss on the validation set, if there is one."""
     for buffer in model.buffers() if world()[1] > 1 else ():  # each rank's last batch left statistics of its own
         dist.broadcast(buffer, 0)
-    if val_loader is None:  # a loader without batches is false, too: this rank may have no image
+    if loader is None:  # a loader without batches is false, too: this rank may have no image
         return {}
-    scores = _evaluate(model, val_loader, precision)
+    scores = _evaluate(model, loader, run.precision)
     if world()[0] == 0:
         log_metrics(step=step, epoch=epoch, val_accuracy=scores["accuracy"], val_loss=scores["loss"])
     return {"accuracy": scores["accuracy"], "loss": scores["loss"]}
 
 
 @torch.no_grad()
-def _evaluate(model: torch.nn.Module, loader: DataLoader, precision: str) -> dict[str, float]:
-    device, modes = own_device(), [(module, module.training) for module in model.modules()]
+def _evaluate(model: nn.Module, loader: DataLoader, precision: str) -> dict[str, float]:
+    device, modes = _own_device(), [(module, module.training) for module in model.modules()]
     model.to(device).to(memory_format=torch.channels_last).eval()
     sums = torch.zeros(3, dtype=torch.float64, device=device)  # correct, loss, images
-    with naming_dead_children(loader):
-        for images, labels in loader:
-            labels, logits = labels.to(device, non_blocking=True), _logits(model, images, precision)
-            correct, loss = (logits.argmax(1) == labels).sum(), cross_entropy(logits, labels, reduction="sum")
-            sums += torch.stack([correct, loss, torch.tensor(len(images), device=device)]).double()
+    for images, labels in started(loader):
+        labels, logits = labels.to(device, non_blocking=True), _logits(model, images, precision)
+        correct, loss = (logits.argmax(1) == labels).sum(), cross_entropy(logits, labels, reduction="sum")
+        sums += torch.stack([correct, loss, torch.tensor(len(images), device=device)]).double()
     if dist.is_initialized():
         dist.all_reduce(sums)
     for module, training in modes:
         module.training = training
     correct_sum, loss_sum, n_images = sums.tolist()
+    check_all_there(int(n_images), len(loader.dataset))  # type: ignore[arg-type]
     return {"accuracy": correct_sum / n_images, "loss": loss_sum / n_images, "n_images": int(n_images)}
 
 
-def _logits(model, images, precision):
-    images = images.to(own_device(), memory_format=torch.channels_last, non_blocking=True)
+def _logits(model: nn.Module, images: torch.Tensor, precision: str) -> torch.Tensor:
+    images = images.to(_own_device(), memory_format=torch.channels_last, non_blocking=True)
     with torch.autocast(images.device.type, torch.bfloat16, enabled=precision_of(precision) == "bf16"):
         return model(images).float()
 
 
-def _moment():
+def _moment() -> Any:
     """Return this moment: of the clock, or of a GPU, which works behind the clock."""
-    if own_device().type == "cpu":
+    if _own_device().type == "cpu":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
 
 
-def _seconds(start, end):
+def _seconds(start: Any, end: Any) -> float:
     return end - start if isinstance(start, float) else start.elapsed_time(end) / 1000
+
+
+def _check_run(
+    run: Settings, model: nn.Module, train_set: Dataset, val_set: Dataset | None, check_every: int
+) -> dict[str, int]:
+    """Return the sizes of the datasets; raise ValueError if the run does not fit them, the model or the ranks.
+
+    All ranks have to call this together. They raise alike, so that none waits for one that raised.
+    """
+    n_images, n_val_images = len(train_set), 0 if val_set is None else len(val_set)  # type: ignore[arg-type]
+    sizes = {"n_images": n_images, "n_val_images": n_val_images}
+    _check_all_alike({**sizes, "check_every": check_every, **asdict(run)})
+    parts = world()[1] * run.accumulate
+    if run.batch_size % parts:
+        raise ValueError(
+            f"batch_size {run.batch_size} cannot be shared by {world()[1]} ranks with accumulate={run.accumulate}: "
+            f"give a multiple of {parts}."
+        )
+    if n_images < run.batch_size:
+        raise ValueError(
+            f"The training set has {n_images} images, fewer than one batch of {run.batch_size}: lower batch_size, or "
+            "bring more images."
+        )
+    if run.freeze_epochs and not hasattr(model, "fc"):
+        raise ValueError(f"freeze_epochs is {run.freeze_epochs}, but {type(model).__name__} has no head named fc.")
+    return sizes
+
+
+def _check_all_alike(values: dict[str, Any]) -> None:
+    """Raise ValueError on all ranks, with the name and what each rank has, unless all give the same `values`."""
+    ranks: list = [values] * world()[1]
+    if len(ranks) > 1:
+        dist.all_gather_object(ranks, values)
+    for name, mine in values.items():
+        theirs = [rank[name] for rank in ranks]
+        if any(value != mine for value in theirs):
+            raise ValueError(
+                f"The ranks differ in {name}: {theirs}. Give all ranks the same settings and images, and a checkpoint "
+                "that all can read, such as s3://…"
+            )
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    """Return a setting as an int; raise ValueError unless it is a whole number of at least `least`."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:  # type: ignore[operator]
+        raise ValueError(f"{name} is {value!r}: give a whole number of at least {least}.")
+    return int(value)

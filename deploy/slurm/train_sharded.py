@@ -21,8 +21,8 @@ from torch.utils.data import default_collate
 
 import daskrun
 from daskrun.settings import own_gpu_first
-from workshop_utils.loop.preemption import Preempted, ranks_told, sigterm_noticed
 from workshop_utils.photos import HELD_OUT, ImageFolder, find_data
+from workshop_utils.preemption import Preempted, ranks_with_sigterm, sigterm_noticed
 from workshop_utils.storage import absolute_address, open_fresh
 
 BATCH_SIZE, SAVE_EVERY = 8, 100  # images a rank, steps
@@ -70,7 +70,7 @@ def teach(source, folder, n_steps):
     transform = torchvision.models.ViT_B_32_Weights.IMAGENET1K_V1.transforms()
     dataset = ImageFolder(source.url, transform, storage_options=source.storage_options, breeds=HELD_OUT)
     loss = None
-    with sigterm_noticed() as received:
+    with sigterm_noticed() as signals:
         for step in range(first, n_steps):
             shuffled = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(step)).tolist()
             mine = shuffled[dist.get_rank() :: dist.get_world_size()][:BATCH_SIZE]
@@ -79,12 +79,12 @@ def teach(source, folder, n_steps):
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            told = ranks_told(received)
-            if told or (step + 1) % SAVE_EVERY == 0 or step + 1 == n_steps:
+            preempted = ranks_with_sigterm(signals)
+            if preempted or (step + 1) % SAVE_EVERY == 0 or step + 1 == n_steps:
                 of_model, of_optimizer = get_state_dict(model, optimizer)
                 dcp.save({"model": of_model, "optimizer": of_optimizer}, checkpoint_id=f"{folder}/step-{step + 1:08}")
-            if told:
-                raise Preempted(step + 1, told, folder)
+            if preempted:
+                raise Preempted(step + 1, preempted, folder)
     return {"resumed_at": first, "steps": n_steps, "loss": None if loss is None else loss.item()}
 
 

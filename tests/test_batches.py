@@ -1,17 +1,13 @@
 """What is drawn in a run never repeats what was drawn for something else."""
 
-import random
 from itertools import product
-from typing import get_args
 
-import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from workshop_utils.loop.batches import TrainBatches
-from workshop_utils.loop.chance import Purpose, derived_seed
+from workshop_utils.batches import DATASET, LAYERS, ORDER, TrainBatches, derived_seed
 
-PURPOSES = get_args(Purpose)
+PURPOSES = (ORDER, DATASET, LAYERS)
 
 
 def test_no_two_purposes_places_or_seeds_share_a_seed():
@@ -21,17 +17,17 @@ def test_no_two_purposes_places_or_seeds_share_a_seed():
 
 
 class Drawn(Dataset):
-    """Images that hold their index and what torch, Python and NumPy draw for them."""
+    """Images that hold their index and what torch draws for them."""
 
     def __len__(self):
         return 12
 
     def __getitem__(self, index):
-        return torch.tensor([index, torch.rand(()), random.random(), np.random.rand()], dtype=torch.float64), 0
+        return torch.tensor([index, torch.rand((), dtype=torch.float64)]), 0
 
 
 def drawn(seed, epoch):
-    """Return (images (12, 4), what a layer of each step draws (3, 1)) of an epoch in three steps."""
+    """Return (images (12, 2), what a layer of each step draws (3, 1)) of an epoch in three steps."""
     batches = TrainBatches(Drawn(), batch_size=4, seed=seed, num_workers=0)
     steps = [(images, torch.rand(1, dtype=torch.float64)) for images, _, _ in batches.of_epoch(epoch, 3 * epoch)]
     images, layers = zip(*steps, strict=True)

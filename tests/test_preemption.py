@@ -13,12 +13,11 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from test_training import FIVE_STEPS, Reads, noise, trained
+from test_train import FIVE_STEPS, Reads, noise, trained
 
 import daskrun
 from workshop_utils.checkpoint import load_checkpoint
-from workshop_utils.loop.batches import heed_parent_alone
-from workshop_utils.loop.preemption import Preempted, sigterm_noticed
+from workshop_utils.preemption import Preempted, heed_sigterm_only_from, sigterm_noticed
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
 
@@ -97,7 +96,7 @@ def test_a_child_that_reads_images_outlives_a_signal_to_all_processes_but_not_it
     assert numbers["steps"] == 5
     context = multiprocessing.get_context("fork")
     heeds = context.Event()
-    process = context.Process(target=lambda: (heed_parent_alone(os.getppid()), heeds.set(), time.sleep(1000)))
+    process = context.Process(target=lambda: (heed_sigterm_only_from(os.getppid()), heeds.set(), time.sleep(1000)))
     process.start()
     assert heeds.wait(120)
     os.kill(process.pid, signal.SIGTERM)
@@ -110,9 +109,9 @@ def test_a_child_of_a_fork_server_ends_after_its_parent(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import multiprocessing, os, time\n"
-        "from workshop_utils.loop.batches import heed_parent_alone\n"
+        "from workshop_utils.preemption import heed_sigterm_only_from\n"
         "def child(parent):\n"
-        "    heed_parent_alone(parent)\n"
+        "    heed_sigterm_only_from(parent)\n"
         "    print(os.getpid(), flush=True)\n"
         "    time.sleep(1000)\n"
         "if __name__ == '__main__':\n"
