@@ -8,7 +8,7 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 
 MADE_FOR_YOU = {"daskrun.Job"}  # by `daskrun.launch`
-SAID_BELOW = {"workshop_utils.loop.settings.Settings"}  # one by one, as attributes
+SAID_BELOW = {"workshop_utils.train.Settings"}  # one by one, as attributes
 NAMES = re.compile(r"(?:^|(?<=[.;] ))((?:\w+, )*\w+): (?=\S)", re.MULTILINE)
 # What is said of the whole, after the last name.
 ENDS = re.compile(r"(?:^|(?<=[.] ))(?:Return|Raise|Warn|Yield|Log)s\b", re.MULTILINE)
