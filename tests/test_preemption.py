@@ -124,6 +124,29 @@ def test_a_child_of_a_fork_server_ends_after_its_parent(tmp_path):
     child.wait(120)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_fork_server_of_a_ranks_children_is_deaf_to_sigterm_also_in_a_fresh_process(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, pathlib, re, signal, torch\n"
+        "from workshop_utils.batches import batch_loader, started\n"
+        "class Family(torch.utils.data.Dataset):\n"
+        "    def __getitem__(self, index):\n"
+        "        return os.getpid(), os.getppid()\n"
+        "if __name__ == '__main__':\n"
+        "    torch.cuda.is_available = lambda: True\n"
+        "    loader = batch_loader(Family(), [[0]], num_workers=1)\n"
+        "    loader.pin_memory = False\n"
+        "    (child,), (server,) = next(started(loader))\n"
+        "    for pid in (child, server):\n"
+        "        status = pathlib.Path(f'/proc/{pid}/status').read_text()\n"
+        "        blocked = int(re.search(r'SigBlk:\\s*(\\w+)', status)[1], 16)\n"
+        "        print(bool(blocked >> (signal.SIGTERM - 1) & 1))\n"
+    )
+    said = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=200).stdout
+    assert said.split() == ["True", "True"]
+
+
 def test_one_rank_is_told_and_both_save_the_same_step(client, tmp_path):
     checkpoint = str(tmp_path / "run.pt")
 

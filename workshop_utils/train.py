@@ -106,7 +106,8 @@ def train(
     where an undisturbed run ends; gloo adds up more ranks in another order, so these agree to rounding (6e-8).
 
     model: a ResNet, the same on all ranks; it ends in eval mode.
-    train_set, val_set: datasets of (image (3, h, w), label); a notebook's cell may define their classes.
+    train_set, val_set: datasets of (image (3, h, w), label); on Dask workers, of classes that a notebook's cell may
+    define.
     checkpoint: a path or address that all ranks read and rank 0 writes. `load_resnet` loads the file, if it loaded the
     model.
     checkpoint_every: steps between two checkpoints; there is one after each epoch, too.
