@@ -141,7 +141,8 @@ def test_photos_on_s3_are_listed_with_their_protocol_and_folders_keys_are_no_pho
     [
         ("/no/such/folder", None, "holds 0 images"),
         ("memory://nothing/here", None, "holds 0 images"),
-        ("nosuch://bucket/dogs", None, "no address that fsspec can open.*nosuch"),
+        ("nosuch://bucket/dogs", None, "cannot be listed.*nosuch"),
+        ("s3:/bucket/dogs", None, "cannot be listed.*lacks a slash"),
         ("s3://workshop/dogs", UNREACHABLE, "cannot be listed.*127.0.0.1:9"),
     ],
 )
@@ -217,7 +218,7 @@ def test_the_environments_data_without_photos_is_an_error_not_sketches(monkeypat
 
 def test_sketches_are_classified_by_the_weights_that_know_them_unless_told_otherwise(monkeypatch):
     assert DataSource("dogs", "sketches").weights == "sketches"
-    assert DataSource("dogs", "photos").weights == DataSource("dogs", "custom").weights == "auto"
+    assert DataSource("dogs", "photos").weights == DataSource("dogs", "custom").weights == "imagenet"
     for name in ("sketches", "imagenet", "s3://bucket/mine.pt"):
         monkeypatch.setenv("WORKSHOP_WEIGHTS", name)
         assert DataSource("dogs", "photos").weights == name
@@ -395,12 +396,28 @@ def test_files_of_several_storages_are_read_in_one_batch_each_from_its_own(tmp_p
 
 def test_a_storage_that_cannot_be_opened_costs_no_file_of_another(tmp_path):
     (tmp_path / "a.jpg").write_bytes(b"a")
-    here, nowhere, missing = str(tmp_path / "a.jpg"), "nosuch://bucket/a.jpg", str(tmp_path / "b.jpg")
-    for paths in ([here, nowhere, missing, here], [nowhere, here, missing, here]):
+    here, missing = str(tmp_path / "a.jpg"), str(tmp_path / "b.jpg")
+    unknown, no_address = "nosuch://bucket/a.jpg", "s3:/bucket/a.jpg"
+    for paths in ([here, unknown, missing, no_address, here], [no_address, unknown, here, missing, here]):
         contents = dict(zip(paths, read_files(paths), strict=True))
         assert contents[here] == b"a" and isinstance(contents[missing], FileNotFoundError)
-        with pytest.raises(BadPhoto, match="nosuch://bucket/a.jpg: cannot be read .*nosuch"):
-            decode_photo(contents[nowhere], nowhere)
+        for path, reason in ((unknown, "nosuch"), (no_address, "lacks a slash")):
+            with pytest.raises(BadPhoto, match=f"{path}: cannot be read .*{reason}"):
+                decode_photo(contents[path], path)
+
+
+def test_a_disk_is_asked_for_many_files_at_the_same_time(tmp_path):
+    pipes = [str(tmp_path / f"{number}.jpg") for number in range(8)]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+
+    def answer_last_first():
+        for pipe in reversed(pipes):
+            with open(pipe, "wb") as file:  # waits until somebody reads
+                file.write(pipe.encode())
+
+    threading.Thread(target=answer_last_first, daemon=True).start()
+    assert read_files(pipes) == [pipe.encode() for pipe in pipes]
 
 
 # --- bad files

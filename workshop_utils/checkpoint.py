@@ -15,7 +15,7 @@ from fsspec.implementations.local import LocalFileSystem
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from workshop_utils.preemption import Preempted, ranks_with_sigterm
-from workshop_utils.storage import absolute_address, open_fresh, whole_file
+from workshop_utils.storage import absolute_address, open_address, whole_file
 
 A_FOLDER = 0x10  # a bit of a zip's directory, as MS-DOS had it
 CURE = "Delete it, or give another path."
@@ -37,7 +37,7 @@ def save_checkpoint(path: str | os.PathLike, /, **values: object) -> None:
     perhaps, on a local disk, a part of it beside that, which nobody reads: `<path>.….part`.
     Raises OSError, for example if the disk is full, and TypeError for a value that `load_checkpoint` refuses.
     """
-    fs, key = open_fresh(path)
+    fs, key = open_address(path)
     try:
         if isinstance(fs, LocalFileSystem):
             with whole_file(Path(os.path.realpath(key))) as part:  # of a link, the file that it leads to
@@ -61,7 +61,7 @@ def load_checkpoint(path: str | os.PathLike) -> dict:
     """
     name = repr(str(path))
     try:
-        fs, key = open_fresh(path)
+        fs, key = open_address(path)
         file = BytesIO(fs.cat_file(key))
     except FileNotFoundError as error:
         raise WeightsError(f"There is no file {name}: check the path, or unset WORKSHOP_WEIGHTS.") from error
@@ -92,7 +92,7 @@ def checkpoint_exists(path: str | os.PathLike) -> bool:
     Raises OSError where the storage does not say: fsspec's own `exists` would then answer that there is none. Raises
     IsADirectoryError for a folder.
     """
-    fs, key = open_fresh(path)
+    fs, key = open_address(path)
     try:
         if fs.info(key)["type"] == "directory":
             raise IsADirectoryError(f"{str(path)!r} is a folder: give the path of a file.")

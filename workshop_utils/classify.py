@@ -22,8 +22,7 @@ from workshop_utils.loaded_model import LoadedModel, loaded_model
 from workshop_utils.photos import IN_BREED, BadPhoto, decode_photo, read_files
 from workshop_utils.precision import PRECISIONS, ieee_float32, precision_of
 from workshop_utils.progress import bar
-from workshop_utils.storage import address_for_workers, path_text
-from workshop_utils.weights import resolve_weights
+from workshop_utils.storage import absolute_address, resolve_weights
 
 if TYPE_CHECKING:
     from workshop_utils.int8 import Calibration
@@ -111,7 +110,7 @@ def classify_stream(
     if not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size is {batch_size!r}: give a whole number of at least 1.")
     precision_of(precision, (*PRECISIONS, "int8"))  # raises ValueError for an unknown one
-    photos: Iterator[str] = (path_text(path) if isinstance(path, os.PathLike) else str(path) for path in paths)
+    photos: Iterator[str] = (os.fspath(path) if isinstance(path, os.PathLike) else str(path) for path in paths)
     on_gpu = any("gpu" in about for about in known_workers(client).values())
     calibration = None
     if precision == "int8":
@@ -120,7 +119,7 @@ def classify_stream(
         from workshop_utils.int8 import choose_for_calibration, read_for_calibration
 
         chosen, photos = choose_for_calibration(photos, all_at_hand=isinstance(paths, Sized))
-        addresses = list(map(address_for_workers, chosen))
+        addresses = list(map(absolute_address, chosen))
         calibration = client.submit(read_for_calibration, addresses, storage_options, pure=False)
     batches = iter(lambda: list(islice(photos, batch_size)), [])
     tasks = _tasks(batches, _n_threads(client), GPU_BATCHES_PER_TASK if on_gpu else CPU_BATCHES_PER_TASK)
@@ -133,7 +132,7 @@ def classify_stream(
         storage_options=storage_options,
         calibration=calibration,
     )
-    return _frames(client, lambda task: submit([list(map(address_for_workers, batch)) for batch in task]), tasks)
+    return _frames(client, lambda task: submit([list(map(absolute_address, batch)) for batch in task]), tasks)
 
 
 def _tasks(batches: Iterable[list[str]], n_threads: int, longest: int) -> Iterator[list[list[str]]]:

@@ -17,7 +17,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.precision import precision_of
-from workshop_utils.storage import open_fresh
+from workshop_utils.storage import open_address
 from workshop_utils.weights import load_resnet, resolve_weights
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def loaded_model(
     """
     address, version = resolve_weights(weights), None
     with suppress(Exception):  # weights with a name, or no file can be read there, which `load_resnet` says better
-        fs, path = open_fresh(address)
+        fs, path = open_address(address)
         version = str(fs.info(path))  # size, time and the like: they change with the file
     precision = "int8" if calibration else precision_of(precision)
     with _loading:  # otherwise two threads of a worker would both load

@@ -1,7 +1,6 @@
 """Pet names as text that a small LSTM learns: tensors, the model, new names, and where names come from."""
 
 import json
-import os
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from workshop_utils.storage import open_address
+from workshop_utils.storage import open_address, settings
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz -.'"
 PADDING, STOP = 0, 1  # before a name's first character, after its last
@@ -114,7 +113,7 @@ def find_names() -> PetNames:
 
     Names that `clean` refuses are left out. Raises NamesError.
     """
-    if not (url := os.environ.get("WORKSHOP_NAMES")):
+    if not (url := settings().names):
         own = Path(__file__).with_name("names.txt")
         return PetNames(own.read_text(encoding="ascii").splitlines(), "project", str(own))
     try:

@@ -5,15 +5,15 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
 from itertools import chain
 
 import numpy as np
-from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch.utils.data import Dataset, Subset
 
 from workshop_utils.dogs.breeds import BREEDS as BREEDS  # "as": notebooks import these from here
@@ -23,43 +23,28 @@ from workshop_utils.dogs.sketches import DRAWING_VERSION, write_sketches
 from workshop_utils.dogs.sketches import draw_dog as draw_dog
 from workshop_utils.s3 import list_folders, read_objects
 from workshop_utils.storage import (
-    CHAIN,
-    LACKS_A_SLASH,
+    ADDRESS,
     CacheError,
     absolute_address,
     cache_folder,
+    copy_for_workers,
     default_storage_options,
-    has_one_connection,
+    local_path,
     on_all_workers,
     open_address,
-    open_fresh,
-    path_text,
-    read_together,
-    share,
-    weights_setting,
+    resolve_weights,
+    settings,
 )
 
 IN_BREED = re.compile(r"(?:.*[/\\])?(n\d{8})-([^/\\]+)[/\\][^/\\]*", re.DOTALL)  # a file in a folder of a breed
 # A photo's path below the root. Hidden files are no photos: macOS puts a "._photo.jpg" beside each.
 PHOTO = re.compile(r"n\d{8}-[^/\\]+/[^./\\][^/\\]*\.(?i:jpg|jpeg|png|webp|gif|bmp)")
-# Addresses that begin alike lie in one storage: protocols and host, or bucket. Nothing for a local path.
-STORAGE = re.compile(r"^(?:.*://[^/]*)?", re.DOTALL)
-IN_ARCHIVE = re.compile("(^|::)(zip|tar|libarchive)://")
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")  # a stranger's file should not reach the decoders of other formats
 MAX_PIXELS = 50_000_000  # decoded, a photo of this size already takes 150 MB
-# How stored pixels are turned to stand upright, by EXIF's orientation: a phone stores photos as its sensor sees them.
-TURNS: dict[object, Image.Transpose] = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 MAX_ASPECT = 50  # resizing the short side of 1 x 1,000,000 pixels to 256 would take 200 GB
 SKETCHES_PER_BREED = 8
 FOLDERS_AT_ONCE = 32  # listed at the same time: storage takes long to answer, but no longer for many questions
+FILES_AT_ONCE = 16  # read at the same time from a local disk, which may be one of a network
 CURE = "Check the address, or unset WORKSHOP_DATA to use the sketches that need no download."
 
 
@@ -77,7 +62,7 @@ class DataSource:
 
     url: folder of folders `<wnid>-<Breed_name>`. kind: "custom" (WORKSHOP_DATA), "photos" or "sketches".
     storage_options: what fsspec needs to open `url`. weights: those that suit the images, for `load_resnet`:
-    WORKSHOP_WEIGHTS of the process that makes this; else "sketches" for these, and "auto" for photos.
+    WORKSHOP_WEIGHTS of the process that makes this; else "sketches" for these, and "imagenet" for photos.
     """
 
     url: str
@@ -86,8 +71,9 @@ class DataSource:
     weights: str = ""
 
     def __post_init__(self) -> None:
-        weights = self.weights or weights_setting() or ("sketches" if self.kind == "sketches" else "auto")
-        object.__setattr__(self, "weights", weights)  # a rank's WORKSHOP_WEIGHTS may differ from the client's
+        default = "sketches" if self.kind == "sketches" else "imagenet"
+        # A rank's WORKSHOP_WEIGHTS may differ from the client's.
+        object.__setattr__(self, "weights", resolve_weights(self.weights or "auto", default))
 
     @property
     def noun(self) -> str:
@@ -103,11 +89,11 @@ def find_data(
     per_breed: number of sketches of each breed. breeds: those that are needed, None for all; there may be photos of
     others as well. light: "day" or "dusk" for sketches; photos are what they are.
 
-    All workers can reach the sketches: see `storage.share`.
+    All workers can reach the sketches: see `storage.copy_for_workers`.
     Raises NoPhotos if WORKSHOP_DATA holds none; storage.NotShared if workers do not see photos or sketches;
     storage.CacheError if there is no room for sketches.
     """
-    if url := os.environ.get("WORKSHOP_DATA"):
+    if url := settings().data:
         list_photos(url, breeds=breeds)  # raises NoPhotos
         return DataSource(absolute_address(url), "custom", default_storage_options(url))
     photos, wanted = cache_folder() / "photos", f"sketches-v{DRAWING_VERSION}-{per_breed}"
@@ -123,7 +109,7 @@ def find_data(
         ) from error
     if has_photos:
         return DataSource(on_all_workers(str(photos / "Images")), "photos")
-    url = share(sketches)
+    url = copy_for_workers(sketches)
     return DataSource(url, "sketches", default_storage_options(url))
 
 
@@ -134,8 +120,7 @@ def list_photos(
 
     breeds: names, WordNet ids or `Breed`s of the folders to list; None for all.
 
-    Paths carry their protocol and host (`s3://…`) except local ones. Raises NoPhotos if there are none, and ValueError
-    for a chain of addresses or a `pathlib.Path` of one.
+    Paths carry their protocol and host (`s3://…`) except local ones. Raises NoPhotos if there are none.
     """
     wanted = None if breeds is None else {find_breed(breed).wnid for breed in breeds}
 
@@ -143,30 +128,25 @@ def list_photos(
         breed = IN_BREED.fullmatch(f"{folder.rstrip('/')}/")
         return bool(breed and (wanted is None or breed[1] in wanted))
 
-    given, url = url, path_text(url)
-    if IN_ARCHIVE.search(url):
-        raise NoPhotos(f"{url!r} is in an archive: unpack it, and give the folder.")
-    absolute_address(given)  # raises ValueError
+    address = absolute_address(url)
     try:
-        fs, root = open_fresh(url, storage_options)
+        fs, root = open_address(address, storage_options)
         files = list_folders(fs, root, is_wanted)
         if files is None:
             files = _list_folders(fs, root, is_wanted)
         found = sorted(file for file in files if PHOTO.fullmatch(file.removeprefix(root.rstrip("/")).lstrip("/")))
-    except (ValueError, ImportError) as error:
-        raise NoPhotos(f"{url!r} is no address that fsspec can open ({error}). {CURE}") from error
     except Exception as error:  # each protocol raises errors of its own, such as botocore's
-        raise NoPhotos(f"{url!r} cannot be listed ({error}). {CURE}") from error
+        raise NoPhotos(f"{address!r} cannot be listed ({error}). {CURE}") from error
     if not found and wanted is None:
-        raise NoPhotos(f"{url!r} holds 0 images in folders named like 'n02085620-Chihuahua'. {CURE}")
+        raise NoPhotos(f"{address!r} holds 0 images in folders named like 'n02085620-Chihuahua'. {CURE}")
     if not found:
-        list_photos(url, storage_options=storage_options)  # raises if there are none of other breeds either
+        list_photos(address, storage_options=storage_options)  # raises if there are none of other breeds either
     if wanted and (missing := sorted(wanted - {breed_of(file)[0] for file in found})):
-        raise NoPhotos(f"{url!r} holds no images of {', '.join(missing)}. {CURE}")
+        raise NoPhotos(f"{address!r} holds no images of {', '.join(missing)}. {CURE}")
     if isinstance(fs, LocalFileSystem):
         return found
     # fs.unstrip_protocol would lose a host. Files of http:// have whole addresses.
-    return [file if "://" in file else url.rstrip("/") + file.removeprefix(root.rstrip("/")) for file in found]
+    return [file if "://" in file else address.rstrip("/") + file.removeprefix(root.rstrip("/")) for file in found]
 
 
 def _list_folders(fs, root, is_wanted):
@@ -177,7 +157,8 @@ def _list_folders(fs, root, is_wanted):
         for info in chain(below.values(), (file for file in beside.values() if file.get("islink")))
         if is_wanted(info["name"])
     ]
-    with ThreadPoolExecutor(1 if has_one_connection(fs) else FOLDERS_AT_ONCE) as pool:
+    can_use_threads = fs.async_impl or isinstance(fs, LocalFileSystem)  # ftp:// and others have one connection
+    with ThreadPoolExecutor(FOLDERS_AT_ONCE if can_use_threads else 1) as pool:
         return list(chain.from_iterable(pool.map(partial(fs.find, maxdepth=1, on_error=_unless_missing), folders)))
 
 
@@ -200,43 +181,50 @@ def breed_of(path: str) -> tuple[str, str]:
 def read_files(paths: Sequence[str], storage_options: dict | None = None) -> list[bytes | Exception]:
     """Return the bytes of each file, in order; an unreadable file gives its exception.
 
-    The files may lie in several storages. Those of one are read at the same time, but for storage with one
-    connection, such as ftp://, which gives one after the other.
+    The files may lie in several storages. Those of one are read at the same time, except that storage with one
+    connection, such as ftp://, gives one file after the other.
     """
-    opened: dict[tuple, AbstractFileSystem | Exception] = {}
-    by_fs: dict[AbstractFileSystem | Exception, list[int]] = defaultdict(list)  # positions
+    by_storage: dict[str, list[int]] = defaultdict(list)  # positions of the paths that begin alike
     for position, path in enumerate(paths):
-        refused = path if CHAIN.match(path) or LACKS_A_SLASH.match(path) else ""  # each has an error that names it
-        version = "?versionId=" in path  # s3fs reads versions through another filesystem
-        storage = STORAGE.findall(path)[0], version, refused
-        if storage not in opened:  # opening each path would take longer than reading it
-            try:
-                opened[storage], _ = open_address(path, storage_options)
-            except Exception as error:  # an unknown protocol, a missing package, a server that refuses
-                opened[storage] = error
-        by_fs[opened[storage]].append(position)
+        begin = ADDRESS.match(path)
+        by_storage[begin[0] if begin else ""].append(position)
     contents: dict[int, bytes | Exception] = {}
-    for fs, positions in by_fs.items():
-        contents |= zip(positions, _read_from(fs, [paths[position] for position in positions]), strict=True)
+    for positions in by_storage.values():
+        of_one = _read_from_one_storage([paths[position] for position in positions], storage_options)
+        contents |= zip(positions, of_one, strict=True)
     return [contents[position] for position in range(len(paths))]
 
 
-def _read_from(fs, paths):
-    """Return what `read_files` does for files of one filesystem, or of one that could not be opened, an exception."""
-    if isinstance(fs, Exception):
-        return [fs] * len(paths)
-    contents: list = read_objects(fs, paths)
-    if left := [position for position, content in enumerate(contents) if content is None]:
-        by_fs = read_together(fs, [paths[position] for position in left])
-        for position, content in zip(left, by_fs, strict=True):
-            contents[position] = content
+def _read_from_one_storage(paths, storage_options):
+    """Return what `read_files` does, for paths that begin with the same protocol and host, or for local ones."""
+    try:
+        fs, _ = open_address(paths[0], storage_options)
+    except Exception as error:  # an unknown protocol, a missing package, a server that refuses
+        return [error] * len(paths)
+    if isinstance(fs, LocalFileSystem):
+        with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+            return list(pool.map(_read_local, paths))
+    contents = read_objects(fs, paths)
+    left = [position for position, content in enumerate(contents) if content is None]
+    # ftp's cat_file takes no address, and s3fs would strip the slash at a key's end.
+    keys = [paths[position] if fs.async_impl else fs._strip_protocol(paths[position]) for position in left]
+    # fs.cat would take the [1] of a name for a pattern.
+    for position, content in zip(left, fs.cat_ranges(keys, None, None, on_error="return"), strict=True):
+        contents[position] = content
     return contents
+
+
+def _read_local(path):
+    try:
+        return local_path(path).read_bytes()
+    except Exception as error:
+        return error
 
 
 def decode_photo(content: bytes | Exception, path: str) -> Image.Image:
     """Return a file's bytes as an upright RGB `PIL.Image`; raise BadPhoto, which names `path`, for anything else.
 
-    Upright: turned as the file's EXIF says, as `PIL.ImageOps.exif_transpose` does. Damaged EXIF turns nothing.
+    Upright: turned as the file's EXIF says, as `PIL.ImageOps.exif_transpose` does. Damaged EXIF is no error.
     content: bytes, or the exception that reading them raised.
     """
     if isinstance(content, Exception):
@@ -252,21 +240,15 @@ def decode_photo(content: bytes | Exception, path: str) -> Image.Image:
             raise ValueError(f"animated, {n_frames} frames: save one frame")
         if depth := {"I": "16-bit", "F": "float"}.get(image.mode[0]):
             raise ValueError(f"{depth} pixels: save it with 8 bits a channel")
-        pixels, turn = image.convert("RGB"), turn_of(image)
-        return pixels if turn is None else pixels.transpose(turn)
+        pixels = image.convert("RGB")
+        with suppress(Exception):  # Pillow raises errors of many types for damaged EXIF, and the pixels may be fine
+            ImageOps.exif_transpose(pixels, in_place=True)  # a phone stores photos as its sensor sees them
+        return pixels
     except Exception as error:  # Pillow raises errors of nearly any type for a damaged header
         reason = str(error) or type(error).__name__
         if isinstance(error, UnidentifiedImageError):
             reason = "not an image that Pillow can read" if content else "the file is empty"
         raise BadPhoto(f"{path}: {reason}") from error
-
-
-def turn_of(image: Image.Image) -> Image.Transpose | None:
-    """Return how an image's stored pixels are turned to stand upright, by its EXIF; None where they stand already."""
-    try:
-        return TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
-    except Exception:  # Pillow raises errors of many types for damaged EXIF, and the pixels may be fine
-        return None
 
 
 class ImageFolder(Dataset):

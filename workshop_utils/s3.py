@@ -1,7 +1,7 @@
 """Read and list s3:// with obstore, which is several times as fast as s3fs; what it does not give, s3fs is asked for.
 
 So each error is s3fs's own. obstore finds region and keys by itself, in the environment (AWS_…): a profile of ~/.aws,
-and options that are not in KNOWN, are left to s3fs.
+and options that are not in OPTIONS, are left to s3fs.
 """
 
 import os
@@ -18,9 +18,10 @@ import fsspec
 REQUESTS = 64  # at the same time: storage takes long to answer, but no longer for many questions
 HTTP: Any = {"connect_timeout": "5s", "read_timeout": "5s", "timeout": "1h", "allow_http": True}  # 1h: of a whole file
 RETRIES: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=8)}  # then s3fs may take 30 s to say what is wrong
-KNOWN = {"anon", "key", "secret", "token", "client_kwargs", "config_kwargs", "max_concurrency", "use_listings_cache"}
-OF_CLIENT = {"endpoint_url": "aws_endpoint_url_s3", "region_name": "region"}  # what obstore calls them
-OF_CONFIG = {"max_pool_connections"}
+# Options of s3fs that obstore has too, or does not need.
+OPTIONS = {"anon", "key", "secret", "token", "client_kwargs", "config_kwargs", "max_concurrency", "use_listings_cache"}
+CLIENT_OPTIONS = {"endpoint_url": "aws_endpoint_url_s3", "region_name": "region"}  # what obstore calls them
+CONFIG_OPTIONS = {"max_pool_connections"}
 
 _buckets: "dict[tuple, _Bucket]" = {}  # by name, settings and what the environment says
 
@@ -69,8 +70,9 @@ def list_folders(fs: fsspec.AbstractFileSystem, root: str, is_wanted: Callable[[
 def _can_use_obstore(fs):
     options = fs.storage_options
     of_client, of_config = (options.get(name) or {} for name in ("client_kwargs", "config_kwargs"))
-    is_known = options.keys() <= KNOWN and of_client.keys() <= OF_CLIENT.keys() and of_config.keys() <= OF_CONFIG
-    if "s3" not in fs.protocol or not is_known:
+    if "s3" not in fs.protocol:
+        return False
+    if options.keys() - OPTIONS or of_client.keys() - CLIENT_OPTIONS.keys() or of_config.keys() - CONFIG_OPTIONS:
         return False
     try:
         import obstore  # noqa: F401
@@ -122,7 +124,7 @@ def _bucket_of(fs, name):
     options, environment = fs.storage_options, {n: v for n, v in os.environ.items() if n.startswith("AWS_")}
     keys = {"access_key_id": "key", "secret_access_key": "secret", "session_token": "token"}
     settings = {name: options[of_s3fs] for name, of_s3fs in keys.items() if options.get(of_s3fs)}
-    settings |= {OF_CLIENT[name]: value for name, value in (options.get("client_kwargs") or {}).items() if value}
+    settings |= {CLIENT_OPTIONS[name]: value for name, value in (options.get("client_kwargs") or {}).items() if value}
     settings |= {"skip_signature": True} if options.get("anon") else {}
     known = name, *sorted(settings.items()), *sorted(environment.items())
     if known not in _buckets:

@@ -5,21 +5,21 @@ import os
 import re
 import shutil
 import tempfile
-import time
 import uuid
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote
 
 import fsspec
 import platformdirs
 from fsspec.archive import AbstractArchiveFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-# Variables that name who asks S3, and lines of ~/.aws that do.
-OF_SOMEBODY = (
+# How an address begins: protocol://host. It also fits what pathlib.Path leaves of one, protocol:/host.
+ADDRESS = re.compile(r"([\w+.-]*:)+/+[^/]*")
+# These variables say who asks S3, and so do these lines of the files in ~/.aws.
+CREDENTIAL_VARIABLES = (
     "AWS_ACCESS_KEY_ID",
     "AWS_PROFILE",
     "AWS_DEFAULT_PROFILE",
@@ -27,14 +27,7 @@ OF_SOMEBODY = (
     "AWS_CONTAINER_CREDENTIALS",
     "FSSPEC_S3_",
 )
-HOLDS_CREDENTIALS = re.compile(r"^\s*(aws_access_key_id|credential_process|role_arn|sso_|login_session)", re.MULTILINE)
-ADDRESS = re.compile(r"([\w+.-]{2,})://")
-CHAIN = re.compile(r"([\w+.-]+::)+[\w+.-]{2,}://")
-# What pathlib makes of an address. A name that no protocol has may be a folder's.
-LACKS_A_SLASH = re.compile(rf"({'|'.join(fsspec.available_protocols())}):(/(?!/)|$)")
-ADDRESS_IN_PATH = re.compile(r"([\w+.-]+::)*[\w+.-]{2,}:(/|$)")  # in a `pathlib.Path`, which no string can be
-LOCAL_READERS = 16  # threads; to start them takes as long as to read 100 files of a fast disk
-SLOW_S = 0.002  # to read a file; a fast disk takes 0.05 ms
+CREDENTIAL_LINE = re.compile(r"^\s*(aws_access_key_id|credential_process|role_arn|sso_|login_session)", re.MULTILINE)
 S3_CONNECTIONS = 64  # botocore allows 10, so a batch of 32 would wait four times for storage far away
 
 
@@ -46,17 +39,37 @@ class CacheError(OSError):
     """The cache folder cannot be written; the message says why and what to type."""
 
 
+@dataclass(frozen=True)
+class Settings:
+    """What the environment's WORKSHOP_* variables say of files; a variable that is unset gives an empty string."""
+
+    data: str  #: WORKSHOP_DATA: where the photos are
+    weights: str  #: WORKSHOP_WEIGHTS: a checkpoint, or a name that `weights.load_resnet` knows
+    names: str  #: WORKSHOP_NAMES: a JSON list of pet names
+    cache: str  #: WORKSHOP_CACHE: a folder of this machine for downloads and sketches
+    shared: str  #: WORKSHOP_SHARED: a folder that all workers can read and write
+
+
+def settings() -> Settings:
+    """Return the Settings of this moment, as a notebook can change them with %env."""
+    return Settings(
+        data=os.environ.get("WORKSHOP_DATA", ""),
+        weights=os.environ.get("WORKSHOP_WEIGHTS", ""),
+        names=os.environ.get("WORKSHOP_NAMES", ""),
+        cache=os.environ.get("WORKSHOP_CACHE", ""),
+        shared=os.environ.get("WORKSHOP_SHARED", ""),
+    )
+
+
 def cache_folder() -> Path:
     """Return the folder for downloads and sketches: WORKSHOP_CACHE, else the user's cache folder.
 
-    Raises CacheError where the user has no home, and where WORKSHOP_CACHE is the address of other storage.
+    Raises CacheError if the user has no home, and if WORKSHOP_CACHE is the address of other storage.
     """
     try:
-        return local_path(os.environ.get("WORKSHOP_CACHE") or platformdirs.user_cache_dir("workshop-dask-pytorch"))
-    except RuntimeError as error:  # for example in a container, for a user without a name
-        raise CacheError(f"There is no home folder for the cache ({error}): export WORKSHOP_CACHE=FOLDER") from error
-    except ValueError as error:
-        raise CacheError(f"WORKSHOP_CACHE cannot be used: {error} Type\nexport WORKSHOP_CACHE=FOLDER") from error
+        return local_path(settings().cache or platformdirs.user_cache_dir("workshop-dask-pytorch"))
+    except (RuntimeError, ValueError) as error:  # in a container, for example, a user may have no home
+        raise CacheError(f"There is no folder for the cache ({error}): export WORKSHOP_CACHE=FOLDER") from error
 
 
 def shared_folder() -> str:
@@ -67,8 +80,12 @@ def shared_folder() -> str:
     machine, which no other user may read. Nothing in it is ever deleted for you.
     Raises NotShared if WORKSHOP_SHARED cannot be written, or if it is unset and workers do not see this machine's disk.
     """
-    if root := _shared_root():
-        return _made(root, _user())
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # in a container, for example, a user may have no name
+        user = str(os.getuid())
+    if address := _made_below_shared(user):
+        return address
     folder = cache_folder() / "shared"
     try:
         folder.mkdir(0o700, parents=True, exist_ok=True)
@@ -83,32 +100,29 @@ def new_shared_folder() -> str:
 
     It lies below WORKSHOP_SHARED, or is a temporary folder of this machine. Raises what `shared_folder` raises.
     """
-    root = _shared_root()
-    return _made(root, uuid.uuid4().hex) if root else on_all_workers(tempfile.mkdtemp())
+    return _made_below_shared(uuid.uuid4().hex) or on_all_workers(tempfile.mkdtemp())
 
 
-def share(folder: Path) -> str:
-    """Return an address where all workers reach the files of `folder`.
+def copy_for_workers(folder: Path) -> str:
+    """Return an address at which all workers can read the photos of `folder`, which lie in folders of breeds.
 
-    With WORKSHOP_SHARED, it is a copy below that, which gets the files that it lacks; else it is `folder` itself.
+    With WORKSHOP_SHARED, it is a copy below that, to which missing photos are added; else it is `folder` itself.
     Raises NotShared if WORKSHOP_SHARED cannot be written, or if it is unset and workers do not see `folder`.
     """
-    if not (root := _shared_root()):
+    if not (address := _made_below_shared(folder.name)):
         return on_all_workers(str(folder))
-    try:
-        fs, target = open_fresh(_below(root, folder.name))
-        have = {path: about["size"] for path, about in fs.find(target, detail=True).items()}
-        files = {f"{target}/{path.relative_to(folder).as_posix()}": path for path in folder.glob("*/*.jpg")}
-        lacking = [name for name, path in files.items() if have.get(name) != path.stat().st_size]
+    with _says_that_shared_cannot_be_written():
+        fs, target = open_address(address)
+        sizes = {path: about["size"] for path, about in fs.find(target, detail=True).items()}
+        photos = {f"{target}/{path.relative_to(folder).as_posix()}": path for path in folder.glob("*/*.jpg")}
+        missing = [copy for copy, photo in photos.items() if sizes.get(copy) != photo.stat().st_size]
         if isinstance(fs, LocalFileSystem):
-            for name in lacking:
-                with whole_file(Path(name)) as part:  # others may read or share the same files now
-                    shutil.copyfile(files[name], part)
+            for copy in missing:
+                with whole_file(Path(copy)) as part:  # another process may read or write the same copies now
+                    shutil.copyfile(photos[copy], part)
         else:  # an object store shows a file once all of it is there
-            fs.put([str(files[name]) for name in lacking], lacking)
-    except Exception as error:  # each protocol raises errors of its own, such as botocore's
-        raise _cannot_write(root, error) from error
-    return _below(root, folder.name)
+            fs.put([str(photos[copy]) for copy in missing], missing)
+    return address
 
 
 def on_all_workers(path: str) -> str:
@@ -133,67 +147,36 @@ def on_all_workers(path: str) -> str:
     return path
 
 
-def path_text(path: str | os.PathLike) -> str:
-    """Return a path or an address as text. Raises TypeError for what is neither a string nor an `os.PathLike` of one.
-
-    >>> path_text(Path("runs/run.pt"))
-    'runs/run.pt'
-    """
-    text = os.fspath(path)
-    if not isinstance(text, str):
-        raise TypeError(f"{path!r} is bytes: give a string.")
-    return text
-
-
-def absolute_address(url: str | os.PathLike) -> str:
+def absolute_address(path: str | os.PathLike) -> str:
     """Return an address as it is, and a local path as an absolute one, which means the same in every working directory.
 
-    An address begins with protocol://. A string that does not is a local path, whole, whatever else is in it.
-    Raises ValueError for a chain of addresses, and for an address that lacks a slash, as one does in a `pathlib.Path`;
-    TypeError for what is neither a string nor an `os.PathLike` of one.
+    Text that begins with protocol:// is an address. Text that begins with protocol:/ is returned as it is, too, and
+    `open_address` refuses it: it is what `pathlib.Path` makes of an address. All other text is a local path.
 
     >>> absolute_address("s3://bucket/run::2.pt"), absolute_address("/runs/run::2.pt")
     ('s3://bucket/run::2.pt', '/runs/run::2.pt')
     """
-    text = path_text(url)
-    if CHAIN.match(text):
-        raise ValueError(f"{text!r} is a chain of addresses: give the last one alone, {text.rpartition('::')[2]!r}.")
-    if LACKS_A_SLASH.match(text) or (isinstance(url, os.PathLike) and ADDRESS_IN_PATH.match(text)):
-        protocol, _, path = text.rpartition("::")[2].partition(":")
-        right = f"{protocol}://{path if protocol in LocalFileSystem.protocol else path.lstrip('/')}"
-        raise ValueError(
-            f"{text!r} lacks a slash after the protocol, which pathlib.Path takes away: give the string {right!r}."
-        )
-    protocol = _protocol(text)
-    if protocol and protocol not in LocalFileSystem.protocol:
-        return text
-    prefix = f"{protocol}://" if protocol else ""
-    return prefix + str(Path(os.path.expanduser(text.removeprefix(prefix))).absolute())
-
-
-def address_for_workers(path: str) -> str:
-    """Return what `absolute_address` does, as workers may have another working directory and another home.
-
-    What it refuses is returned as it is: `read_files` refuses it, too, where it is one of many.
-    """
-    try:
-        return absolute_address(path)
-    except ValueError:
-        return path
+    text = os.fspath(path)
+    return text if ADDRESS.match(text) else str(Path(os.path.expanduser(text)).absolute())
 
 
 def local_path(path: str | os.PathLike) -> Path:
     """Return the absolute path of a file or folder of this machine; raise ValueError for another storage's address."""
-    address = absolute_address(path)
-    if (protocol := _protocol(address)) and protocol not in LocalFileSystem.protocol:
-        raise ValueError(f"{address!r} is no folder of this machine: give the path of one.")
-    return Path(ADDRESS.sub("", address, count=1) if protocol else address)
+    address = absolute_address(path).removeprefix("file://")
+    if not os.path.isabs(address):
+        raise ValueError(f"{address!r} is no path of this machine: give one.")
+    return Path(address)
 
 
-def weights_setting(weights: str | os.PathLike | None = None) -> str:
-    """Return `weights`, or WORKSHOP_WEIGHTS: "auto", "imagenet", "sketches", a checkpoint's absolute address, or ""."""
-    given = weights or os.environ.get("WORKSHOP_WEIGHTS", "")
-    return given if given in ("", "auto", "imagenet", "sketches") else absolute_address(given)  # type: ignore[return-value]
+def resolve_weights(weights: str | os.PathLike = "auto", default: str = "imagenet") -> str:
+    """Return what `load_resnet(weights)` will load: "imagenet", "sketches", or the absolute address of a checkpoint.
+
+    "auto" is WORKSHOP_WEIGHTS, or `default` if that is unset.
+    """
+    wanted = str(weights) if str(weights) != "auto" else settings().weights
+    if wanted in ("", "auto"):
+        return default
+    return wanted if wanted in ("imagenet", "sketches") else absolute_address(wanted)
 
 
 def default_storage_options(url: str | os.PathLike) -> dict:
@@ -201,124 +184,48 @@ def default_storage_options(url: str | os.PathLike) -> dict:
 
     This does not look for the role of a cloud's instance: set FSSPEC_S3_ANON=false to use one.
     """
-    if not path_text(url).startswith("s3://") or fsspec.config.conf.get("s3"):
+    # botocore's own search would start a credential_process, ask a container's server, and take 7 to 25 ms.
+    if not os.fspath(url).startswith("s3://") or fsspec.config.conf.get("s3"):
         return {}
     in_home = {"AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials", "AWS_CONFIG_FILE": "~/.aws/config"}
     files = [Path(os.path.expanduser(os.environ.get(name, usual))) for name, usual in in_home.items()]
-    known = any(value and name.startswith(OF_SOMEBODY) for name, value in os.environ.items())
-    known = known or any(HOLDS_CREDENTIALS.search(file.read_text()) for file in files if file.is_file())
+    known = any(value and name.startswith(CREDENTIAL_VARIABLES) for name, value in os.environ.items())
+    known = known or any(CREDENTIAL_LINE.search(file.read_text()) for file in files if file.is_file())
     return {} if known else {"anon": True}
 
 
 def open_address(url: str | os.PathLike, storage_options: dict | None = None) -> tuple[fsspec.AbstractFileSystem, str]:
     """Return (filesystem, path in it) of a local path or any address, protocol://…, that fsspec knows.
 
+    Listings are asked for again, as another process may have written since.
     url: as in `absolute_address`. storage_options: what fsspec needs there; None for `default_storage_options`. They
     come before a user or a port in the address.
-    Raises ValueError for an unknown protocol and what `absolute_address` refuses, ImportError if a protocol's package
-    is missing.
+    Raises ValueError for an unknown protocol, a chain of protocols, an archive, and an address that lacks a slash;
+    ImportError if a protocol's package is missing.
 
     >>> open_address("memory://dogs/rex.jpg")[1]
     '/dogs/rex.jpg'
     """
-    url = absolute_address(url)
+    address = absolute_address(url)
+    if os.path.isabs(address):
+        protocol = "file"
+    elif "://" in address:
+        protocol = address.partition("://")[0]
+    else:
+        raise ValueError(f"{address!r} lacks a slash: give a string protocol://…, as pathlib.Path takes a slash away.")
+    kind = fsspec.get_filesystem_class(protocol)
+    if issubclass(kind, AbstractArchiveFileSystem):
+        raise ValueError(f"{address!r} is in an archive: unpack it, and give the address of what it held.")
     # This is cheap: fsspec keeps one filesystem per process and set of options. A forked process needs one of its own.
-    options = default_storage_options(url) if storage_options is None else storage_options
-    if url.startswith("s3://"):
+    options = default_storage_options(address) if storage_options is None else storage_options
+    if protocol == "s3":
         of_botocore = {"max_pool_connections": S3_CONNECTIONS, **(options.get("config_kwargs") or {})}
         # With more than one request per file at a time, s3fs asks for each file's size before it asks for the file.
         options = {"max_concurrency": 1, **options, "config_kwargs": of_botocore}
-    protocol = _protocol(url) or "file"
-    kind = fsspec.get_filesystem_class(protocol)
-    if issubclass(kind, AbstractArchiveFileSystem):
-        raise ValueError(f"{url!r} is in an archive: unpack it, and give the address of what it held.")
     # Not fsspec's url_to_fs, which splits a name at "::".
-    of_url = kind._get_kwargs_from_urls(url)
-    # fsspec leaves the %40 that stands for an @ in a password.
-    of_url |= {name: unquote(of_url[name]) for name in ("username", "user", "password") if of_url.get(name)}
-    options = {**of_url, **options}
-    return fsspec.filesystem(protocol, **options), kind._strip_protocol(url)
-
-
-def open_fresh(url: str | os.PathLike, storage_options: dict | None = None) -> tuple[fsspec.AbstractFileSystem, str]:
-    """Return what `open_address` does; listings are asked for anew, as another process may have written since."""
-    fs, path = open_address(url, storage_options)
+    fs = fsspec.filesystem(protocol, **{**kind._get_kwargs_from_urls(address), **options})
     fs.invalidate_cache()
-    return fs, path
-
-
-def read_together(fs: fsspec.AbstractFileSystem, paths: Sequence[str]) -> list[bytes | Exception]:
-    """Return the bytes of each file, in order; an unreadable file gives its exception.
-
-    Object storage is asked for all at the same time, and so is a disk once it has been slow, as those of a network are.
-    Storage with one connection, such as ftp://, gives one file after the other.
-    """
-    if not isinstance(fs, LocalFileSystem):
-        # ftp's cat_file takes no address, and s3fs would strip the slash at a key's end.
-        keys = paths if fs.async_impl else [fs._strip_protocol(path) for path in paths]
-        # fs.cat would take the [1] of a name for a pattern.
-        return fs.cat_ranges(keys, None, None, on_error="return")
-    contents: list[bytes | Exception] = []
-    for path in paths:
-        start = time.perf_counter()
-        contents.append(_read_local(path))
-        if time.perf_counter() - start > SLOW_S:
-            with ThreadPoolExecutor(LOCAL_READERS) as pool:
-                return contents + list(pool.map(_read_local, paths[len(contents) :]))
-    return contents
-
-
-def has_one_connection(fs: fsspec.AbstractFileSystem) -> bool:
-    """Return whether threads cannot use a filesystem at the same time, as is so for ftp:// and may be for others."""
-    return not (fs.async_impl or isinstance(fs, LocalFileSystem))
-
-
-def _cannot_write(root: str, error: Exception) -> NotShared:
-    return NotShared(
-        f"WORKSHOP_SHARED is {root!r}, which cannot be written ({error}): set it to an address that this machine may "
-        "write to, and set what the storage asks for, such as AWS_ACCESS_KEY_ID."
-    )
-
-
-def _shared_root() -> str:
-    root = re.sub(r"(?<=[^/:])/+$", "", os.environ.get("WORKSHOP_SHARED", ""))  # but "/" and "file:///" are folders
-    try:
-        return root and absolute_address(root)
-    except ValueError as error:
-        raise _cannot_write(root, error) from error
-
-
-def _below(root, name):
-    return f"{root}{name}" if root.endswith("/") else f"{root}/{name}"
-
-
-def _user():
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # for example in a container, for a user without a name
-        return str(os.getuid())
-
-
-def _made(root, name):
-    """Make the folder `name` below WORKSHOP_SHARED, and return its address."""
-    try:
-        fs, path = open_address(address := _below(root, name))
-        if not fs.async_impl:  # the others are object stores, which have no folders
-            fs.makedirs(path, exist_ok=True)
-    except Exception as error:  # each protocol raises errors of its own
-        raise _cannot_write(root, error) from error
-    return address
-
-
-def _protocol(url):
-    return found[1] if (found := ADDRESS.match(url)) else ""
-
-
-def _read_local(path):
-    try:
-        return local_path(path).read_bytes()
-    except Exception as error:
-        return error
+    return fs, kind._strip_protocol(address)
 
 
 @contextmanager
@@ -334,3 +241,26 @@ def whole_file(path: Path) -> Iterator[Path]:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _made_below_shared(name):
+    """Make the folder `name` below WORKSHOP_SHARED, and return its address; "" if WORKSHOP_SHARED is unset."""
+    if not settings().shared:
+        return ""
+    address = f"{absolute_address(settings().shared).rstrip('/')}/{name}"
+    with _says_that_shared_cannot_be_written():
+        fs, path = open_address(address)
+        if not fs.async_impl:  # the others are object stores, which have no folders
+            fs.makedirs(path, exist_ok=True)
+    return address
+
+
+@contextmanager
+def _says_that_shared_cannot_be_written():
+    try:
+        yield
+    except Exception as error:  # each protocol raises errors of its own, such as botocore's
+        raise NotShared(
+            f"WORKSHOP_SHARED is {settings().shared!r}, which cannot be written ({error}): set it to an address that "
+            "this machine may write to, and set what the storage asks for, such as AWS_ACCESS_KEY_ID."
+        ) from error

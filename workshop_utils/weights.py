@@ -1,27 +1,25 @@
 """Load a ResNet with the transform and the categories that its weights were trained with."""
 
+import hashlib
 import os
-import re
-import threading
-import time
+import shutil
+import urllib.request
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from queue import Empty, Queue
 
 import torch
 from torchvision.models import ResNet, ResNet50_Weights, get_model
+from tqdm import tqdm
 
 from workshop_utils.checkpoint import WeightsError, load_checkpoint
-from workshop_utils.storage import weights_setting
+from workshop_utils.storage import resolve_weights as resolve_weights  # "as": others import it from here
+from workshop_utils.storage import whole_file
 
 SKETCH_WEIGHTS = Path(__file__).with_name("resnet18_sketches.pt")  # by tools/train_sketch_weights.py
 IMAGENET_WEIGHTS = ResNet50_Weights.IMAGENET1K_V2
 ABOUT = ("arch", "stride_in_1x1", "size", "categories")  # of a checkpoint, beside weights and their number of classes
 STALLED_S = 20  # a download that brings nothing for so long is given up
-# What DistributedDataParallel and torch.compile put into a weight's name.
-WRAPPER = re.compile(r"(?<![^.])(?:module|_orig_mod)\.")
-IN_ALL_RESNETS = ("conv1.weight",)  # a weight's name
+WRAPPERS = ("module.", "_orig_mod.")  # what DistributedDataParallel and torch.compile put before a weight's name
 
 
 def load_resnet(weights: str | os.PathLike = "auto") -> tuple[ResNet, Callable, list[str]]:
@@ -47,22 +45,6 @@ def load_resnet(weights: str | os.PathLike = "auto") -> tuple[ResNet, Callable, 
     return model.eval(), transform, categories
 
 
-def resolve_weights(weights: str | os.PathLike = "auto") -> str:
-    """Return "imagenet", "sketches", or a checkpoint's address: what `load_resnet(weights)` will load."""
-    return "imagenet" if (named := named_weights(weights)) == "auto" else named
-
-
-def named_weights(weights: str | os.PathLike = "auto") -> str:
-    """Return "auto", "imagenet", "sketches", or the address of a checkpoint, which may be that of WORKSHOP_WEIGHTS.
-
-    A local path is absolute, as a process in another folder may load it. Raises WeightsError for what is no address.
-    """
-    try:
-        return weights_setting(weights if str(weights) != "auto" else None) or "auto"
-    except ValueError as error:
-        raise WeightsError(f"weights cannot be loaded: {error}") from error
-
-
 def with_new_head(model: ResNet, n_classes: int) -> ResNet:
     """Replace the classifier `fc` of a ResNet by a new one for `n_classes`, drawn from torch's seed; return `model`.
 
@@ -75,71 +57,47 @@ def with_new_head(model: ResNet, n_classes: int) -> ResNet:
 
 
 def _imagenet():
+    cached = Path(torch.hub.get_dir(), "checkpoints", Path(IMAGENET_WEIGHTS.url).name)
     try:
-        state_dict = _downloaded()
+        if not cached.exists():
+            _download(IMAGENET_WEIGHTS.url, cached)
+        state_dict = IMAGENET_WEIGHTS.get_state_dict()  # from its cache
     except Exception as error:  # the download and torch.load raise errors of many types
-        url, cached = IMAGENET_WEIGHTS.url, str(_cached())
-        cure = (
-            f"Delete {cached!r}, which is damaged"
-            if _cached().exists()
-            else "Check the network, or set https_proxy and start again"
-        )
+        cure = "Check the network, or set https_proxy and start again"
+        if cached.exists():
+            cure = f"Delete {str(cached)!r}, which is damaged"
         raise WeightsError(
-            f"torchvision's ImageNet weights could not be had ({str(error)[:200]}). {cure}; or download {url} "
-            f"elsewhere and put it at {cached!r}; or set WORKSHOP_WEIGHTS to a checkpoint of yours. "
-            "For sketches, and for them alone, write weights='sketches'."
+            f"torchvision's ImageNet weights could not be had ({str(error)[:200]}). {cure}; or download "
+            f"{IMAGENET_WEIGHTS.url} elsewhere and put it at {str(cached)!r}; or set WORKSHOP_WEIGHTS to a checkpoint "
+            "of yours. For sketches, and for them alone, write weights='sketches'."
         ) from error
     (size,) = IMAGENET_WEIGHTS.transforms().resize_size
     return {"arch": "resnet50", "num_classes": 1000, "state_dict": state_dict, "size": size}
 
 
-def _downloaded():
-    """Return what torchvision loads, from its cache or by its download; raise TimeoutError if nothing comes.
+def _download(url, path):
+    """Write what lies at `url` to `path`. Raise an error if nothing comes for STALLED_S, or the content is not right.
 
-    The download itself would wait for ever, be it for a host's address, for the first answer or for more.
+    torchvision's own download would wait for ever.
     """
-    if _cached().exists():
-        return IMAGENET_WEIGHTS.get_state_dict(check_hash=True)
-    ended: Queue = Queue()
-
-    def download():
-        try:
-            ended.put((IMAGENET_WEIGHTS.get_state_dict(check_hash=True), None))
-        except BaseException as error:
-            ended.put((None, error))
-
-    threading.Thread(target=download, daemon=True).start()  # a daemon does not keep the program from ending
-    size, came = 0, time.monotonic()
-    while time.monotonic() - came < STALLED_S or _cached().exists():
-        with suppress(Empty):
-            state_dict, error = ended.get(timeout=0.5)
-            if error:
-                raise error
-            return state_dict
-        now = _n_bytes_so_far()
-        if now != size:
-            size, came = now, time.monotonic()
-    raise TimeoutError(f"nothing came from {IMAGENET_WEIGHTS.url} for {STALLED_S} s")
-
-
-def _n_bytes_so_far():
-    n_bytes = 0
-    for file in _cached().parent.glob(f"{_cached().name}.*"):  # torch.hub's name for it until all is there
-        with suppress(FileNotFoundError):
-            n_bytes += file.stat().st_size
-    return n_bytes
-
-
-def _cached():
-    return Path(torch.hub.get_dir(), "checkpoints", Path(IMAGENET_WEIGHTS.url).name)
+    request = urllib.request.Request(url, headers={"User-Agent": "torch.hub"})  # as torchvision asks
+    with whole_file(path) as part:
+        with urllib.request.urlopen(request, timeout=STALLED_S) as answer, part.open("wb") as file:
+            n_bytes = int(answer.headers.get("Content-Length", 0)) or None
+            with tqdm.wrapattr(file, "write", total=n_bytes, desc=path.name) as counted:
+                shutil.copyfileobj(answer, counted)
+        with part.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if not digest.startswith(path.stem.rpartition("-")[2]):
+            raise ValueError(f"what came from {url} has SHA-256 {digest}, and the name says how that should begin")
 
 
 def _build(checkpoint, name):
     """Return (model, categories) of a checkpoint."""
     if missing := {"arch", "num_classes", "state_dict"} - checkpoint.keys():
-        wrapped = f" If it is a state_dict: {cure}" if (cure := _without_wrappers(checkpoint, IN_ALL_RESNETS)) else ""
+        cure = _cure_of_wrappers(str(list(checkpoint)))
         raise WeightsError(
-            f"{name!r} lacks {sorted(missing)}: a checkpoint needs arch, num_classes and state_dict.{wrapped}"
+            f"{name!r} lacks {sorted(missing)}: a checkpoint needs arch, num_classes and state_dict. {cure}"
         )
     arch, n_classes = checkpoint["arch"], checkpoint["num_classes"]
     if not (isinstance(arch, str) and arch.startswith(("resnet", "wide_resnet", "resnext"))):
@@ -148,7 +106,7 @@ def _build(checkpoint, name):
         model = get_model(arch, weights=None, num_classes=n_classes)
         model.load_state_dict(checkpoint["state_dict"])  # float32 afterwards, whatever they were saved in
     except (RuntimeError, ValueError, AttributeError, TypeError) as error:
-        why = _without_wrappers(checkpoint["state_dict"], IN_ALL_RESNETS) or str(error)[:300]
+        why = _cure_of_wrappers(str(error)) or str(error)[:300]
         raise WeightsError(f"{name!r} does not fit {arch!r}: {why}") from error
     if checkpoint.get("stride_in_1x1"):
         # ResNet v1 halves the resolution in the first 1x1 convolution of a stage; torchvision's v1.5 in the 3x3 one.
@@ -166,20 +124,13 @@ def _build(checkpoint, name):
     return model, categories
 
 
-def _without_wrappers(state_dict, expected):
-    """Return the cure if names in `state_dict` hold a wrapper of the model, and those in `expected` do not; else ""."""
-    both = (state_dict if isinstance(state_dict, dict) else {}, expected)
-    found, known = ({word for name in names for word in WRAPPER.findall(str(name))} for names in both)
-    extra = sorted(found - known)
-    plain = [re.sub("|".join(map(re.escape, extra)), "", str(name)) for name in both[0]]
-    cut = "".join(f".replace({word!r}, '')" for word in extra)
-    outer = os.path.commonprefix(plain).rpartition(".")[0] + "."  # the model is a part of another module
-    if any(name.removeprefix(outer) in expected for name in plain if name.startswith(outer)):
-        cut, extra = f"{cut}.removeprefix({outer!r})", [*extra, outer]
-    if not extra:
+def _cure_of_wrappers(text):
+    """Return how to save weights of the model alone, if their names in `text` say that it was wrapped; else ""."""
+    found = [wrapper for wrapper in WRAPPERS if wrapper in text]
+    if not found:
         return ""
+    plain = "name" + "".join(f".replace({wrapper!r}, '')" for wrapper in found)
     return (
-        f"its weights' names hold {' and '.join(map(repr, extra))}, since DistributedDataParallel, torch.compile or "
-        f"another module had wrapped the model. Save {{name{cut}: weight for name, weight in state_dict.items()}} "
-        "instead."
+        f"The weights' names hold {' and '.join(map(repr, found))}, since DistributedDataParallel or torch.compile had "
+        f"wrapped the model: save {{{plain}: weight for name, weight in state_dict.items()}} as state_dict."
     )

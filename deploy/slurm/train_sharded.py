@@ -23,7 +23,7 @@ import daskrun
 from daskrun.settings import own_gpu_first
 from workshop_utils.photos import HELD_OUT, ImageFolder, find_data
 from workshop_utils.preemption import Preempted, ranks_with_sigterm, sigterm_noticed
-from workshop_utils.storage import absolute_address, open_fresh
+from workshop_utils.storage import absolute_address, open_address
 
 BATCH_SIZE, SAVE_EVERY = 8, 100  # images a rank, steps
 
@@ -50,7 +50,7 @@ def sharded_model():
 
 def newest(folder):
     """Return (the address of the newest whole checkpoint, its step), or (None, 0). DCP writes .metadata last."""
-    fs, path = open_fresh(folder)
+    fs, path = open_address(folder)
     whole = sorted(fs.glob(f"{glob.escape(path)}/step-*/.metadata"))
     if not whole:
         return None, 0

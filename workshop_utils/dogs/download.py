@@ -11,7 +11,7 @@ from fsspec.asyn import sync
 from fsspec.callbacks import TqdmCallback
 from tqdm import tqdm
 
-from workshop_utils.storage import cache_folder, local_path, open_address, open_fresh
+from workshop_utils.storage import cache_folder, local_path, open_address
 
 N_PHOTOS = 20_580  # of Stanford Dogs
 BUCKET = "s3://saturn-public-data/dogs/Images"
@@ -70,7 +70,7 @@ def _reach(urls):
     reasons = ""
     for url in urls:
         try:
-            fs, path = open_fresh(url)
+            fs, path = open_address(url)
             info = sync(fs.loop, fs._info, path, timeout=ANSWER_S) if fs.async_impl else fs.info(path)
             return url, fs, path, info.get("size")
         except Exception as error:

