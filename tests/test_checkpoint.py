@@ -42,8 +42,8 @@ def test_a_name_with_two_colons_is_one_files_name(tmp_path, monkeypatch):
 
 def test_a_checkpoint_is_not_written_into_a_folder_named_like_a_protocol(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for use in (save_checkpoint, checkpoint_exists, load_checkpoint, run_checkpoint):
-        with pytest.raises((ValueError, WeightsError), match="'memory://runs/run.pt'"):
+    for use in (save_checkpoint, checkpoint_exists, load_checkpoint, lambda path: run_checkpoint(path).resume()):
+        with pytest.raises((ValueError, WeightsError), match="'memory:/runs/run.pt'.*a string protocol://"):
             use(Path("memory://runs/run.pt"))
     assert os.listdir(tmp_path) == []
 

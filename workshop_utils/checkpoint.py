@@ -114,7 +114,7 @@ class RunCheckpoint:
 
     def __post_init__(self) -> None:
         if self.path is not None:
-            self.path = absolute_address(self.path)  # raises TypeError, ValueError
+            self.path = absolute_address(self.path)
 
     def resume(self) -> tuple[int, dict]:
         """Return (steps done, numbers so far), and load the states of the checkpoint, if any.
