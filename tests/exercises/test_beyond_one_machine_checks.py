@@ -6,7 +6,6 @@ from math import ceil
 
 import pandas as pd
 import pytest
-import stand_ins
 import torch
 import torch.distributed as dist
 from answers import right, wrong
@@ -44,7 +43,7 @@ def without_a_way_out(n_images, deadline_h, rate, boot_h, price):
 test_no_wrong_plan_passes = wrong(
     exercises.check_plan,
     (lambda *_: None, "None"),
-    (lambda *_: (1, 2, 3), "two numbers"),
+    (lambda *_: (1, 2, 3), "two numbers.*not .1, 2, 3"),
     (changed(machines=lambda right, *_: right - 0.5), "round up"),
     (changed(machines=lambda _, *a: ceil(work_of(*a) / a[1])), "all of the 1 hours"),
     (changed(machines=lambda right, *_: right - 1), "0 machine.*not done"),
@@ -104,8 +103,7 @@ def move(shared, n_steps, at="{shared}/small.pt", done=1, exists=checkpoint_exis
 test_no_wrong_move_passes = wrong(
     lambda answer: exercises.check_move(answer, TwoHosts()),
     (lambda *_: None, "takes no step"),
-    (partial(move, out=list), "not list"),
-    (partial(move, out=lambda _: None), "still None"),
+    (partial(move, out=list), "not .5, 6, 7, 8, 9"),
     (partial(move, each=False), "after each step"),  # a save at the end passed before
     (partial(move, exists=os.path.exists), "began anew"),
     (partial(move, exists=lambda _: True), "ask checkpoint_exists"),
@@ -123,11 +121,6 @@ def test_a_right_move_passes_and_the_home_folder_is_as_before(at, capsys):
     assert before == (os.environ.get("HOME"), os.getcwd())
 
 
-@pytest.fixture
-def two_ranks(monkeypatch):
-    monkeypatch.setattr(exercises, "daskrun", stand_ins.Ranks(monkeypatch))
-
-
 def by_flag(operation, then=bool, only=lambda mine: True):
     def time_is_up(mine):
         flag = torch.tensor(float(mine))
@@ -143,12 +136,11 @@ ANY = dist.ReduceOp.MAX
 
 test_no_wrong_way_to_stop_passes = wrong(
     lambda answer, two_ranks: exercises.check_time_is_up(answer, None),
-    (True, "a function"),
     (exercises.given_time_is_up, "have to agree"),
-    (by_flag(ANY, then=lambda flag: None), "returns None"),
+    (by_flag(ANY, then=lambda flag: None), "time is up on no rank, it returns None"),
     (by_flag(dist.ReduceOp.MIN), "as soon as one"),
     (lambda mine: True, "nobody has to stop yet"),
-    (by_flag(ANY, only=lambda mine: dist.get_rank() == 0), "wait for each other.*all_reduce"),
+    (by_flag(ANY, only=lambda mine: dist.get_rank() == 0), "on no rank, the ranks wait for each other.*all_reduce"),
 )
 
 
@@ -178,7 +170,6 @@ def log_of(n_steps=4, ahead_s=10.0):
 
 test_no_wrong_reading_of_two_clocks_passes = wrong(
     lambda answer: exercises.check_late(answer, log_of()),
-    (None, "still None"),
     (0, "a pair"),
     ((2, 10), "ranks are 0 and 1"),
     ((1, 10), "Whom does it wait for"),

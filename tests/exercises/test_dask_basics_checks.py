@@ -5,14 +5,13 @@ from uuid import uuid4
 import dask
 import numpy as np
 import pytest
-import stand_ins
 from answers import right, wrong
 from distributed import as_completed
 
 from workshop_utils.exercises import NotYet, dask_basics
 
 
-class Client(stand_ins.Client):
+class Client:
     """Runs tasks here."""
 
     def map(self, function, *arguments):
@@ -47,7 +46,6 @@ def chain(values):
 
 test_no_wrong_graph_passes = wrong(
     lambda answer: dask_basics.check_tree(answer, list(range(8))),
-    (None, "still None"),
     (28, "a number already"),
     ([tree(range(8))], "take the Delayed out"),
     ([tree(range(4)), tree(range(4))], "one Delayed"),
@@ -119,10 +117,9 @@ def one_count_after_another(client):
 
 test_no_careless_counts_pass = wrong(
     dask_basics.check_careful_counts,
-    (None, "should be a function"),
     (lambda client: None, "nothing was sent"),
-    (lambda client: client.submit(throw) and None, "returns None"),
-    (lambda client: client.submit(count, client.submit(throw)).result(), "a list of 8"),
+    (lambda client: client.submit(throw) and None, "a list of 8 counts, not None"),
+    (lambda client: [client.submit(count, client.submit(throw)).result()], "8 counts, not 1"),
     (lambda client: client.map(lambda n: 196_350 + n, EIGHT), "client.gather"),
     (lambda client: client.gather(client.map(lambda n: n, EIGHT)), "are not 8 counts"),
     (careless, "different numbers among the 8 counts: 1"),
@@ -164,10 +161,9 @@ RIGHT = {0: ZeroDivisionError, 3: ZeroDivisionError, 5: IndexError, 6: IndexErro
 
 
 test_no_wrong_culprits_pass = wrong(
-    lambda answer: dask_basics.check_culprits(answer, list(range(7)), puzzle, Client(1, 1)),
-    (None, "still None"),
+    lambda answer: dask_basics.check_culprits(answer, list(range(7)), puzzle, Client()),
     ({}, "it is empty"),
-    ([0, 3, 5, 6], "should be a dict"),
+    ([0, 3, 5, 6], "should be a dict.*not .0, 3, 5, 6"),
     (dict.fromkeys("abcd", IndexError), "numbers"),
     (dict.fromkeys(range(7), ValueError), "on a worker"),
     ({0: ZeroDivisionError}, "inputs that fail"),
@@ -178,7 +174,7 @@ test_no_wrong_culprits_pass = wrong(
 
 test_the_culprits_pass_with_types_exceptions_or_names = right(
     lambda of: dask_basics.check_culprits(
-        {key: of(kind) for key, kind in RIGHT.items()}, list(range(7)), puzzle, Client(1, 1)
+        {key: of(kind) for key, kind in RIGHT.items()}, list(range(7)), puzzle, Client()
     ),
     lambda kind: kind,
     lambda kind: kind("why"),

@@ -1,6 +1,8 @@
 """What all checks share: a hint in one line, never a traceback, and whose answer it was."""
 
 import builtins
+import importlib
+import inspect
 import re
 from pathlib import Path
 
@@ -12,12 +14,17 @@ from distributed import Client, LocalCluster
 from IPython.core.interactiveshell import InteractiveShell
 
 from workshop_utils.exercises import (
+    Function,
     NotYet,
     beyond_one_machine,
     exercise,
     expect,
+    expect_equal,
+    expect_type,
     horovod,
+    number,
     ours,
+    pair,
     passed,
     reconcile,
     unanswered,
@@ -157,6 +164,64 @@ def test_a_guess_that_is_no_number_costs_no_measurement(guess, capsys):
     with pytest.raises(NotYet, match="without its unit"):
         reconcile(guess, 1.0, 2.0, "s")
     assert capsys.readouterr().out.split()[-7:] == ["measured", "2.00", "s", "2.00", "times", "the", "estimate"]
+
+
+def test_a_check_of_a_function_says_what_is_none_and_what_cannot_be_called():
+    @exercise
+    def check_double(double: Function):
+        double(1)
+
+    for answer, hint in ((None, "double is still None"), (4, "double should be a function, not 4")):
+        with pytest.raises(NotYet, match=hint):
+            check_double(answer)
+
+
+def checks_in_notebooks():
+    for path in sorted(NOTEBOOKS.glob("[01]*.ipynb")):
+        code = "\n".join(cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "code")
+        module = re.search(r"from workshop_utils.exercises import (\w+) as exercises", code).group(1)
+        for check, answer in re.findall(r"exercises\.(check_\w+)\((\w+)", code):
+            yield pytest.param(module, check, answer, id=f"{path.stem[:2]}-{check}")
+
+
+@pytest.mark.parametrize(("module", "check", "answer"), checks_in_notebooks())
+def test_a_stub_that_is_still_none_is_called_as_in_the_notebook(module, check, answer):
+    check = getattr(importlib.import_module(f"workshop_utils.exercises.{module}"), check)
+    with pytest.raises(NotYet, match=f"^{answer} is still None"):
+        check(*[None] * len(inspect.signature(check).parameters))
+
+
+MISTAKES = {"that is the half.": 1, "that is the double.": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("check", "hint"),
+    [
+        (lambda: expect_equal(4, 2, "no.", MISTAKES, about="You say 4: "), "You say 4: that is the double."),
+        (lambda: expect_equal([0.5, 1.004], 2, "no.", MISTAKES, within=0.5), "that is the half."),
+        (lambda: expect_equal(float("nan"), 2, "no.", MISTAKES, within=5), "no."),
+        (lambda: expect_type(range(3), list, "return a list"), "return a list, not range(0, 3)."),
+        (lambda: expect_type(list(range(999)), dict, "a dict"), "a dict, not [0, 1, 2, 3, 4, 5, ...]."),
+        (lambda: pair((1, 2, 3), "return two"), "return two, not (1, 2, 3)."),
+        (lambda: pair("ab", "return two"), "return two, not 'ab'."),
+        (lambda: pair(np.array(3), "return two"), "return two, not array(3)."),
+        (lambda: number("3", "return a number"), "return a number, not '3'."),
+        (lambda: number(True, "return a number"), "return a number, not True."),
+        (lambda: number(np.ones(2), "return a number"), "return a number, not array([1., 1.])."),
+    ],
+)
+def test_a_hint_names_the_mistake_or_shows_the_answer_in_a_line(check, hint):
+    with pytest.raises(NotYet) as raised:
+        check()
+    assert str(raised.value) == hint
+
+
+def test_an_answer_may_have_any_type_that_says_the_same():
+    expect_equal({1, 2}, {2, 1}, "no.")
+    expect_equal(torch.tensor([1.0, 2.0]), [1.001, 2.0], "no.", within=0.01)
+    for two in ((1, 2), [1, 2], np.array([1, 2]), torch.tensor([1, 2])):
+        assert [number(one, "a number") for one in pair(two, "two")] == [1, 2]
+    assert number(torch.ones(1, requires_grad=True), "a number") == number(np.array([[1]]), "a number") == 1
 
 
 def test_a_check_that_fails_itself_gives_a_hint_with_the_reason():

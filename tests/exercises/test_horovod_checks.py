@@ -129,8 +129,8 @@ def unequal_on_any_rank(model):
 
 test_a_wrong_search_for_what_differs_gets_a_hint = wrong(
     lambda answer, without_horovod: horovod.check_unequal(answer, None),
-    (lambda model: None, "still None"),
-    (lambda model: len(unequal(model)), "a list of names"),
+    (lambda model: None, "a list of names, not None"),
+    (lambda model: len(unequal(model)), "a list of names, not [01]"),
     (lambda model: [model.state_dict()[name] for name in unequal(model)] or ["0.weights"], "no names"),
     (partial(unequal, of=parameters), "no parameters"),
     (partial(unequal, of=sums), "number by number"),

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.fsdp import fully_shard
 
-from workshop_utils.exercises import larger_models
+from workshop_utils.exercises import larger_models, ranks
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def one_rank(monkeypatch):
     """Let the checks run their ranks' part here: in a group of one rank, parameters are in shards, too."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     run = SimpleNamespace(run=lambda client, function, *args, **settings: [function(*args)])
-    monkeypatch.setattr(larger_models, "daskrun", run)
+    monkeypatch.setattr(ranks, "daskrun", run)
     yield
     dist.destroy_process_group()
 
@@ -69,7 +69,6 @@ test_uneven_units_get_a_hint = wrong(
     (lambda model, mesh: None, "no part of the model is sharded"),
     (sharded(with_weights), "units: each costs a message"),
     (and_halve_it, "answers otherwise"),
-    (None, "should be a function"),
 )
 
 
@@ -116,7 +115,6 @@ test_a_resume_that_loses_something_gets_a_hint = wrong(
     (resume_without_the_model, "not the weights that were saved"),
     (lambda *given: resume_both(*given) and None, "returned None"),
     (lambda path, model, optimizer: dcp.load({"weights": model.state_dict()}, checkpoint_id=path), "Missing key"),
-    (None, "should be a function"),
 )
 
 
@@ -140,7 +138,6 @@ MISTAKES = [{"share": 1}, {"share": 0.79999}, {"state": 8}, {"of_unit": 0}, {"of
 test_who_forgets_some_bytes_gets_a_hint = wrong(
     larger_models.check_choose,
     *((partial(choose, **mistake), "choose") for mistake in [*MISTAKES, {"of_ddp": 8}]),
-    (None, "a function"),
     (lambda **case: None, "still None"),
     (lambda **case: 3, "return one of"),
 )

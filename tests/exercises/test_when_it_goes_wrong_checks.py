@@ -6,16 +6,12 @@ from types import SimpleNamespace
 import nbformat
 import numpy as np
 import pytest
-import stand_ins
 import torch
 import torch.distributed as dist
 from answers import right, wrong
 from torch import nn
 
 import daskrun
-from daskrun import WorkerDied
-from daskrun.why.look import Call, Look
-from daskrun.why.verdict import timed_out
 from workshop_utils.exercises import NotYet
 from workshop_utils.exercises import when_it_goes_wrong as checks
 from workshop_utils.exercises.gym.case import Case
@@ -27,11 +23,6 @@ UNEVEN = {"fault": "uneven batches", "rank": 1, "step": 24, "cure": "as many bat
 
 
 # --- exercise 1: stop together
-
-
-@pytest.fixture
-def two_ranks(monkeypatch):
-    monkeypatch.setattr(checks, "daskrun", stand_ins.Ranks(monkeypatch))
 
 
 def stop_below(limit=3.2, op=dist.ReduceOp.SUM, *, asks=lambda loss: True, as_a=bool):
@@ -63,40 +54,8 @@ test_a_wrong_way_to_stop_gets_a_hint = wrong(
     (stop_below(1.6), "both ranks say go on: both are low"),
     (stop_below(1.6, dist.ReduceOp.MIN), "both ranks say stop: the mean is 2.0"),
     (stop_below(asks=lambda loss: loss.item() < 1.6), "the ranks wait for each other. .* Call the same collectives"),
-    (stop_below(as_a=lambda is_low: None), "stop returns None"),
-    (None, "should be a function"),
+    (stop_below(as_a=lambda is_low: None), "it returns None"),
 )
-
-
-@pytest.mark.parametrize("waits, left", [(0, 1), (1, 0)])
-def test_a_collective_of_one_rank_alone_is_named_and_not_what_the_check_calls_next(monkeypatch, waits, left):
-    looks = [
-        Look(waits, "cell:4 in all_reduce", calls=(Call("0", 5, "all_reduce of []", False),), groups=("0",)),
-        Look(
-            left, f"{Path(checks.__file__).name}:71 in barrier", calls=(Call("0", 5, "barrier", False),), groups=("0",)
-        ),
-    ]
-
-    def run(client, function, *args, **settings):
-        if "timeout" in settings:  # what comes before has no limit
-            raise timed_out(15, 2, sorted(looks), ended=[])
-
-    monkeypatch.setattr(checks, "daskrun", SimpleNamespace(run=run))
-    with pytest.raises(
-        NotYet, match=f"rank {waits} calls all_reduce, and rank {left}'s stop returned without"
-    ) as raised:
-        checks.check_stop(stop_below(), None)
-    assert "barrier" not in str(raised.value) and ".py" not in str(raised.value)
-
-
-def test_ranks_that_abort_are_told_of_collectives_that_differ(monkeypatch):
-    def run(client, function, *args, **settings):
-        if "timeout" in settings:  # what comes before has no limit
-            raise WorkerDied("Rank 1 died: it was killed by signal 6 (SIGABRT).")
-
-    monkeypatch.setattr(checks, "daskrun", SimpleNamespace(run=run))
-    with pytest.raises(NotYet, match="gloo ended one of them. Call the same"):
-        checks.check_stop(stop_below(), None)
 
 
 # --- exercise 2: the gradient
@@ -125,8 +84,8 @@ test_the_culprit_is_found_in_any_form_of_a_pair = pytest.mark.smoke(
 
 test_a_wrong_culprit_gets_a_hint = wrong(
     checks.check_culprit,
-    (None, "write a pair"),
-    (23, "write a pair"),
+    (23, "a pair of whole numbers, .*, not 23"),
+    ((1, 23.5), "a pair of whole numbers"),
     ((1, 200), "no step 200"),
     ((23, 1), "The rank comes first"),
     ((1, 24), "already spoiled, .* Which step was the first"),
@@ -208,7 +167,7 @@ def test_without_an_answer_nothing_is_run_again():
     assert found["repaired"] is None
 
 
-@pytest.mark.parametrize("answer", [None, "uneven batches", {"rank": 1}, UNEVEN | {"where": 1}])
+@pytest.mark.parametrize("answer", ["uneven batches", {"rank": 1}, UNEVEN | {"where": 1}])
 def test_a_diagnosis_is_a_dict_with_a_fault(case_of, answer):
     with pytest.raises(NotYet, match="write a dict with 'fault', 'rank', 'step', 'cure'"):
         checks.check_case(answer, case_of(**UNEVEN))

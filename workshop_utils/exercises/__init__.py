@@ -3,17 +3,18 @@
 import dis
 import inspect
 import os
-import sys
+import reprlib
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Set
+from contextlib import suppress
 from functools import wraps
 from numbers import Integral
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
 
 CLOSED = "the cluster is closed: the last cell does that. Restart the kernel, and run the notebook from the top."
 Answer = Any  # whatever an attendee wrote
+Function = Callable[..., Any]  # the same, if the exercise asks for a function
 Arguments = ParamSpec("Arguments")
 Solution = TypeVar("Solution")
 _ours: list = []  # answers that solution cells gave
@@ -34,7 +35,7 @@ def unanswered(answer: Answer, given: FunctionType | None = None) -> bool:
     answer: None, or a function that only returns None, is a stub. given: the function that the stub repeats, where an
     exercise asks to change one. Functions are compared by their bytecode and never called.
     """
-    if any(answer is solution for solution in _ours):
+    if _is_ours(answer):
         return True
     if not inspect.isfunction(answer):
         return answer is None
@@ -58,9 +59,60 @@ def expect(condition: object, hint: str) -> None:
         raise NotYet(hint)
 
 
-def which_mistake(is_it: Callable[[Any], object], mistakes: dict[str, Any], otherwise: str) -> str:
-    """Return the first hint in `mistakes`, {hint: wrong answer}, whose wrong answer `is_it`; else `otherwise`."""
-    return next((hint for hint, wrong in mistakes.items() if is_it(wrong)), otherwise)
+def expect_equal(
+    value: Answer,
+    right: Any,
+    otherwise: str,
+    mistakes: Mapping[str, Any] | None = None,
+    *,
+    within: Any = None,
+    about: str = "",
+) -> None:
+    """Raise NotYet unless `value` equals `right`.
+
+    mistakes: {hint: wrong value}; the first hint whose value equals `value` is given, else `otherwise`. within: how far
+    equal numbers may differ, also those of two lists; None for what are no numbers. about: the beginning of all hints.
+    """
+
+    def equals(other):
+        if within is None:
+            return value == other
+        import numpy as np
+
+        return np.allclose(value, other, rtol=0, atol=within)  # False for nan
+
+    if not equals(right):
+        hints = [hint for hint, wrong in (mistakes or {}).items() if equals(wrong)]
+        raise NotYet(about + [*hints, otherwise][0])
+
+
+def expect_type(value: Answer, kind: Any, hint: str) -> None:
+    """Raise NotYet unless `value` is of a type. hint: such as "plan should return a list"; the value follows it."""
+    expect(isinstance(value, kind), f"{hint}, not {shown(value)}.")
+
+
+def pair(value: Answer, hint: str) -> list[Answer]:
+    """Return both parts of a tuple, a list, an array or a tensor of two. Raises NotYet otherwise: see `expect_type`."""
+    parts: list[Answer] = []
+    if not isinstance(value, str | bytes | Mapping | Set):
+        with suppress(TypeError):
+            parts = list(value)
+    expect(len(parts) == 2, f"{hint}, not {shown(value)}.")
+    return parts
+
+
+def number(value: Answer, hint: str) -> float:
+    """Return a number, or an array or a tensor of one number, as a float.
+
+    Raises NotYet, as `expect_type` does, for anything else, also for text and for True and False.
+    """
+    found = _as_number(value)
+    if found is None:
+        raise NotYet(f"{hint}, not {shown(value)}.")
+    return found
+
+
+shown = reprlib.repr  # of an answer in a hint: not longer than a line
 
 
 def passed(message: str) -> None:
@@ -69,17 +121,25 @@ def passed(message: str) -> None:
 
 
 def exercise(check: Callable[Arguments, None]) -> Callable[Arguments, None]:
-    """Let `check`, whose first argument is the answer, raise NotYet where an answer makes it raise anything else."""
+    """Let `check` raise NotYet where an answer makes it raise anything else.
+
+    Its first parameter is the answer, by its name in the notebook. NotYet is also raised for None, and, if the
+    parameter's type is Function, for what cannot be called.
+    """
+    name, parameter = next(iter(inspect.signature(check).parameters.items()))
 
     @wraps(check)
     def checked(*args: Arguments.args, **named: Arguments.kwargs) -> None:
         global _whose
-        by_us = any(args[0] is solution for solution in _ours)
-        _whose = "That was our solution." if by_us else "Correct."
+        answer = args[0]
+        _whose = "That was our solution." if _is_ours(answer) else "Correct."
         state = "not yet"  # this stays if an interrupt ends the check
         try:
+            expect(answer is not None, f"{name} is still None.")
+            if parameter.annotation is Function:
+                expect_type(answer, Callable, f"{name} should be a function")
             check(*args, **named)
-            state = "solution" if by_us else "passed"
+            state = "solution" if _is_ours(answer) else "passed"
         except NotYet:
             raise
         except Exception as error:
@@ -103,23 +163,29 @@ def reconcile(guess: float | None, estimate: float, measured: float, unit: str) 
     is_count = isinstance(measured, Integral)
     largest = max(abs(estimate), abs(measured))
     digits = 0 if is_count or largest >= 100 else 1 if largest >= 10 else 2
-    number = _as_number(guess)
+    guessed = _as_number(guess)
     if guess is not None:
-        shown = "?" if number is None else f"{number:,.{digits}f}"
+        shown = "?" if guessed is None else f"{guessed:,.{digits}f}"
         print(f"your guess      {shown:>8} {unit}")
     print(f"simple estimate {estimate:8,.{digits}f} {unit}")
     comparable = not is_count and round(estimate, digits) and round(measured, digits)
     times = f"   {measured / estimate:.2f} times the estimate" if comparable else ""
     print(f"measured        {measured:8,.{digits}f} {unit}{times}")
-    expect(guess is None or number is not None, f"your guess is {guess!r}: write a number, without its unit, or None.")
+    expect(guess is None or guessed is not None, f"your guess is {guess!r}: write a number, without its unit, or None.")
 
 
-def _as_number(guess):
-    if isinstance(guess, bool | str):
+def _is_ours(answer):
+    return any(answer is solution for solution in _ours)
+
+
+def _as_number(value):
+    if isinstance(value, bool | str):
         return None
+    with suppress(AttributeError, TypeError, ValueError, RuntimeError):  # no array or tensor, or one of several numbers
+        value = value.item()
     try:
-        return float(guess)
-    except (TypeError, ValueError):
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
         return None
 
 
@@ -145,20 +211,3 @@ def _what_failed(error):
     if written:
         return f"{written[-1].name} raised {what}, in the line `{written[-1].line}`."
     return f"the check cannot read this answer ({what})."
-
-
-@contextmanager
-def imported(stand_ins: dict[str, ModuleType]) -> Iterator[None]:
-    """Have these modules imported in the block, by name, and after it what was there before.
-
-    `patch.dict` would empty `sys.modules` for a moment. What another thread imports then is made anew, and a second
-    `io` breaks `torch.load`.
-    """
-    before = {name: sys.modules[name] for name in stand_ins if name in sys.modules}
-    sys.modules.update(stand_ins)
-    try:
-        yield
-    finally:
-        for name in stand_ins:
-            del sys.modules[name]
-        sys.modules.update(before)

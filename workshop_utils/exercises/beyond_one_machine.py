@@ -1,11 +1,10 @@
 """Checks of notebook 10 · Beyond one machine."""
 
 import os
-import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from contextlib import chdir
 from math import ceil
 from pathlib import Path
@@ -17,30 +16,50 @@ import torch.distributed as dist
 from fsspec.implementations.memory import MemoryFileSystem
 from torch.nn.functional import cross_entropy
 
-import daskrun
 from workshop_utils.checkpoint import WeightsError, load_checkpoint, save_checkpoint
-from workshop_utils.exercises import Answer, NotYet, exercise, expect, passed, which_mistake
+from workshop_utils.exercises import (
+    Answer,
+    Function,
+    NotYet,
+    exercise,
+    expect,
+    expect_equal,
+    expect_type,
+    number,
+    pair,
+    passed,
+)
+from workshop_utils.exercises.ranks import expect_agreement
 
 MOVED_AFTER, N_STEPS = 5, 10
-ANSWER_S = 30.0  # time limit of ranks that run an answer
 CLOCK_S = 0.1  # by which the moments of one all-reduce on two ranks may differ
 CENT = 0.0051  # money may be rounded to cents
 exercises = sys.modules[__name__]  # the notebook's name for this module, which given_move repeats
 
 
 @exercise
-def check_plan(plan: Answer) -> None:
+def check_plan(plan: Function) -> None:
     questions = (1e6, 12, 77.7, 0.1, 0.5), (1e6, 1, 77.7, 0.25, 0.5), (36e4, 1.5, 100, 0.5, 2), (1e6, 100, 50, 0, 1)
     for n_images, deadline_h, rate, boot_h, price in questions:
         about = f"plan({n_images:g}, {deadline_h}, {rate}, {boot_h}, {price})"
         answer, work_h = plan(n_images, deadline_h, rate, boot_h, price), n_images / rate / 3600
         right = ceil(round(work_h / (deadline_h - boot_h), 9))
         expect(answer is not None, f"{about} is None, but {right} machine(s) can make it.")
-        expect(len(answer) == 2, "plan should return two numbers: machines, money.")
-        machines, money = map(float, answer)
+        two = "plan should return two numbers, machines and money"
+        machines, money = (number(one, two) for one in pair(answer, two))
         expect(machines == right, f"{about}: {_wrong_machines(machines, right, work_h, deadline_h, boot_h)}")
+        mistakes = {
+            "pays for the work, but each machine is paid while it boots, too.": work_h * price,
+            "pays for all machines until the deadline; they are done, and given back, before.": (
+                right * deadline_h * price
+            ),
+            f"pays for the boot of one machine; {right} of them boot.": (boot_h + work_h) * price,
+        }
+        otherwise = (
+            f"is wrong: all machines work {work_h:.2f} hours, and boot {right} times {boot_h}, at {price} an hour."
+        )
         due = (right * boot_h + work_h) * price
-        expect(abs(money - due) <= CENT, f"{about}: {_wrong_money(money, right, work_h, deadline_h, boot_h, price)}")
+        expect_equal(money, due, otherwise, mistakes, within=CENT, about=f"{about}: {money:.2f} ")
     for deadline_h in (0.1, 0.25):
         try:
             late = plan(1e6, deadline_h, 77.7, 0.25, 0.5)
@@ -65,20 +84,6 @@ def _wrong_machines(machines, right, work_h, deadline_h, boot_h):
     if machines < right:
         return f"{machines:g} machine(s) are not done after {deadline_h} hours."
     return f"{machines:g} machines make it, but {right} would be enough."
-
-
-def _wrong_money(money, machines, work_h, deadline_h, boot_h, price):
-    mistakes = {
-        "pays for the work, but each machine is paid while it boots, too.": work_h * price,
-        "pays for all machines until the deadline; they are done, and given back, before.": (
-            machines * deadline_h * price
-        ),
-        f"pays for the boot of one machine; {machines} of them boot.": (boot_h + work_h) * price,
-    }
-    otherwise = (
-        f"is wrong: all machines work {work_h:.2f} hours, and boot {machines} times {boot_h}, at {price} an hour."
-    )
-    return f"{money:.2f} {which_mistake(lambda wrong: abs(money - wrong) <= CENT, mistakes, otherwise)}"
 
 
 def small_model() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -116,7 +121,7 @@ def given_move(shared: str, n_steps: int) -> dict[int, float]:
 
 
 @exercise
-def check_move(move: Answer, client: Answer) -> None:
+def check_move(move: Function, client: Answer) -> None:
     model, optimizer = small_model()
     right = [take_step(model, optimizer, step) for step in range(N_STEPS)]
     shared, (first_host, second_host) = "memory://bucket/folder", list(client.nthreads())[:2]
@@ -134,8 +139,7 @@ def check_move(move: Answer, client: Answer) -> None:
         "s3://bucket/folder is none. Is the whole address used, and is it saved after each step?",
     )
     after, taken, _ = at(second_host, files, None)
-    expect(after is not None, "move(...) is still None.")
-    expect(isinstance(after, dict), f"move should return {{step: loss}}, not {type(after).__name__}.")
+    expect_type(after, dict, "move should return {step: loss}")
     expect(
         0 not in taken,
         f"{sorted(files)[0]} was there, but the second host began anew: does it look at the same address, with "
@@ -145,10 +149,12 @@ def check_move(move: Answer, client: Answer) -> None:
     in_order = list(after) == taken == list(range(MOVED_AFTER, N_STEPS))
     expect(in_order, f"the second host took the steps {taken} and returned {list(after)}, not 5 to 9.")
     for step, loss in after.items():
-        expect(
-            _close(float(loss), right[step]),
+        expect_equal(
+            number(loss, "each loss should be a number"),
+            right[step],
             f"the loss of step {step} is {float(loss):.4f}, not {right[step]:.4f} as "
             "without a move: load both states, the model's and the optimiser's, into what is trained.",
+            within=1e-4,
         )
     passed("Host b went on where host a had stopped, as if nothing had happened.")
 
@@ -224,49 +230,25 @@ def given_time_is_up(mine: bool) -> bool:
 
 
 @exercise
-def check_time_is_up(answer: Answer, client: Answer) -> None:
-    expect(callable(answer), "time_is_up should be a function.")
-
-    def on_each_rank():
-        rank, last = dist.get_rank(), dist.get_world_size() - 1
-        said = [answer(mine) for mine in (False, rank == 0, rank == last, True)]
-        return [None if one is None else bool(one) for one in said]
-
-    daskrun.run(client, _begin, n_workers=2, backend="gloo", wait_for_workers=60)  # imports, outside the time limit
-    try:
-        ranks = daskrun.run(client, on_each_rank, n_workers=2, backend="gloo", timeout=ANSWER_S)
-    except TimeoutError as error:
-        where = re.search(r"\((rank 0.*)\):", str(error))
-        raise NotYet(
-            f"the ranks wait for each other ({where[1] if where else 'for ever'}): all of them have to call the same "
-            "collectives, whatever their own clocks say."
-        ) from None
-    expect(None not in ranks[0] + ranks[-1], "time_is_up returns None: return whether to stop.")
-    cases = "on none", "on rank 0 alone", f"on rank {len(ranks) - 1} alone", "on all"
-    for case, *said in zip(cases, *ranks, strict=True):
-        about = f"where time is up {case}, the ranks answer {said}"
-        expect(len(set(said)) == 1, f"{about}: they have to agree, or one leaves and the others wait.")
-        expect(said[0] or case == "on none", f"{about}: all should stop as soon as one has to.")
-        expect(not said[0] or case != "on none", f"{about}: nobody has to stop yet.")
+def check_time_is_up(time_is_up: Function, client: Answer) -> None:
+    for where, first, second, why in (
+        ("on no rank", False, False, "nobody has to stop yet."),
+        ("on rank 0 alone", True, False, "all should stop as soon as one has to."),
+        ("on rank 1 alone", False, True, "all should stop as soon as one has to."),
+        ("on all ranks", True, True, "all should stop."),
+    ):
+        about = f"where time is up {where}, "
+        expect_agreement(client, time_is_up, [(first,), (second,)], first or second, about, why)
     passed(
         "All ranks now leave the loop after the same step. Before, rank 1's clock was ahead: it left, and stood in "
         "barrier, while rank 0 waited in all_reduce for a call that rank 1 never made."
     )
 
 
-def _begin():
-    dist.barrier()
-
-
 @exercise
-def check_late(answer: Answer, log: pd.DataFrame) -> None:
-    expect(answer is not None, "late is still None.")
-    pair = "late should be a pair of numbers: rank, seconds."
-    expect(isinstance(answer, Sized) and not isinstance(answer, str | dict) and len(answer) == 2, pair)
-    try:
-        rank, seconds = (float(one) for one in answer)
-    except (TypeError, ValueError):
-        raise NotYet(pair) from None
+def check_late(late: Answer, log: pd.DataFrame) -> None:
+    hint = "late should be a pair of numbers, rank and seconds"
+    rank, seconds = (number(one, hint) for one in pair(late, hint))
     worked = (log.ready - log.began).groupby(log["rank"]).median()
     ended = log.pivot(index="step", columns="rank", values="ended")
     ahead_s = (ended[1] - ended[0]).median()
@@ -282,10 +264,5 @@ def check_late(answer: Answer, log: pd.DataFrame) -> None:
         ),
     }
     otherwise = "is not how far apart the clocks are: compare both ranks at a moment that they share."
-    hint = which_mistake(lambda wrong: abs(seconds - wrong) < CLOCK_S, mistakes, otherwise)
-    expect(abs(seconds - ahead_s) < CLOCK_S, f"{seconds:g} s {hint}")
+    expect_equal(seconds, ahead_s, otherwise, mistakes, within=CLOCK_S, about=f"{seconds:g} s ")
     passed(f"Rank {rank:.0f} is the slow one. The clocks are {ahead_s:.0f} s apart, which says nothing about speed.")
-
-
-def _close(one, other):
-    return abs(one - other) <= 1e-4 * max(1.0, abs(other))

@@ -15,24 +15,23 @@ from dask.sizeof import sizeof
 from dask.utils import key_split
 from distributed import Client, Future, futures_of
 
-from workshop_utils.exercises import Answer, exercise, expect, passed, which_mistake
+from workshop_utils.exercises import Answer, Function, exercise, expect, expect_equal, expect_type, passed
 
 ROUNDS, DARTS = 8, 250_000  # of exercise 2
 
 
 @exercise
-def check_tree(answer: Answer, numbers: list[int]) -> None:
-    expect(answer is not None, "total is still None.")
+def check_tree(total: Answer, numbers: list[int]) -> None:
     expect(
-        not isinstance(answer, Real),
+        not isinstance(total, Real),
         "total is a number already: call dask.delayed(add_pair), and leave compute() to the check.",
     )
-    expect(not isinstance(answer, list) or len(answer) != 1, "that is a list of one: take the Delayed out of it.")
-    expect(isinstance(answer, Delayed), "total should be one Delayed: the last call of dask.delayed(add_pair).")
-    graph = {key: task for key, task in answer.__dask_graph__().items() if not isinstance(task, Future)}
+    expect(not isinstance(total, list) or len(total) != 1, "that is a list of one: take the Delayed out of it.")
+    expect_type(total, Delayed, "total should be one Delayed, the last call of dask.delayed(add_pair)")
+    graph = {key: task for key, task in total.__dask_graph__().items() if not isinstance(task, Future)}
     calls = [key for key, task in graph.items() if _is_a_call(key, task)]
     persisted = "the graph has run already, and only its result is left: build it again, without persist()."
-    expect(calls or not futures_of(answer), persisted)
+    expect(calls or not futures_of(total), persisted)
     enough, needed = math.ceil(math.log2(len(numbers))), len(numbers) - 1
     expect(calls, "no task in the graph is a call of dask.delayed(add_pair).")
     expect(
@@ -40,27 +39,23 @@ def check_tree(answer: Answer, numbers: list[int]) -> None:
         f"the calls of add_pair in the graph are {len(calls)}, and adding up "
         f"{len(numbers)} numbers takes {needed}. In each round, half as many values are left.",
     )
-    longest = _longest_chain(answer.key, graph)
+    longest = _longest_chain(total.key, graph)
     expect(
         longest <= enough,
         f"{longest} calls wait for each other, one after the other, where {enough} are enough: "
         "add neighbours first, and then their sums.",
     )
-    expect(answer.compute() == sum(numbers), "the graph computes another number; does each number go in once?")
+    expect(total.compute() == sum(numbers), "the graph computes another number; does each number go in once?")
     passed(f"{len(calls)} calls, of which at most {longest} wait for each other.")
 
 
 @exercise
-def check_careful_counts(answer: Answer, client: Client) -> None:
-    expect(callable(answer), "careful_counts should be a function of `client`.")
+def check_careful_counts(careful_counts: Function, client: Client) -> None:
     with _watched() as (events, fetched):
-        counts = answer(client)
+        counts = careful_counts(client)
     expect(events, "nothing was sent to the workers: use `client`.")
-    expect(counts is not None, "careful_counts returns None.")
-    expect(
-        isinstance(counts, list | tuple) and len(counts) == ROUNDS,
-        f"careful_counts should return a list of {ROUNDS} counts.",
-    )
+    expect_type(counts, list | tuple, f"careful_counts should return a list of {ROUNDS} counts")
+    expect(len(counts) == ROUNDS, f"careful_counts should return {ROUNDS} counts, not {len(counts)}.")
     expect(not futures_of(list(counts)), "these are futures: let client.gather bring the counts here.")
     expect(
         all(isinstance(one, Real) and 0.75 * DARTS < float(one) < 0.82 * DARTS for one in counts),
@@ -90,22 +85,22 @@ def check_careful_counts(answer: Answer, client: Client) -> None:
 
 
 @exercise
-def check_culprits(answer: Answer, inputs: list[int], function: Callable[[int], object], client: Client) -> None:
-    expect(answer is not None, "culprits is still None.")
-    expect(isinstance(answer, dict), "culprits should be a dict: input, then the type of its exception.")
-    expect(answer, "it is empty: wait(futures) first, and then look at each future's status.")
-    expect(all(isinstance(key, Real) for key in answer), "the keys should be the inputs, which are numbers.")
+def check_culprits(culprits: Answer, inputs: list[int], function: Callable[[int], object], client: Client) -> None:
+    expect_type(culprits, dict, "culprits should be a dict, {input: type of its exception}")
+    expect(culprits, "it is empty: wait(futures) first, and then look at each future's status.")
+    expect(all(isinstance(key, Real) for key in culprits), "the keys should be the inputs, which are numbers.")
     expect(
-        not any(value in (None, type(None)) for value in answer.values()),
+        not any(value in (None, type(None)) for value in culprits.values()),
         "the future of a result that is there has no exception: keep the inputs whose future has the status 'error'.",
     )
     truth = dict(zip(inputs, client.gather(client.map(_failure, [function] * len(inputs), inputs)), strict=True))
     truth = {key: name for key, name in truth.items() if name}
-    mistakes = {"every input is in there. `puzzle` fails everywhere but on a worker: let client.map send it.": inputs}
+    mistakes = {
+        "every input is in there. `puzzle` fails everywhere but on a worker: let client.map send it.": set(inputs)
+    }
     otherwise = "not the inputs that fail: take x where the future's status is 'error'."
-    hint = which_mistake(lambda wrong: set(answer) == set(wrong), mistakes, otherwise)
-    expect(set(answer) == set(truth), hint)
-    for key, value in answer.items():
+    expect_equal(set(culprits), set(truth), otherwise, mistakes)
+    for key, value in culprits.items():
         expect(
             _names(value, set(truth.values())) == {truth[key]},
             f"{value!r} is not the type of the exception for input {key}: ask its "

@@ -6,18 +6,26 @@ import torch
 from distributed import Client
 
 import daskrun
-from workshop_utils.exercises import Answer, NotYet, exercise, expect, passed, unanswered, which_mistake
+from workshop_utils.exercises import (
+    Function,
+    NotYet,
+    exercise,
+    expect,
+    expect_equal,
+    number,
+    passed,
+    unanswered,
+)
+from workshop_utils.exercises.ranks import ask_ranks, run_on_ranks
 
 IMAGES_A_RANK = 4  # a rank's images of each batch in `check_fit_together`
 EXACT = 1e-9  # the order of sums changes float64 weights by less
 ROUNDED = 6e-3  # an accuracy may be rounded to two places
-SIGNS_OF_A_LOST_PARTNER = ("onnection", "gloo", "Read error", "Socket")  # in what gloo raises where a rank has left
 
 
 @exercise
-def check_fit_together(answer: Answer, fit: Callable, client: Client) -> None:
-    expect(callable(answer), "fit_together should be a function.")
-    expect(not _does_what(answer, fit), "fit_together still does what fit does: nothing has changed yet.")
+def check_fit_together(fit_together: Function, fit: Callable, client: Client) -> None:
+    expect(not _does_what(fit_together, fit), "fit_together still does what fit does: nothing has changed yet.")
     n_ranks = _n_ranks(client)
     batch_size = IMAGES_A_RANK * n_ranks
     images = torch.rand(3 * batch_size, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -27,7 +35,7 @@ def check_fit_together(answer: Answer, fit: Callable, client: Client) -> None:
 
     # One step of SGD moves the weights in proportion to the gradient, so it also shows a wrong scale.
     [(first, _)], [(target, whole)] = (_on_ranks(client, fit, *one_batch, n, n_workers=1) for n in (0, 1))
-    ranks = _on_ranks(client, answer, *one_batch, 1, n_workers=n_ranks)
+    ranks = _on_ranks(client, fit_together, *one_batch, 1, n_workers=n_ranks)
     for weights, _ in ranks:
         expect(
             not any(name.startswith("module.") for name in weights),
@@ -42,7 +50,7 @@ def check_fit_together(answer: Answer, fit: Callable, client: Client) -> None:
     )
     expect(_apart(ranks[0][0], target) <= EXACT, _wrong_step(first, ranks[0][0], target))
     [(target, whole)] = _on_ranks(client, fit, images, labels, batch_size, 2, n_workers=1)
-    ranks = _on_ranks(client, answer, images, labels, batch_size, 2, n_workers=n_ranks)
+    ranks = _on_ranks(client, fit_together, images, labels, batch_size, 2, n_workers=n_ranks)
     _expect_same_batches([seen for _, seen in ranks], whole)
     apart = max(_apart(weights, target) for weights, _ in ranks)
     expect(apart <= EXACT, f"the first step is right; after 2 epochs of 3 steps a weight differs by {apart:.1e}.")
@@ -50,58 +58,41 @@ def check_fit_together(answer: Answer, fit: Callable, client: Client) -> None:
 
 
 @exercise
-def check_global_accuracy(answer: Answer, given: Callable, client: Client) -> None:
-    expect(callable(answer), "global_accuracy should be a function.")
-    expect(not _does_what(answer, given), "global_accuracy still does what reported does: nothing has changed yet.")
+def check_global_accuracy(global_accuracy: Function, given: Callable, client: Client) -> None:
+    expect(
+        not _does_what(global_accuracy, given),
+        "global_accuracy still does what reported does: nothing has changed yet.",
+    )
     ranks = range(_n_ranks(client))
-    _expect_accuracy(client, answer, [3 + rank for rank in ranks], [4 * (rank + 1) for rank in ranks])
+    _expect_accuracy(client, global_accuracy, [3 + rank for rank in ranks], [4 * (rank + 1) for rank in ranks])
     if len(ranks) > 1:
-        _expect_accuracy(client, answer, [rank for rank in ranks], [4 * rank for rank in ranks])
+        _expect_accuracy(client, global_accuracy, [rank for rank in ranks], [4 * rank for rank in ranks])
     passed("One number on every rank, and each image counts once.")
 
 
-def _expect_accuracy(client, answer, n_right, n_images):
+def _expect_accuracy(client, global_accuracy, n_right, n_images):
     """Expect the same accuracy over all images on every rank. n_right, n_images: a number for each rank."""
-
-    def on_each_rank():
-        import torch.distributed as dist
-
-        return answer(n_right[dist.get_rank()], n_images[dist.get_rank()])
-
-    ranks = ", ".join(f"{right} of {n}" for right, n in zip(n_right, n_images, strict=True))
-    about = f"where the ranks have {ranks} right"
+    of_ranks = list(zip(n_right, n_images, strict=True))
+    about = f"where the ranks have {', '.join(f'{right} of {n}' for right, n in of_ranks)} right, "
     try:
-        given = daskrun.run(client, on_each_rank, n_workers=len(n_right), backend="gloo", timeout=60)
+        answers = ask_ranks(client, global_accuracy, of_ranks, about)
     except ZeroDivisionError:
-        raise NotYet(f"{about}, one divides by zero: add up over the ranks first, then divide.") from None
-    except (RuntimeError, TimeoutError) as error:
-        if isinstance(error, TimeoutError) or any(sign in str(error) for sign in SIGNS_OF_A_LOST_PARTNER):
-            raise NotYet(f"{about}, one waits for another: each has to call all_reduce, equally often.") from None
-        raise
-    expect(None not in given, "global_accuracy returns None; return the accuracy as a number.")
-    found = [_as_accuracy(value) for value in given]
-    expect(all(value == value for value in found), f"{about}, you return nan: add up first, then divide.")
+        raise NotYet(f"{about}one divides by zero: add up over the ranks first, then divide.") from None
+    found = [number(answer, "global_accuracy should return one number") for answer in answers]
+    expect(all(value == value for value in found), f"{about}you return nan: add up first, then divide.")
     shown = ", ".join(f"{value:.3f}" for value in found)
-    expect(max(found) - min(found) < ROUNDED, f"{about}, they return {shown}: it should be one number on all of them.")
-    pairs = [(right, n) for right, n in zip(n_right, n_images, strict=True) if n]
+    expect(max(found) - min(found) < ROUNDED, f"{about}they return {shown}: it should be one number on all of them.")
+    right = sum(n_right) / sum(n_images)
+    of_each = [right / n for right, n in of_ranks if n]
+    mean = f"{shown} is the mean of their accuracies: a rank with few images counts as much as one with many."
     mistakes = {
-        f"{about}, {shown} is the mean of their accuracies: a rank with few images counts as much as one with many.": (
-            sum(right / n for right, n in pairs) / len(n_images),
-            sum(right / n for right, n in pairs) / len(pairs),
-        ),
-        f"{about}, you return {shown}, the number of right ones: divide it by the number of images.": [sum(n_right)],
-        f"{shown} is in percent: return a number between 0 and 1.": [100 * sum(n_right) / sum(n_images)],
+        mean: sum(of_each) / len(of_each),
+        f"{mean} One without images counts, too.": sum(of_each) / len(n_images),
+        f"you return {shown}, the number of right ones: divide it by the number of images.": sum(n_right),
+        f"you return {shown}, which is in percent: return a number between 0 and 1.": 100 * right,
     }
-    otherwise = f"{about}, you return {shown}: divide the sum of the right ones by the sum of the images."
-    hint = which_mistake(lambda wrong: any(abs(found[0] - one) < ROUNDED for one in wrong), mistakes, otherwise)
-    expect(abs(found[0] - sum(n_right) / sum(n_images)) < ROUNDED, hint)
-
-
-def _as_accuracy(value):
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError):  # a tensor of several numbers raises a RuntimeError
-        raise NotYet(f"a rank returns {value!r}: return one number.") from None
+    otherwise = f"you return {shown}: divide the sum of the right ones by the sum of the images."
+    expect_equal(found[0], right, otherwise, mistakes, within=ROUNDED, about=about)
 
 
 def _n_ranks(client):
@@ -130,10 +121,7 @@ def _on_ranks(client, function, images, labels, batch_size, n_epochs, n_workers)
         return dict(found), seen
 
     n_images = 3 * batch_size  # the images of all batches, even where `images` is the first batch alone
-    try:
-        return daskrun.run(client, on_each_rank, n_workers=n_workers, backend="gloo", timeout=60)
-    except TimeoutError:
-        raise NotYet("the ranks wait for each other: all of them have to take the same number of steps.") from None
+    return run_on_ranks(client, on_each_rank, n_workers=n_workers)
 
 
 def _expect_shares(seen, whole, n_ranks):

@@ -4,49 +4,40 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from numbers import Real
 from uuid import uuid4
 
-import numpy as np
 from distributed import Client, get_worker
 
-from workshop_utils.exercises import Answer, exercise, expect, passed
+from workshop_utils.exercises import Answer, Function, exercise, expect, number, pair, passed
 from workshop_utils.photos import breed_of
 
 _measured: set = set()  # on a worker: (which check, path) of each call of `measure`
 
 
 @exercise
-def check_total_bones(answer: Answer, client: Client) -> None:
-    expect(answer is not None, "total_bones is still None.")
-    expect(not isinstance(answer, dict), "that is one answer per worker; add up the dict's values.")
-    expect(not isinstance(answer, str), f"{answer!r} is text: turn each worker's answer into an int before you add.")
-    number = _one_number(answer)
-    expect(isinstance(number, Real), "total_bones should be one number: the sum over all workers.")
+def check_total_bones(total_bones: Answer, client: Client) -> None:
+    expect(not isinstance(total_bones, dict), "that is one answer per worker; add up the dict's values.")
+    text = f"{total_bones!r} is text: turn each worker's answer into an int before you add."
+    expect(not isinstance(total_bones, str), text)
+    total = number(total_bones, "total_bones should be one number, the sum over all workers")
     buried = client.run(_bones).values()
     expect(None not in buried, "a worker has no bones; it may have started anew. Run the cell with `bury` again.")
     expect(
-        number == sum(map(int, buried)),
-        f"{number} is not what the workers hold. Each number is in a worker's own "
+        total == sum(map(int, buried)),
+        f"{total_bones} is not what the workers hold. Each number is in a worker's own "
         "os.environ, and `bury` draws new ones whenever it runs: ask all the workers again.",
     )
     passed("Only the workers knew.")
 
 
 @exercise
-def check_darkest(answer: Answer, brightness: Callable[[str], float], paths: list[str], client: Client) -> None:
-    expect(callable(answer), "find_darkest should be a function of `measure` and `paths`.")
+def check_darkest(find_darkest: Function, brightness: Callable[[str], float], paths: list[str], client: Client) -> None:
     check = uuid4().hex
-    found = answer(partial(_measure, brightness, check), list(paths))
-    if isinstance(found, np.ndarray):
-        found = found.tolist()
-    expect(found is not None, "find_darkest returns None.")
-    expect(
-        isinstance(found, tuple | list) and len(found) == 2,
-        f"find_darkest returned {found!r}: it should be a tuple of two, path and address.",
-    )
-    path, worker = found if found[0] in paths else reversed(found)
-    expect(path in paths, f"neither {found[0]!r} nor {found[1]!r} is one of the paths.")
+    answer = find_darkest(partial(_measure, brightness, check), list(paths))
+    path, worker = pair(answer, "find_darkest should return a tuple (path, address)")
+    if path not in paths:
+        path, worker = worker, path
+    expect(path in paths, f"neither {worker!r} nor {path!r} is one of the paths.")
     looked = client.run(_who_measured, check, path)
     expect(
         any(looked.values()), "no worker called `measure` on that path: let client.map send it, or a function with it."
@@ -64,13 +55,6 @@ def check_darkest(answer: Answer, brightness: Callable[[str], float], paths: lis
     )
     name = breed_of(path)[1].replace("_", " ")
     passed(f"The darkest shows a dog of the breed {name}, and the worker that you name did measure it.")
-
-
-def _one_number(answer):
-    # NumPy's and PyTorch's arrays of one number count as a number.
-    with suppress(AttributeError, TypeError, ValueError, RuntimeError):
-        return answer.item()
-    return answer
 
 
 def _bones():

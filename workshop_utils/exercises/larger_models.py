@@ -8,8 +8,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import cross_entropy, gelu
 
-import daskrun
-from workshop_utils.exercises import Answer, NotYet, exercise, expect, passed
+from workshop_utils.exercises import Answer, Function, NotYet, exercise, expect, expect_equal, passed
+from workshop_utils.exercises.ranks import run_on_ranks
 from workshop_utils.storage import new_shared_folder
 
 N_BLOCKS, MOST_UNITS = 6, 10
@@ -62,9 +62,8 @@ class Tower(nn.Module):
 
 
 @exercise
-def check_shard_evenly(shard_evenly: Answer, client: Answer) -> None:
-    expect(callable(shard_evenly), "shard_evenly should be a function of a model and a mesh.")
-    found = daskrun.run(client, _sharded, shard_evenly, n_workers=2, wait_for_workers=60, backend="gloo")[0]
+def check_shard_evenly(shard_evenly: Function, client: Answer) -> None:
+    found = run_on_ranks(client, _sharded, shard_evenly)[0]
     sizes, whole = found["units"], found["whole"]
     expect(sizes, "no part of the model is sharded: call fully_shard on modules.")
     expect(
@@ -135,25 +134,27 @@ def _sharded(shard):
 
 
 @exercise
-def check_resume(resume: Answer, client: Answer) -> None:
-    expect(callable(resume), "resume should be a function of a path, a model and an optimiser.")
+def check_resume(resume: Function, client: Answer) -> None:
     path, saved_step = f"{new_shared_folder()}/checkpoint", random.randint(100, 999)  # which no answer can know
-    saved = daskrun.run(client, _train_and_save, path, saved_step, n_workers=2, wait_for_workers=60, backend="gloo")[0]
-    answers = daskrun.run(client, _go_on, resume, path, n_workers=2, wait_for_workers=60, backend="gloo")
-    for rank, (step, losses) in enumerate(answers):
+    saved = run_on_ranks(client, _train_and_save, path, saved_step)[0]
+    for rank, (step, losses) in enumerate(run_on_ranks(client, _go_on, resume, path)):
         about = f"on rank {rank}, "
         expect(step == saved_step, f"{about}resume returned {step!r}, and the checkpoint is of step {saved_step}.")
-        expect(
-            abs(losses[0] - saved["right"][0]) < CLOSE,
-            f"{about}the first loss after resume is {losses[0]:.4f}, and that of the undisturbed run "
-            f"{saved['right'][0]:.4f}: the model has not the weights that were saved.",
+        right = saved["right"]
+        expect_equal(
+            losses[0],
+            right[0],
+            f"{about}the first loss after resume is {losses[0]:.4f}, and that of the undisturbed run {right[0]:.4f}: "
+            "the model has not the weights that were saved.",
+            within=CLOSE,
         )
-        kept = abs(losses[1] - saved["fresh optimiser"][1]) < CLOSE
-        lost = "AdamW's moments are still those of a new optimiser" if kept else "something of the optimiser is lost"
-        expect(
-            all(abs(loss - right) < CLOSE for loss, right in zip(losses, saved["right"], strict=True)),
-            f"{about}the first loss is right, but the second is {losses[1]:.4f}, not {saved['right'][1]:.4f}: {lost}. "
-            "Which tensors did dcp.load get to fill, and who took them from there?",
+        expect_equal(
+            losses,
+            right,
+            "something of the optimiser is lost. Which tensors did dcp.load get to fill, and who took them from there?",
+            {"AdamW's moments are still those of a new optimiser.": saved["fresh optimiser"]},
+            within=CLOSE,
+            about=f"{about}the first loss is right, but the second is {losses[1]:.4f}, not {right[1]:.4f}: ",
         )
     passed("Weights, moments and step are back, and the next losses are those of the undisturbed run.")
 
@@ -210,8 +211,7 @@ def _go_on(resume, path):
 
 
 @exercise
-def check_choose(choose: Answer) -> None:
-    expect(callable(choose), "choose should be a function of n_parameters, n_ranks, gpu_gb and unit.")
+def check_choose(choose: Function) -> None:
     for case, right, hint in CASES:
         given = ", ".join(f"{name}={value:g}" for name, value in case.items())
         answer = choose(**case)

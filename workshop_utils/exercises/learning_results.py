@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import conv2d, interpolate
 from torch.profiler import record_function
 
-from workshop_utils.exercises import Answer, exercise, expect, passed, which_mistake
+from workshop_utils.exercises import Answer, Function, exercise, expect, expect_equal, expect_type, number, pair, passed
 
 THUMBNAIL, LARGE = 64, 1024  # pixels a side
 CLOSE = 0.15  # of the mean's standard error, averaged over the scenes; 2,000 resamples of each come within 0.06
@@ -22,14 +22,14 @@ ENDS = "take the 2.5th and the 97.5th percentile of means of as many values as t
 
 
 @exercise
-def check_interval(function: Answer) -> None:
-    """function: returns (low, high) of the mean of a Series of differences, by resampling them."""
+def check_interval(interval: Function) -> None:
+    """interval: returns (low, high) of the mean of a Series of differences, by resampling them."""
     errors = []
     scenes = [np.random.default_rng(n).gamma(2.0, 3.0, n) - 2 for n in (8, 9, 10, 12)]  # no two ends look alike
     # Of three 0 and three 5, no 5 comes in 1.6 % of the resamples of six, but in 3.1 % of those of five.
     scenes += [np.array([0.0, 0.0, 0.0, 5.0, 5.0, 5.0]), np.array([5.0, 0.0, 5.0, 0.0, 5.0, 0.0])]
     for scene in scenes:
-        errors.append(_interval_error(function, pd.Series(scene)))
+        errors.append(_interval_error(interval, pd.Series(scene)))
     low, high = np.mean(errors, axis=0)  # in standard errors of the mean, from the ends expected
     expect(low - high < CLOSE, f"your interval is too narrow: {ENDS}")
     expect(high - low < CLOSE, f"your interval is too wide: {ENDS}")
@@ -37,11 +37,9 @@ def check_interval(function: Answer) -> None:
     passed("19 of 20 resampled means lie in your interval.")
 
 
-def _interval_error(function, values):
-    answer = function(values.copy())
-    expect(answer is not None, "interval still returns None.")
-    expect(np.shape(answer) == (2,), f"interval returns {answer!r}: return two numbers, (low, high).")
-    low, high = (float(end) for end in answer)
+def _interval_error(interval, values):
+    hint = "interval should return two numbers, (low, high)"
+    low, high = (number(end, hint) for end in pair(interval(values.copy()), hint))
     expect(low <= high, "the high end comes first: return (low, high).")
     n = len(values)
     means = np.random.default_rng(99).choice(values, (20_000, n)).mean(axis=1)
@@ -60,8 +58,8 @@ def _interval_error(function, values):
 
 
 @exercise
-def check_traced(function: Answer) -> None:
-    """function: runs what it is given under the profiler, exports the trace, returns ms by event's name."""
+def check_traced(traced: Function) -> None:
+    """traced: runs what it is given under the profiler, exports the trace, returns ms by event's name."""
     calls = []
 
     def steps():
@@ -74,11 +72,10 @@ def check_traced(function: Answer) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "trace.json")
         try:
-            answer = function(steps, path)
+            answer = traced(steps, path)
         except AttributeError as error:
             expect("'save'" not in str(error), "export after the `with` block has ended: only then is there a trace.")
             raise
-        expect(answer is not None, "traced still returns None.")
         expect(len(calls) == 1, f"steps() was called {len(calls)} times: call it once, under the profiler.")
         expect(Path(path).exists(), "there is no file at path: export the trace there, export_chrome_trace(path).")
         events = [event for event in json.loads(Path(path).read_text())["traceEvents"] if event.get("ph") == "X"]
@@ -86,25 +83,21 @@ def check_traced(function: Answer) -> None:
     expect({"load", "step"} <= set(ms.index), "the trace lacks what steps() did: call it inside the with block.")
     with suppress(AttributeError):
         answer = answer.to_dict()
-    expect(isinstance(answer, Mapping), "return a dict: the name of an event, and its milliseconds.")
+    expect_type(answer, Mapping, "traced should return a dict, {name of an event: milliseconds}")
     lacks = max(set(ms.index) - set(answer), default=None)
     expect(lacks is None, f"{lacks} is missing: read the file, and take each event whose ph is 'X', of whatever kind.")
-    mine = {name: float(answer.get(name, 0)) for name in ms.index}
+    mine = [float(answer.get(name, 0)) for name in ms.index]
+    last = pd.Series({event["name"]: event["dur"] / 1000 for event in events})[ms.index]
     mistakes = {
         "these are microseconds, as the file has them: divide by 1000.": ms["sum"] * 1000,
         "this is one event of each name: add up all that have the same name.": ms["max"],
         "this is the mean: add up all events that have the same name.": ms["mean"],
         "these are counts: add up dur.": ms["count"] * 1000,
+        "a later event has overwritten the earlier one of its name: add them up.": last,
     }
-    last = pd.Series({event["name"]: event["dur"] / 1000 for event in events})
-    mistakes["a later event has overwritten the earlier one of its name: add them up."] = last
-    right = "add up dur of the events whose ph is 'X', by name, in milliseconds."
-    expect(_same(mine, ms["sum"]), which_mistake(lambda wrong: _same(mine, wrong), mistakes, right))
+    otherwise = "add up dur of the events whose ph is 'X', by name, in milliseconds."
+    expect_equal(mine, ms["sum"], otherwise, mistakes, within=0.001 * ms["sum"] + 0.002)
     passed("Your function exported a trace, and read it back.")
-
-
-def _same(mine, theirs):
-    return all(abs(value - theirs[name]) <= 0.001 * theirs[name] + 0.002 for name, value in mine.items())
 
 
 def batches(
@@ -130,16 +123,11 @@ def _stored(rank, size, batch_size):
 
 
 @exercise
-def check_late(answer: Answer, totals: Sequence[Mapping[str, float]]) -> None:
-    """answer: (rank, event's name). totals: each rank's ms by event's name."""
-    expect(answer is not None, "late is still None.")
-    expect(
-        isinstance(answer, Sequence) and not isinstance(answer, str) and len(answer) == 2,
-        'late should be two things: (rank, "name of the event").',
-    )
-    rank, event = answer
-    expect(isinstance(event, str), f"the second is {event!r}: write the event's name, as the trace has it.")
-    n, late = len(totals), _late_rank(len(totals))
+def check_late(late: Answer, totals: Sequence[Mapping[str, float]]) -> None:
+    """late: (rank, event's name). totals: each rank's ms by event's name."""
+    rank, event = pair(late, 'late should be two things, (rank, "name of the event")')
+    expect_type(event, str, "the second should be the event's name, as the trace has it")
+    n = len(totals)
     expect(not isinstance(rank, bool) and rank in range(n), f"there is no rank {rank!r}: they are 0 to {n - 1}.")
     known = {name for one in totals for name in one}
     expect(event in known, f"no rank has an event named {event!r}: copy the name from the table.")
@@ -148,13 +136,11 @@ def check_late(answer: Answer, totals: Sequence[Mapping[str, float]]) -> None:
         "ranks meet there, so it is where they wait: whoever waits long waits for another. What kept that one?",
     )
     expect(
-        rank == late,
+        rank == _late_rank(n),
         f"rank {rank} is not late: compare what each rank computes, and leave out gloo's events, which contain waits.",
     )
-    here, elsewhere = (
-        totals[rank].get(event, 0),
-        [one.get(event, 0) for other, one in enumerate(totals) if other != rank],
-    )
+    elsewhere = [of_rank.get(event, 0) for of_rank in totals]
+    here = elsewhere.pop(int(rank))
     expect(
         "upsample" in event,
         f"{event} took {here:.0f} ms on rank {rank} and {max(elsewhere, default=0):.0f} ms on another: find "

@@ -6,18 +6,18 @@ import random
 import torch
 from distributed import Client, Future
 
-from workshop_utils.exercises import Answer, exercise, expect, passed
+from workshop_utils.exercises import Function, exercise, expect, expect_type, passed
 
 Losses = dict[str, list[float]]  # each model's losses after its first, second, … task
 Given = dict[str, int]  # number of tasks that each model has been given
 
 
 @exercise
-def check_next_model(function: Answer) -> None:
+def check_next_model(next_model: Function) -> None:
     for losses, given, most in SCENES:
-        _ask(function, losses, given, most)
+        _ask(next_model, losses, given, most)
     for seed, n_workers in enumerate((1, 2, 3, 5)):
-        _play(function, random.Random(seed), n_workers)
+        _play(next_model, random.Random(seed), n_workers)
     passed("No worker waits while a model may go on, or a new one may start.")
 
 
@@ -95,20 +95,20 @@ SCENES: list[tuple[Losses, Given, int]] = [  # losses so far, tasks given, and t
 
 
 @exercise
-def check_repeatable(function: Answer, client: Client, first: Future, data: Future) -> None:
+def check_repeatable(careful_epoch: Function, client: Client, first: Future, data: Future) -> None:
     here = {"workers": list(client.nthreads())[:1], "pure": False}  # one worker, so that a changed state shows
     start = client.submit(copy.deepcopy, first, **here)
     before = start.result()
-    states = [client.submit(function, start, data, 0, **here) for _ in range(2)]
+    states = [client.submit(careful_epoch, start, data, 0, **here) for _ in range(2)]
     once, again = [state.result() for state in states]
-    expect(once is not None, "your task returns None; return a new state.")
     now = start.result()
     expect(
         _same(before, now),
         f"your task changes the state that it was given: on its worker, it now has {len(now['rows'])} row, not "
         f"{len(before['rows'])}. Make a new list and a new dict.",
     )
-    has_both = isinstance(once, dict) and {"rows", "model"} <= set(once) and isinstance(once["rows"], list)
+    expect_type(once, dict, "your task should return a new state, a dict with 'rows' and 'model'")
+    has_both = {"rows", "model"} <= set(once) and isinstance(once["rows"], list)
     expect(has_both, "your task should return a dict with 'rows', a list, and 'model', the weights.")
     n_rows = len(before["rows"]) + 1
     expect(len(once["rows"]) == n_rows, f"after an epoch there should be {n_rows} row, not {len(once['rows'])}.")
@@ -118,16 +118,16 @@ def check_repeatable(function: Answer, client: Client, first: Future, data: Futu
         "the same task, run twice, gives two results: where do its random numbers come from? Set them from `seed`, "
         "with torch.manual_seed, inside the task.",
     )
-    other = client.submit(function, start, data, 1, **here).result()
+    other = client.submit(careful_epoch, start, data, 1, **here).result()
     expect(not _same(once, other), "seeds 0 and 1 give the same result: use the argument `seed`.")
     later = {**once, "model": before["model"]}  # the weights of the beginning, and yet one epoch is over
-    later = client.submit(function, later, data, 0, **here).result()
+    later = client.submit(careful_epoch, later, data, 0, **here).result()
     expect(
         not _same_weights(once, later),
         "the first and the second epoch draw the same random numbers, so each epoch takes the pairs in the same order. "
         'Set them from `seed` and from the number of epochs so far, len(state["rows"]).',
     )
-    second = client.submit(function, states[0], data, 0, **here).result()
+    second = client.submit(careful_epoch, states[0], data, 0, **here).result()
     expect(len(second["rows"]) == n_rows + 1, "a second epoch should add a second row to those of its state.")
     expect(_same(once, states[0].result()), "your task changes the state that it was given. Copy its rows.")
     passed("Each run gives the same result and leaves its argument as it was, so Dask may run it anywhere, and again.")

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from workshop_utils.exercises import Answer, exercise, expect, passed
+from workshop_utils.exercises import Answer, Function, exercise, expect, expect_type, passed
 
 READ_S, TURN_S = 0.03, 0.01
 PATIENCE = 300  # turns of a thread that waits; by then the others have had theirs, however busy the machine is
@@ -20,20 +20,19 @@ N_SIGMA, SLACK = 5, 0.02  # how far an attendee's shares may be from ours: chanc
 
 
 @exercise
-def check_read_ahead(function: Answer) -> None:
+def check_read_ahead(read_ahead: Function) -> None:
     for n_batches, depth in ((6, 2), (6, 3), (2, 4), (0, 2)):
         storage = _Storage()
         try:
-            _read_ahead(function, storage, n_batches, depth)
+            _read_ahead(read_ahead, storage, n_batches, depth)
         finally:
             storage.allow(n_batches)  # or threads of the attendee's pool wait for ever
     passed("In order, and as many reads under way as asked for.")
 
 
-def _read_ahead(function, storage, n_batches, depth):
-    answer = storage.patiently(function, storage.load, list(range(n_batches)), depth)
-    expect(answer is not None, "read_ahead returns None; with `yield` it is a generator.")
-    expect(isinstance(answer, Iterator), f"it returns a {type(answer).__name__}: yield the batches one by one.")
+def _read_ahead(read_ahead, storage, n_batches, depth):
+    answer = storage.patiently(read_ahead, storage.load, list(range(n_batches)), depth)
+    expect_type(answer, Iterator, "with `yield`, read_ahead would return a generator")
     for number in range(n_batches):
         storage.allow(number + 1)
         batch = storage.patiently(next, answer, END)
@@ -54,13 +53,11 @@ def _read_ahead(function, storage, n_batches, depth):
 
 
 @exercise
-def check_read_all(function: Answer) -> None:
+def check_read_all(repaired: Function) -> None:
     paths = [f"{name}.jpg" for name in "dbface"]
     storage = _UnevenStorage(paths)
-    answer = function(storage.fetch, list(paths))
-    expect(answer is not None, "repaired returns None.")
-    in_order = not isinstance(answer, str | bytes | dict | set)
-    expect(in_order, f"it returns a {type(answer).__name__}: return a list, with the bytes of each path, in order.")
+    answer = repaired(storage.fetch, list(paths))
+    expect_type(answer, list | tuple | Iterator, "return a list, with the bytes of each path, in order")
     contents, right = list(answer), [path.encode() for path in paths]
     expect(len(contents) == len(paths), f"of {len(paths)} photos it returns {len(contents)}.")
     expect(set(map(str, contents)) == set(map(str, right)), "return what `fetch` returns for each path.")
@@ -74,9 +71,8 @@ def check_read_all(function: Answer) -> None:
 
 
 @exercise
-def check_unluckiest(answer: Answer, frame: pd.DataFrame) -> None:
-    expect(answer is not None, "unluckiest is still None.")
-    found = np.asarray(answer, dtype=float)
+def check_unluckiest(unluckiest: Answer, frame: pd.DataFrame) -> None:
+    found = np.asarray(unluckiest, dtype=float)
     expect(found.ndim == 1, "unluckiest should be a list of numbers, one for each shuffle.")
     expect(len(found) >= LEAST_SHUFFLES, f"these are {len(found)} shuffles: make a thousand.")
     expect(np.isfinite(found).all() and (found >= 0).all(), "each number should be a count of mistakes.")

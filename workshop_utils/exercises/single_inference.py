@@ -1,59 +1,60 @@
 """Checks of notebook 03 · Single inference."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
-from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
 
-from workshop_utils.exercises import Answer, exercise, expect, passed, which_mistake
+from workshop_utils.exercises import Function, exercise, expect, expect_equal, expect_type, number, pair, passed
 
 ROUNDED = 0.011  # a probability may be off by 0.01: the task says so
 GOOD_FIT = 0.006  # a fitted loss may be above the smallest by 0.005: the task says so
 
 
 @exercise
-def check_name_dogs(function: Answer, model: torch.nn.Module, images: torch.Tensor, categories: Sequence[str]) -> None:
+def check_name_dogs(
+    name_dogs: Function, model: torch.nn.Module, images: torch.Tensor, categories: Sequence[str]
+) -> None:
     for names in (list(categories), [*categories[1:], categories[0]]):  # an answer from memory does not fit the second
-        together = _named(function, model, images, names)
+        together = _named(name_dogs, model, images, names)
         _expect_right(together, model, images, names)
-        alone = _named(function, model, images[:1], names)
+        alone = _named(name_dogs, model, images[:1], names)
         hint = "an image gets another answer alone than among others"
         expect(alone[0][0] == together[0][0] and abs(alone[0][1] - together[0][1]) <= 2 * ROUNDED, f"{hint}.")
         _expect_right(alone, model, images[:1], names)
     passed(f"{len(images)} images get the same answers together and one by one, whatever mode the model came in.")
 
 
-def _named(function, model, images, names):
+def _named(name_dogs, model, images, names):
     # What the attendee's function answers for copies, with a model in train mode: [(name, probability), ...].
-    answer = function(deepcopy(model).train(), images.clone(), list(names))
-    expect(answer is not None, "name_dogs returns None; return a list.")
+    answer = name_dogs(deepcopy(model).train(), images.clone(), list(names))
+    expect_type(answer, Iterable, "name_dogs should return a list of pairs (category, probability)")
     answer = list(answer)
     expect(len(answer) == len(images), f"name_dogs returned {len(answer)} entries for {len(images)} images.")
-    pairs = all(not isinstance(pair, str) and len(pair) == 2 and isinstance(pair[0], str) for pair in answer)
-    expect(pairs, "return pairs (category, probability).")
-    expect(not any(isinstance(p, str) for _, p in answer), "return each probability as a number, not as text.")
-    return [(name, _number(p)) for name, p in answer]
+    pairs = [pair(one, "return pairs (category, probability)") for one in answer]
+    for name, _ in pairs:
+        expect_type(name, str, "the first of each pair should be a category")
+    return [(name, number(p, "return each probability as a number")) for name, p in pairs]
 
 
 def _expect_right(answer, model, images, names):
     with torch.inference_mode():
         logits = deepcopy(model).eval()(images.clone())
         in_train_mode = deepcopy(model).train()(images.clone())
-    values, indices = logits.softmax(1).max(1)
-    chosen, given = [names[index] for index in indices], [name for name, _ in answer]
-    if given != chosen:
-        mistakes = {
-            "the positions are right, the names are not: in which order are the logits?": (logits, 1, sorted(names)),
-            "the probabilities of one image should sum to 1: over which dimension does softmax go?": (logits, 0, names),
-            "the model is still in train mode: its answers depend on the neighbours.": (in_train_mode, 1, names),
-        }
-        otherwise = "there is more than one fault left: the model's mode, the dimension of softmax, or the names."
-        expect(False, which_mistake(lambda wrong: given == _names_of(*wrong), mistakes, otherwise))
-    close = all(abs(p - value) <= ROUNDED for (_, p), value in zip(answer, values.tolist(), strict=True))
+    mistakes = {
+        "the positions are right, the names are not: in which order are the logits?": (
+            _names_of(logits, 1, sorted(names))
+        ),
+        "the probabilities of one image should sum to 1: over which dimension does softmax go?": (
+            _names_of(logits, 0, names)
+        ),
+        "the model is still in train mode: its answers depend on the neighbours.": _names_of(in_train_mode, 1, names),
+    }
+    otherwise = "there is more than one fault left: the model's mode, the dimension of softmax, or the names."
+    expect_equal([name for name, _ in answer], _names_of(logits, 1, names), otherwise, mistakes)
     hint = "the names are right, the probabilities are not: is the model in eval mode, and does each row sum to 1?"
-    expect(close, hint)
+    expect_equal([p for _, p in answer], logits.softmax(1).amax(1), hint, within=ROUNDED)
 
 
 def _names_of(logits, dim, names):
@@ -61,11 +62,10 @@ def _names_of(logits, dim, names):
 
 
 @exercise
-def check_calibrate(function: Answer, logits: torch.Tensor, truth: torch.Tensor) -> None:
+def check_calibrate(calibrate: Function, logits: torch.Tensor, truth: torch.Tensor) -> None:
     for low, high in ((0.5, 3.0), (2.0, 0.7)):  # other photos, whose halves want these temperatures
-        _expect_calibrated(function, *_photos_that_want(low, high))
-    _expect_calibrated(function, logits, truth)
-    temperature, loss = _calibrated(function, logits, truth)
+        _expect_calibrated(calibrate, *_photos_that_want(low, high))
+    temperature, loss = _expect_calibrated(calibrate, logits, truth)
     before = cross_entropy(logits[1::2], truth[1::2])
     passed(f"T = {temperature:.2f}: on the other half, the loss falls from {before:.2f} to {loss:.2f}.")
 
@@ -78,17 +78,13 @@ def _photos_that_want(low, high):
     return honest * torch.tensor([low, high]).repeat(400).unsqueeze(1), truth
 
 
-def _calibrated(function, logits, truth):
-    answer = function(logits.clone(), truth.clone())
-    expect(answer is not None, "calibrate returns None; return (T, loss).")
-    expect(hasattr(answer, "__len__") and len(answer) == 2, "return two numbers: (T, loss of the other half).")
-    temperature, loss = (_number(value) for value in answer)
+def _expect_calibrated(calibrate, logits, truth):
+    """Check and return the temperature, and the loss of the other half."""
+    answer = calibrate(logits.clone(), truth.clone())
+    temperature, reported = (
+        number(one, "T and the loss should be numbers") for one in pair(answer, "return (T, loss of the other half)")
+    )
     expect(temperature > 0, "a temperature is above 0: dividing by a negative one would turn the order round.")
-    return temperature, loss
-
-
-def _expect_calibrated(function, logits, truth):
-    temperature, reported = _calibrated(function, logits, truth)
     halves = {"fitted": slice(0, None, 2), "tested": slice(1, None, 2), "all": slice(None)}
 
     def loss(t, half):
@@ -98,23 +94,23 @@ def _expect_calibrated(function, logits, truth):
         smallest = min(loss(t, half) for t in torch.logspace(-1.3, 1.2, 101).tolist())
         return loss(temperature, half) <= smallest + GOOD_FIT
 
-    if not fits("fitted"):
-        expect(not fits("all"), "T is fitted on all photos: which are left to test it?")
-        expect(not fits("tested"), "T is fitted on photos 1, 3, 5, …, which should test it.")
-        hint = "does the loss take the probability of the right breed, or of the likeliest?"
-        hint += " If the right one's, search longer, or on a wider and finer grid."
-        expect(False, f"for some photos, T = {temperature:.2f} is not where the loss of 0, 2, 4, … is smallest: {hint}")
-    due = loss(temperature, "tested")
-    if not abs(reported - due) <= 0.01:  # nor where it is NaN
-        same = abs(reported - loss(temperature, "fitted")) <= 0.01
-        whose = "that of the photos that T was fitted on" if same else "not that of the photos 1, 3, 5, … at this T"
-        expect(False, f"T is right; the loss that you return, {reported:.2f}, is {whose}.")
-
-
-def _number(value: Any) -> float:
-    expect(not isinstance(value, str | bool), f"{value!r} should be a number.")
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
-    single = getattr(value, "size", 1) if not isinstance(value, torch.Tensor) else value.numel()
-    expect(single == 1, "that is more than one number where one is asked for.")
-    return float(value.item() if hasattr(value, "item") else value)
+    mistakes = {
+        "T is fitted on all photos: which are left to test it?": "all",
+        "T is fitted on photos 1, 3, 5, …, which should test it.": "tested",
+    }
+    otherwise = (
+        f"for some photos, T = {temperature:.2f} is not where the loss of 0, 2, 4, … is smallest: does the loss take "
+        "the probability of the right breed, or of the likeliest? If the right one's, search longer, or on a wider and "
+        "finer grid."
+    )
+    fitted_on = next(filter(fits, ("fitted", "all", "tested")), None)
+    expect_equal(fitted_on, "fitted", otherwise, mistakes)
+    expect_equal(
+        reported,
+        loss(temperature, "tested"),
+        "not that of the photos 1, 3, 5, … at this T.",
+        {"that of the photos that T was fitted on.": loss(temperature, "fitted")},
+        within=0.01,
+        about=f"T is right; the loss that you return, {reported:.2f}, is ",
+    )
+    return temperature, reported

@@ -1,19 +1,18 @@
 """Checks of notebook 05 · Training data."""
 
+from collections.abc import Sized
 from itertools import combinations, pairwise
 
 import numpy as np
 
 from workshop_utils.dogs.breeds import find_breed
-from workshop_utils.exercises import Answer, NotYet, exercise, expect, passed
+from workshop_utils.exercises import Function, NotYet, exercise, expect, expect_type, pair, passed
 
 PHOTOS_A_STEP = 16  # of one rank: half a global batch in the notebook
 
 
 @exercise
-def check_to_imagenet(to_imagenet: Answer, classes: list[str]) -> None:
-    expect(to_imagenet is not None, "to_imagenet is None; it is a function that returns a number for each folder.")
-    expect(callable(to_imagenet), f"to_imagenet is a {type(to_imagenet).__name__}; define a function with that name.")
+def check_to_imagenet(to_imagenet: Function, classes: list[str]) -> None:
     backwards = sorted({*classes, "n02113186-Cardigan"}, reverse=True)
     for folders in (classes, backwards):
         found = _numbers(to_imagenet(list(folders)), len(folders))
@@ -32,7 +31,6 @@ def check_to_imagenet(to_imagenet: Answer, classes: list[str]) -> None:
 
 def _numbers(answer, n_folders):
     """Return the table as a list, if it is one row of whole numbers."""
-    expect(answer is not None, "to_imagenet returns None; return one number for each folder.")
     table = np.asarray(answer.tolist() if hasattr(answer, "tolist") else answer)  # a tensor, on any device
     kind = type(answer).__name__
     expect(table.ndim > 0, f"to_imagenet returns a {kind}; return a list or a tensor, in the order of the folders.")
@@ -44,26 +42,25 @@ def _numbers(answer, n_folders):
 
 
 @exercise
-def check_split_by_dog(split: Answer, breeds: np.ndarray, dogs: np.ndarray, val_fraction: float) -> None:
-    _, val = _parts(split, breeds, dogs, val_fraction, seed=0)
+def check_split_by_dog(split_by_dog: Function, breeds: np.ndarray, dogs: np.ndarray, val_fraction: float) -> None:
+    _, val = _parts(split_by_dog, breeds, dogs, val_fraction, seed=0)
     expect(
-        _parts(split, breeds, dogs, val_fraction, seed=0)[1] == val,
+        _parts(split_by_dog, breeds, dogs, val_fraction, seed=0)[1] == val,
         "called twice with seed 0, it splits in two ways: draw with np.random.default_rng(seed).",
     )
-    others = [_parts(split, breeds, dogs, val_fraction, seed)[1] for seed in (1, 2, 3)]
+    others = [_parts(split_by_dog, breeds, dogs, val_fraction, seed)[1] for seed in (1, 2, 3)]
     expect(any(other != val for other in others), "every seed gives the same split: use the seed to draw the dogs.")
     # Other shots, whose number differs from dog to dog and which are in another order.
     shuffled = np.random.default_rng(1).permutation(np.repeat(np.arange(60), 1 + np.arange(60) % 5))
-    _parts(split, shuffled % 6, shuffled + 100, 0.4, seed=0, which=" Seen with other shots, in another order.")
+    _parts(split_by_dog, shuffled % 6, shuffled + 100, 0.4, seed=0, which=" Seen with other shots, in another order.")
     n_dogs = len(set(np.asarray(dogs)[val].tolist()))
     passed(f"{n_dogs} dogs are for validation, with all of their shots, the same share of each breed.")
 
 
 def _parts(split, breeds, dogs, val_fraction, seed, which=""):
     """Check the two lists of positions that a split returns, and return them sorted."""
-    parts = split(breeds.copy(), dogs.copy(), val_fraction, seed)
-    expect(parts is not None, "split_by_dog returns None; return two lists of positions.")
-    expect(isinstance(parts, tuple | list) and len(parts) == 2, "return two lists: (training, validation).")
+    answer = split(breeds.copy(), dogs.copy(), val_fraction, seed)
+    parts = pair(answer, "split_by_dog should return two lists of positions, (training, validation)")
     masks = [np.asarray(part).dtype == bool for part in parts]
     expect(not any(masks), "these are masks of True and False; np.flatnonzero gives their positions.")
     train, val = (sorted(int(position) for position in part) for part in parts)
@@ -97,10 +94,9 @@ def _parts(split, breeds, dogs, val_fraction, seed, which=""):
 
 
 @exercise
-def check_order(order: Answer, n_photos: int) -> None:
+def check_order(order: Function, n_photos: int) -> None:
     first = order(0, 0)
-    expect(first is not None, "order returns None; return a list of indices.")
-    expect(hasattr(first, "__len__"), f"order returns a {type(first).__name__}; return a list of indices.")
+    expect_type(first, Sized, "order should return a list of indices")
     first = _indices(first)
     expect(len(set(first)) < n_photos, "rank 0 visits every photo: with two ranks, it visits half of them.")
     epochs = [[_indices(order(rank, epoch)) for rank in (0, 1)] for epoch in range(5)]

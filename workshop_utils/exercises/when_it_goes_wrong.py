@@ -1,19 +1,12 @@
 """Checks of notebook 12 · When it goes wrong, and the fault that exercise 2 looks for."""
 
-import re
-from collections.abc import Iterable, Set
-from numbers import Real
-from pathlib import Path
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
-import daskrun
-from daskrun import WorkerDied
-from workshop_utils.exercises import Answer, NotYet, exercise, expect, passed
+from workshop_utils.exercises import Answer, Function, exercise, expect, number, pair, passed
 from workshop_utils.exercises.gym import faults
+from workshop_utils.exercises.ranks import expect_agreement
 
 TARGET = 1.6  # mean loss below which exercise 1 stops
 LOSSES = (  # of rank 0 and of rank 1, and what that pair shows
@@ -27,69 +20,18 @@ LOSSES = (  # of rank 0 and of rank 1, and what that pair shows
     ((1.8, 1.3), "the mean is 1.55"),
     ((float("nan"), 0.1), "one is no number, and neither is the mean"),
 )
-CHECK_S = 15  # time limit of the ranks that a check starts
 SPOILED_RANK, SPOILED_STEP, N_STEPS = 1, 23, 60
 TOO_LARGE = 64  # times
 
 
 @exercise
-def check_stop(stop: Answer, client: Answer) -> None:
-    expect(callable(stop), "stop should be a function of this rank's loss.")
-    daskrun.run(client, _meet, n_workers=2, backend="gloo", wait_for_workers=60)  # new workers import this module here
-    try:
-        answers = daskrun.run(client, _asked, stop, n_workers=2, backend="gloo", wait_for_workers=60, timeout=CHECK_S)
-    except TimeoutError as error:
-        raise NotYet(_why_they_wait(str(error))) from None
-    except WorkerDied:
-        hint = (
-            "the ranks call different collectives, or with other shapes, so gloo ended one of them. Call the same ones."
-        )
-        raise NotYet(hint) from None
-    for (losses, about), *said in zip(LOSSES, *answers, strict=True):
-        case = f"where rank 0 has loss {losses[0]} and rank 1 has {losses[1]}"
-        expect(None not in said, f"{case}, stop returns None: return whether to stop.")
-        expect(
-            said[0] == said[1],
-            f"{case}, rank 0 says {_word(said[0])} and rank 1 says {_word(said[1])}. Each decides by what it has "
-            "alone: let them decide by a number that all have.",
-        )
-        right = sum(losses) / 2 < TARGET
-        expect(
-            said[0] == right,
-            f"{case}, both ranks say {_word(said[0])}: {about}, and they stop where the mean is below {TARGET}.",
-        )
+def check_stop(stop: Function, client: Answer) -> None:
+    for losses, about in LOSSES:
+        case = f"where rank 0 has loss {losses[0]} and rank 1 has {losses[1]}, "
+        arguments = [(torch.tensor(loss),) for loss in losses]
+        why = f"{about}, and they stop where the mean is below {TARGET}."
+        expect_agreement(client, stop, arguments, sum(losses) / 2 < TARGET, case, why)
     passed("All ranks decide by the same number, so they stop after the same step.")
-
-
-def _why_they_wait(told):
-    """Return a hint, from the error of ranks that took too long."""
-    left = re.search(rf"rank (\d) calls barrier, at {Path(__file__).name}", told)  # in `_asked`, after `stop`
-    waits = re.search(r"rank (\d) calls (?!barrier)(\w+)", told)
-    if left and waits:
-        return (
-            f"rank {waits[1]} calls {waits[2]}, and rank {left[1]}'s stop returned without it. Call it on every rank, "
-            "after each step."
-        )
-    why = told.split(" If all is well")[0]
-    return f"the ranks wait for each other. {why} Call the same collectives on every rank."
-
-
-def _word(stops):
-    return "stop" if stops else "go on"
-
-
-def _meet() -> None:
-    dist.barrier()
-
-
-def _asked(stop: Any) -> list[bool | None]:
-    """Return what `stop` says of this rank's loss in each case; every rank is asked about all of them."""
-    said: list[bool | None] = []
-    for losses, _ in LOSSES:
-        answer = stop(torch.tensor(losses[dist.get_rank()]))
-        said.append(None if answer is None else bool(answer))
-        dist.barrier()  # or a collective of one rank would meet one that the other calls in a later case
-    return said
 
 
 def odd_loss_of(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -103,13 +45,10 @@ def odd_loss_of(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tens
 
 @exercise
 def check_culprit(culprit: Answer) -> None:
-    ordered = isinstance(culprit, Iterable) and not isinstance(culprit, Set)
-    numbers = list(culprit) if ordered else []
-    expect(
-        len(numbers) == 2 and all(map(_is_whole, numbers)),
-        f"culprit is {culprit!r}: write a pair of whole numbers, (rank, step).",
-    )
-    rank, step = map(int, numbers)
+    hint = "culprit should be a pair of whole numbers, (rank, step)"
+    rank, step = (number(one, hint) for one in pair(culprit, hint))
+    expect(rank.is_integer() and step.is_integer(), f"{hint}.")
+    rank, step = int(rank), int(step)
     expect(1 <= step <= N_STEPS, f"there is no step {step}: they are 1 to {N_STEPS}.")
     expect(rank in (0, 1), f"there is no rank {rank}. The rank comes first, then the step.")
     expect(
@@ -123,10 +62,6 @@ def check_culprit(culprit: Answer) -> None:
     )
     expect(rank == SPOILED_RANK, f"the step is right. But in it, rank {rank}'s gradient is as long as ever.")
     passed(f"Rank {rank}, step {step}. After the reduction, both ranks have the same wrong gradient.")
-
-
-def _is_whole(number: Any) -> bool:
-    return isinstance(number, Real) and not isinstance(number, bool) and float(number).is_integer()
 
 
 @exercise

@@ -1,23 +1,18 @@
-"""Stand-ins that answer what a check asks."""
+"""Ranks that are threads of this process, for checks that ask an answer on two ranks."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import torch
 import torch.distributed as dist
 
+from workshop_utils.exercises import ranks
 
-class Client:
-    """What a check asks of a client: of one whose workers have so many Dask threads, and PyTorch three in each."""
 
-    def __init__(self, *threads):
-        self.threads = dict(enumerate(threads))
-
-    def nthreads(self):
-        return self.threads
-
-    def run(self, function):
-        return dict.fromkeys(self.threads, 3)
+@pytest.fixture
+def two_ranks(monkeypatch):
+    monkeypatch.setattr(ranks, "daskrun", Ranks(monkeypatch))
 
 
 class Ranks:

@@ -1,0 +1,29 @@
+"""An answer on several ranks: what keeps them from an end is told in a hint."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from daskrun import JobError, WorkerDied
+from workshop_utils.exercises import NotYet, ranks
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "hint"),
+    [
+        (TimeoutError("Rank 0 waits in all_reduce. If all is well, wait."), NotYet, "here, .*in all_reduce. Call the"),
+        (WorkerDied("Rank 1 died: it was killed by signal 6 (SIGABRT)."), NotYet, "here, Rank 1 died.*other shapes"),
+        (RuntimeError("Connection closed by peer"), NotYet, "here, one rank waits for another"),
+        (RuntimeError("shapes differ"), RuntimeError, "shapes differ"),
+        (JobError("Connection to the cluster"), JobError, "cluster"),
+        (ZeroDivisionError("division by zero"), ZeroDivisionError, "zero"),
+    ],
+)
+def test_ranks_that_come_to_no_end_get_a_hint_and_what_one_raises_is_raised(error, kind, hint, monkeypatch):
+    def run(client, function, *args, **settings):
+        if "timeout" in settings:  # what comes before has no limit
+            raise error
+
+    monkeypatch.setattr(ranks, "daskrun", SimpleNamespace(run=run))
+    with pytest.raises(kind, match=hint):
+        ranks.run_on_ranks(None, int, about="here, ")

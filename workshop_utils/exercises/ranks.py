@@ -1,0 +1,70 @@
+"""Run an answer on several ranks, and say in a hint what they wait for if they do not come to an end."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from distributed import Client
+
+import daskrun
+from daskrun import JobError, WorkerDied
+from workshop_utils.exercises import Answer, Function, NotYet, expect
+
+TIMEOUT_S = 60
+SIGNS_OF_A_LOST_PARTNER = ("onnection", "gloo", "Read error", "Socket")  # in what gloo raises if a rank has left
+CURE = "Call the same collectives on every rank, equally often."
+
+
+def run_on_ranks(client: Client, function: Callable, *args: Any, n_workers: int = 2, about: str = "") -> list[Any]:
+    """Return what function(*args) returns on each rank.
+
+    about: the beginning of a hint, such as "with these losses, ". Raises NotYet for ranks that wait for each other or
+    that gloo ended, else what a rank raised.
+    """
+    group: dict[str, Any] = {"n_workers": n_workers, "backend": "gloo", "wait_for_workers": 60}
+    daskrun.run(client, _import_this, **group)  # new workers take seconds, which do not count below
+    try:
+        return daskrun.run(client, function, *args, timeout=TIMEOUT_S, **group)
+    except TimeoutError as error:
+        why = str(error).split(" If all is well")[0]
+        raise NotYet(f"{about}the ranks wait for each other. {why} {CURE}") from None
+    except WorkerDied as error:
+        hint = f"{error} Where ranks call different collectives, or with other shapes, gloo ends one of them. {CURE}"
+        raise NotYet(about + hint) from None
+    except JobError:
+        raise
+    except RuntimeError as error:
+        if any(sign in str(error) for sign in SIGNS_OF_A_LOST_PARTNER):
+            raise NotYet(f"{about}one rank waits for another, which has returned. {CURE}") from None
+        raise
+
+
+def _import_this():
+    pass
+
+
+def ask_ranks(client: Client, function: Function, arguments: Sequence[tuple], about: str) -> list[Answer]:
+    """Return what function(*arguments[rank]) returns on each rank; there are as many ranks as `arguments`."""
+
+    def on_each_rank():
+        return function(*arguments[dist.get_rank()])
+
+    return run_on_ranks(client, on_each_rank, n_workers=len(arguments), about=about)
+
+
+def expect_agreement(
+    client: Client, stop: Function, arguments: Sequence[tuple], right: bool, about: str, why: str
+) -> None:
+    """Raise NotYet unless stop(*arguments[rank]) is `right` on each of two ranks.
+
+    about: the beginning of all hints, such as "with these losses, ". why: what a hint says if both ranks are wrong.
+    """
+    answers = ask_ranks(client, stop, arguments, about)
+    expect(all(answer is not None for answer in answers), f"{about}it returns None: return whether to stop.")
+    first, second = ["stop" if answer else "go on" for answer in answers]
+    expect(
+        first == second,
+        f"{about}rank 0 says {first} and rank 1 says {second}. They have to agree, or one leaves the loop and the "
+        "other waits: let them decide by a number that both have.",
+    )
+    expect(first == ("stop" if right else "go on"), f"{about}both ranks say {first}: {why}")
