@@ -122,15 +122,15 @@ def picture_of_lab(browser: Browser, url: str, target: Path) -> None:
     page = browser.new_page(viewport={"width": 1440, "height": 810})
     open_notebook(page, url)
     sources = [cell.source for cell in nbformat.read(PROJECT / FIRST, 4).cells]
-    watched = next(index for index, source in enumerate(sources) if "nap_s=0.1" in source)
+    watched = next(index for index, source in enumerate(sources) if "seconds(one_task_per_dog)" in source)
     run_first(page)  # cell 1; cell 0 is text
     for _ in range(watched - 1):
         page.keyboard.press("Shift+Enter")
         page.wait_for_timeout(100)
-    page.locator(".jp-CodeCell", has_text="nap_s=0.1").first.scroll_into_view_if_needed()
-    before = page.locator(".jp-CodeCell", has_text="without work make").first
+    page.locator(".jp-CodeCell", has_text="seconds(one_task_per_dog)").first.scroll_into_view_if_needed()
+    before = page.locator(".jp-CodeCell", has_text="my_guess_s = None").first
     expect(before.locator(".jp-InputPrompt")).to_have_text(re.compile(r"\[\d+\]"))
-    page.wait_for_timeout(2500)  # of the 4.8 s that 96 naps of 0.1 s take on two workers
+    page.wait_for_timeout(1000)  # of the 1.5 s that three rounds of 96 tasks take on two workers
     page.screenshot(path=target)
     page.close()
 

@@ -1,5 +1,7 @@
 """Notebook 01: wrong answers get a hint, never a traceback, and right ones pass in any sensible type."""
 
+from itertools import chain, repeat
+
 import numpy as np
 import pytest
 import torch
@@ -76,6 +78,12 @@ test_what_no_worker_measured_is_not_the_darkest = wrong(
     (lambda measure, paths: (3, "tcp://a"), "neither 3 nor 'tcp://a'"),
     (lambda measure, paths: (min(paths, key=measure), "tcp://a"), "no worker called `measure`"),
 )
+
+
+def test_a_worker_that_is_right_by_luck_once_does_not_pass(client):
+    choices = chain([lambda found: min(found)[1:]], repeat(with_the_worker_of_another))
+    with pytest.raises(NotYet, match="not the one that measured"):
+        checked_with(lambda found: next(choices)(found), client)
 
 
 test_no_wrong_photo_and_no_other_worker_passes = wrong(

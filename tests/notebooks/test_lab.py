@@ -162,7 +162,7 @@ def test_an_attendee_goes_through_notebook_01_with_a_mistake_and_restarts_the_ke
     sources = [cell.source for cell in read(path).cells]
     stub = sources.index("total_bones = None  # your code here")
     run(page, cell_with(page, "n_workers = None"))
-    run_from(page, cell_with(page, "with LocalCluster"), stub - 3)
+    run_from(page, cell_with(page, "import Client, LocalCluster"), stub - 3)
     answer, check = cell_with(page, "total_bones ="), cell_with(page, "check_total_bones")
     run(page, answer, "total_bones = client.run(os.getenv, 'BONES')")
     said = run(page, check)
