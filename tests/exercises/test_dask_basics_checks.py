@@ -6,7 +6,7 @@ import dask
 import numpy as np
 import pytest
 from answers import right, wrong
-from distributed import as_completed
+from distributed import as_completed, wait
 
 from workshop_utils.exercises import NotYet, dask_basics
 
@@ -80,8 +80,8 @@ def test_a_persisted_tree_is_called_so(client):
 def throw_and_count():
     """Return (throw, count) of the notebook, as functions whose code travels to the workers with them."""
 
-    def throw():
-        return np.random.random((250_000, 2))
+    def throw(seed=None):
+        return np.random.default_rng(seed).random((250_000, 2))
 
     def count(darts):
         return int(((darts**2).sum(axis=1) < 1).sum())
@@ -115,6 +115,20 @@ def one_count_after_another(client):
     return [client.submit(count, each).result() for each in darts]
 
 
+def half_after_half(client):
+    first = client.gather(client.map(count, client.map(throw, range(4))))
+    return first + client.gather(client.map(count, client.map(throw, range(4, 8))))
+
+
+def one_round_after_its_darts(client):
+    counts = []
+    for seed in EIGHT:
+        darts = client.submit(throw, seed)
+        wait(darts)
+        counts.append(client.submit(count, darts))
+    return client.gather(counts)
+
+
 test_no_careless_counts_pass = wrong(
     dask_basics.check_careful_counts,
     (lambda client: None, "nothing was sent"),
@@ -125,13 +139,30 @@ test_no_careless_counts_pass = wrong(
     (careless, "different numbers among the 8 counts: 1"),
     (with_darts_that_come_here, "32.0 MB"),
     (one_round_after_another, "before the first result was asked for: 2"),
+    (one_round_after_its_darts, "before the first result was asked for: 1"),
     (one_count_after_another, "waited .* before it sent"),
+    (half_after_half, "waited .* before it sent"),
 )
 
 
 def mapped(client):
     darts = [client.submit(throw, pure=False) for _ in EIGHT]
     return client.gather(client.map(count, darts))
+
+
+def mapped_with_a_seed_per_call(client):
+    return client.gather(client.map(count, client.map(throw, EIGHT)))
+
+
+def counted_after_a_wait_for_all_darts(client):
+    darts = client.map(throw, EIGHT)
+    wait(darts)
+    return client.gather(client.map(count, darts))
+
+
+def counted_after_a_wait_for_each_ones_darts(client):
+    darts = client.map(throw, EIGHT)
+    return client.gather([client.submit(count, wait(each) and each) for each in darts])
 
 
 def each_counted_when_thrown(client):
@@ -153,7 +184,14 @@ def planned_and_waited_for(client):
 
 
 test_eight_counts_that_do_not_wait_for_each_other_pass = right(
-    dask_basics.check_careful_counts, mapped, each_counted_when_thrown, planned, planned_and_waited_for
+    dask_basics.check_careful_counts,
+    mapped,
+    mapped_with_a_seed_per_call,
+    counted_after_a_wait_for_all_darts,
+    counted_after_a_wait_for_each_ones_darts,
+    each_counted_when_thrown,
+    planned,
+    planned_and_waited_for,
 )
 
 
