@@ -59,8 +59,8 @@ def waits():
 
 def partitions():
     """Return the megabytes of notebook 02's array, of its workers' limits, and of its peak."""
-    [(array, limits)] = printed("02", r"^the array ([\d,]+) MB, .* limits ([\d,]+) MB")
-    peak = read_stored(ROOT, "02", "my_guess_peak_mb").measured
+    [(array, limits)] = printed("02", r"^the array ([\d,]+) MB, .*\n.* limits together: ([\d,]+) MB")
+    [(peak,)] = printed("02", r"^both processes: .* when idle, ([\d,]+) MB at most")
     return {"array_mb": array, "limits_mb": limits, "peak_mb": peak}
 
 
