@@ -1,5 +1,6 @@
 // What the theme lacks: the contents of a page follow the reader, also when they jump; feedback names its section;
-// the boxes of a checklist can be ticked; the menu shows where one is; the search quotes a page without its contents.
+// the boxes of a checklist can be ticked; the menu shows where one is; the search quotes a page without its contents;
+// what explains a guess is open, as its cell has run.
 
 const contents = () => [...document.querySelectorAll("#pst-page-toc-nav a[href^='#']")];
 const headingOf = (link) => document.getElementById(decodeURIComponent(link.hash.slice(1)));
@@ -29,6 +30,10 @@ document.querySelector("a.feedback")?.addEventListener("click", ({ currentTarget
 for (const box of document.querySelectorAll(".task-list-item-checkbox")) {
   box.disabled = false;
   box.setAttribute("aria-label", box.closest("li").textContent.trim());
+}
+
+for (const fold of document.querySelectorAll("details")) {
+  if (fold.querySelector("summary")?.textContent.trim() === "After you have run it") fold.open = true;
 }
 
 addEventListener("load", () => {
