@@ -1,11 +1,11 @@
 """Every photo is classified once and in order, as a plain loop would, whatever happens to files and workers."""
 
 import os
-import pickle
 import shutil
 import signal
 import sys
 import threading
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -39,7 +39,7 @@ from workshop_utils.classify import (
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.dogs.sketches import write_sketches
 from workshop_utils.loaded_model import loaded_model
-from workshop_utils.photos import list_photos, read_files
+from workshop_utils.photos import list_photos
 from workshop_utils.weights import load_resnet
 
 MISSING = ["prediction", "probability", "correct"]
@@ -372,8 +372,8 @@ def test_a_model_in_int8_says_nearly_the_same(client, tmp_path, monkeypatch):
     assert not frame.probability.equals(exact.probability)
 
 
-def in_int8(paths, weights, photos):
-    calibration = int8.read_for_calibration(photos, None)
+def in_int8(paths, weights, photos, call=None):
+    calibration = int8.Calibration(call or uuid.uuid4().hex, photos, None)
     return classify_batches([paths], weights=weights, precision="int8", calibration=calibration)
 
 
@@ -385,50 +385,22 @@ def test_a_model_in_int8_is_that_of_the_photos_which_could_be_read_not_of_their_
         return in_int8(paths[:1], weights, [paths[3], str(photo)])[0]
 
     models = [model_of(paths[i]) for i in (0, 1, 0)]
-    photo.unlink()
+    photo.unlink()  # as for a worker that could not read it
     models.append(in_int8(paths[:1], weights, [paths[3], str(photo)])[0])
     assert models[0] == models[2] and len(set(models)) == 3
 
 
-def test_all_workers_calibrate_with_the_photos_that_one_of_them_read(client, paths, weights, tmp_path):
-    mine, there = tmp_path / "photo.jpg", str(tmp_path / "read.txt")
-    shutil.copy(paths[0], mine)
-
-    def note_reading(path):
-        read = int8.read_files
-
-        def noted(paths, storage_options):
-            with open(path, "a") as file:
-                file.write("read\n")
-            return read(paths, storage_options)
-
-        int8.read_files = noted
-
-    client.run(note_reading, there)
-    try:
-        frame = classify(client, [mine] * 40, batch_size=1, weights=weights, precision="int8")
-    finally:
-        client.run(lambda: setattr(int8, "read_files", read_files))
-    assert frame.error.isna().all() and Path(there).read_text() == "read\n"
-
-
-def test_a_process_calibrates_once_for_the_same_photos(paths, weights, monkeypatch, tmp_path):
+def test_a_call_calibrates_once_in_a_process_and_needs_no_photos_then(paths, weights, monkeypatch, tmp_path):
+    (photo := tmp_path / "photo.jpg").write_bytes(Path(paths[0]).read_bytes())
     calibrated = []
     monkeypatch.setattr(int8, "to_int8", lambda *args, to_int8=int8.to_int8: calibrated.append(1) or to_int8(*args))
-    classify_it = partial(in_int8, paths[:1], shutil.copy(weights, tmp_path / "weights.pt"), paths[:1])
+    fresh = shutil.copy(weights, tmp_path / "weights.pt")
+    classify_it = partial(in_int8, paths[:1], str(fresh), [str(photo)], "a call")
     with ThreadPoolExecutor(4) as pool:
         answers = [future.result() for future in [pool.submit(classify_it) for _ in range(4)]]
+    photo.unlink()
+    answers.append(classify_it())
     assert len({checksum for checksum, _ in answers}) == 1 and len(calibrated) == 1
-
-
-def test_what_a_storage_raises_of_a_photo_for_calibration_can_be_sent(monkeypatch):
-    class Unsendable(OSError):
-        def __reduce__(self):
-            raise TypeError("cannot be pickled")
-
-    monkeypatch.setattr(int8, "read_files", lambda paths, _: [Unsendable("no access")])
-    there = pickle.loads(pickle.dumps(int8.read_for_calibration(["a.jpg"], None)))
-    assert str(there.contents[0]) == "no access"
 
 
 @pytest.mark.weekly
@@ -436,9 +408,8 @@ def test_what_a_storage_raises_of_a_photo_for_calibration_can_be_sent(monkeypatc
 @pytest.mark.parametrize("stride_in_1x1", [False, True])
 def test_what_becomes_int8_computes_what_the_resnet_does(paths, arch, stride_in_1x1, monkeypatch):
     monkeypatch.setattr("torch.ao.quantization.convert", lambda prepared, inplace: prepared)  # stays in float32
-    model, photos = get_model(arch, weights=None, num_classes=7).eval(), int8.read_for_calibration(paths[:1], None)
-    transform = load_resnet("sketches")[1]
-    images = torch.rand(1, 3, 32, 32)
+    model, images = get_model(arch, weights=None, num_classes=7).eval(), torch.rand(1, 3, 32, 32)
+    transform, photos = load_resnet("sketches")[1], int8.read_photos(int8.Calibration(arch, paths[:1], None))
     if stride_in_1x1:
         model.layer2[0].conv1.stride, model.layer2[0].conv2.stride = (2, 2), (1, 1)
     with torch.inference_mode():

@@ -11,7 +11,9 @@ MINUTES = {"exercise": 2, "guess": 1, "check": 0}  # a cell with such a tag take
 SOLVED = 2  # lines of our solution, beyond those of the stub, that an attendee writes in a minute
 SKIPPED = ("import ", "from ")  # lines that nobody reads one by one
 FURTHER = "## Going further"  # the section for home, which does not count
-UNREAD = re.compile(r"<details><summary>(?:Hint|Solution).*?</details>|!\[[^\]]*\]\([^)]*\)", re.DOTALL)  # and alt texts
+UNREAD = re.compile(
+    r"<details><summary>(?:Hint|Solution).*?</details>|!\[[^\]]*\]\([^)]*\)", re.DOTALL
+)  # and alt texts
 SECTION = re.compile(r"^(## .+)\n*(?:\*\d+ minutes?\*)?\n*", re.MULTILINE)
 TOTAL = re.compile(r"\*\*Time:\*\* .*")
 

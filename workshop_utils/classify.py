@@ -2,6 +2,7 @@
 
 import math
 import os
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -116,11 +117,10 @@ def classify_stream(
     if precision == "int8":
         if on_gpu:
             raise ValueError("precision is 'int8', which is for CPUs, but a worker has a GPU: write 'auto'.")
-        from workshop_utils.int8 import choose_for_calibration, read_for_calibration
+        from workshop_utils.int8 import Calibration, choose_for_calibration
 
         chosen, photos = choose_for_calibration(photos, all_at_hand=isinstance(paths, Sized))
-        addresses = list(map(absolute_address, chosen))
-        calibration = client.submit(read_for_calibration, addresses, storage_options, pure=False)
+        calibration = Calibration(uuid.uuid4().hex, list(map(absolute_address, chosen)), storage_options)
     batches = iter(lambda: list(islice(photos, batch_size)), [])
     tasks = _tasks(batches, _n_threads(client), GPU_BATCHES_PER_TASK if on_gpu else CPU_BATCHES_PER_TASK)
     submit = partial(
@@ -176,8 +176,9 @@ def _frames(
                 checksums.add(checksum)
                 if len(checksums) > 1:
                     raise WeightsError(
-                        "The workers had different weights: a file was replaced meanwhile, or is another one on some "
-                        "machines. Call classify again, with a file that all workers share."
+                        "The workers had different weights, or in int8 other photos to calibrate with: a file was "
+                        "replaced meanwhile, is another one on some machines, or could not be read by all. Call "
+                        "classify again, with files that all workers share."
                     )
                 frame = _frame(paths, rows)
                 running.popleft()

@@ -4,6 +4,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import chain, islice
 from typing import Any
 
@@ -34,7 +35,16 @@ def choose_for_calibration(photos: Iterator[str], all_at_hand: bool) -> tuple[li
 
 @dataclass(frozen=True)
 class Calibration:
-    """The photos that a model is calibrated with. Two are equal if the files hold the same.
+    """What all tasks of a call of `classify` calibrate with. call: tells it from all other calls."""
+
+    call: str
+    paths: Sequence[str] = field(compare=False)
+    storage_options: dict | None = field(compare=False)
+
+
+@dataclass(frozen=True)
+class CalibrationPhotos:
+    """The photos of a Calibration, as a process read them. Two are equal if their files hold the same.
 
     checksum: of all that could be read. contents: as from `photos.read_files`.
     """
@@ -44,24 +54,24 @@ class Calibration:
     contents: Sequence[bytes | Exception] = field(compare=False)
 
 
-def read_for_calibration(paths: Sequence[str], storage_options: dict | None) -> Calibration:
-    """Return the Calibration with these photos: one worker reads them, and Dask sends them to all others."""
-    checksum, contents = 0, read_files(paths, storage_options)
-    for position, content in enumerate(contents):
-        if isinstance(content, bytes):
+@lru_cache(maxsize=2)  # two calls may take turns on a worker, and each reads its photos once
+def read_photos(calibration: Calibration) -> CalibrationPhotos:
+    """Return the photos to calibrate with."""
+    checksum, contents = 0, read_files(calibration.paths, calibration.storage_options)
+    for content in contents:
+        if isinstance(content, bytes):  # else it is the error
             checksum = zlib.crc32(content, checksum)
-        else:
-            contents[position] = OSError(str(content))  # what storages raise cannot always be sent
-    return Calibration(checksum, paths, contents)
+    return CalibrationPhotos(checksum, calibration.paths, contents)
 
 
 @ieee_float32()
 @torch.inference_mode()
-def to_int8(model: ResNet, transform: Callable, calibration: Calibration, weights: str) -> nn.Module:
+def to_int8(model: ResNet, transform: Callable, photos: CalibrationPhotos, weights: str) -> nn.Module:
     """Return a copy of a float32 ResNet that computes in int8, on the CPU, from float32 images to float32 logits.
 
-    transform: the model's. calibration: from the values that each layer has with these photos come its eight-bit steps.
-    They should be like the photos that the model will see. weights: where they are from, for errors.
+    transform: the model's. weights: where they are from, for errors.
+    photos: from the values that each layer has with them come its eight-bit steps. They should be like the photos that
+    the model will see.
     Raises WeightsError if the model's output is NaN or infinite, ValueError if none of the photos can be read, if
     PyTorch has no int8 on this processor, or no longer has this way to it.
 
@@ -78,7 +88,7 @@ def to_int8(model: ResNet, transform: Callable, calibration: Calibration, weight
     # Ignored for good: `catch_warnings` in one thread would also silence, and perhaps leave silent, all others.
     for said in ITS_WARNINGS:
         warnings.filterwarnings("ignore", said)
-    images = _images(transform, calibration)
+    images = _images(transform, photos)
     if not model(images[:1]).isfinite().all():
         raise WeightsError(
             f"{weights!r} cannot be used: the model's output is not a number (NaN) or infinite, so its weights may be "
@@ -93,10 +103,10 @@ def to_int8(model: ResNet, transform: Callable, calibration: Calibration, weight
     return convert(prepared, inplace=True)
 
 
-def _images(transform: Callable, calibration: Calibration) -> torch.Tensor:
+def _images(transform: Callable, photos: CalibrationPhotos) -> torch.Tensor:
     """Return the images of the photos that can be read, (n, 3, h, w)."""
     images, errors = [], []
-    for content, path in zip(calibration.contents, calibration.paths, strict=True):
+    for content, path in zip(photos.contents, photos.paths, strict=True):
         try:
             images.append(transform(decode_photo(content, path)))
         except BadPhoto as error:

@@ -21,7 +21,7 @@ from workshop_utils.storage import open_address
 from workshop_utils.weights import load_resnet, resolve_weights
 
 if TYPE_CHECKING:
-    from workshop_utils.int8 import Calibration
+    from workshop_utils.int8 import Calibration, CalibrationPhotos
 
 _loading = threading.Lock()
 
@@ -60,22 +60,25 @@ def loaded_model(
     with suppress(Exception):  # weights with a name, or no file can be read there, which `load_resnet` says better
         fs, path = open_address(address)
         version = str(fs.info(path))  # size, time and the like: they change with the file
-    precision = "int8" if calibration else precision_of(precision)
     with _loading:  # otherwise two threads of a worker would both load
-        return _load(address, version, precision, calibration)
+        if not calibration:
+            return _load(address, version, precision_of(precision), None)
+        from workshop_utils.int8 import read_photos
+
+        return _load(address, version, "int8", read_photos(calibration))
 
 
 @lru_cache(maxsize=2)  # two calls of `classify` may take turns on a worker
-def _load(address: str, version: str | None, precision: str, calibration: "Calibration | None") -> LoadedModel:
+def _load(address: str, version: str | None, precision: str, photos: "CalibrationPhotos | None") -> LoadedModel:
     model, transform, categories = load_resnet(address)
-    checksum = zlib.crc32(repr((model.about, categories)).encode(), calibration.checksum if calibration else 0)
+    checksum = zlib.crc32(repr((model.about, categories)).encode(), photos.checksum if photos else 0)
     for tensor in model.state_dict().values():
         checksum = zlib.crc32(tensor.numpy().tobytes(), checksum)
     ready: nn.Module
-    if calibration:
+    if photos:
         from workshop_utils.int8 import to_int8
 
-        device, ready = "cpu", to_int8(model, transform, calibration, address)
+        device, ready = "cpu", to_int8(model, transform, photos, address)
     else:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
