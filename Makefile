@@ -108,7 +108,7 @@ oldest: setup-test  # some tests with the lowest versions that the ranges of the
 	$(INTO) --resolution lowest-direct -r pyproject.toml
 	$(INTO) hypothesis pytest pytest-timeout
 	$(INTO) --no-deps --editable . --editable ./daskrun
-	build/$@/bin/python -m pytest -m smoke daskrun/tests $(addprefix tests/test_,cluster.py inference.py precision.py results.py training.py)
+	build/$@/bin/python -m pytest -m smoke daskrun/tests $(addprefix tests/test_,classify.py cluster.py precision.py results.py train.py)
 
 film: setup-test  # img/kill.webm, its still and img/lab.png, from a real run; needs chromium and ffmpeg
 	$(BIN)/python tools/film.py
