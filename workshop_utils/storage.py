@@ -150,19 +150,20 @@ def on_all_workers(path: str) -> str:
 def absolute_address(path: str | os.PathLike) -> str:
     """Return an address as it is, and a local path as an absolute one, which means the same in every working directory.
 
-    Text that begins with protocol:// is an address. Text that begins with protocol:/ is returned as it is, too, and
-    `open_address` refuses it: it is what `pathlib.Path` makes of an address. All other text is a local path.
+    Text that begins with protocol:// is an address, except that file:// begins a local path. Text that begins with
+    protocol:/ is what `pathlib.Path` makes of an address: it is returned as it is, and `open_address` refuses it. All
+    other text is a local path.
 
     >>> absolute_address("s3://bucket/run::2.pt"), absolute_address("/runs/run::2.pt")
     ('s3://bucket/run::2.pt', '/runs/run::2.pt')
     """
-    text = os.fspath(path)
+    text = os.fspath(path).removeprefix("file://")
     return text if ADDRESS.match(text) else str(Path(os.path.expanduser(text)).absolute())
 
 
 def local_path(path: str | os.PathLike) -> Path:
     """Return the absolute path of a file or folder of this machine; raise ValueError for another storage's address."""
-    address = absolute_address(path).removeprefix("file://")
+    address = absolute_address(path)
     if not os.path.isabs(address):
         raise ValueError(f"{address!r} is no path of this machine: give one.")
     return Path(address)
