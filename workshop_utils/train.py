@@ -70,7 +70,7 @@ class Settings:
 def prepare(source: DataSource, *, pretrained: bool = True, image_size: int = 96) -> tuple[ResNet, Subset, Subset]:
     """Return (model, train_set, val_set) of the workshop's training problem: tell the twelve held-out breeds apart.
 
-    source: from `find_data`, the same on all ranks. pretrained: if False, all weights are drawn anew, not only the
+    source: from `find_data`, the same on all ranks. pretrained: if False, all weights are drawn at random, not only the
     head's. image_size: pixels a side; images are (3, image_size, image_size). val_set has a quarter of each breed's.
     Afterwards torch draws in this process what follows from a seed of 0.
     """
@@ -153,7 +153,7 @@ def train(
     trained = [weight for weight in model.parameters() if weight.requires_grad]
 
     with (
-        torch.random.fork_rng(range(torch.cuda.device_count())),  # the caller's generators are as before, afterwards
+        torch.random.fork_rng(range(torch.cuda.device_count())),  # afterwards the caller draws as if nothing had been
         sigterm_noticed(saves=checkpoint is not None) as signals,
     ):
         saved = RunCheckpoint(checkpoint, checkpoint_every, asdict(run) | sizes, model, optimizer, signals)
@@ -272,7 +272,7 @@ def _in_parallel(model: nn.Module, run: Settings) -> tuple[nn.Module, _Sent]:
             sent.at = _moment()
         return COMPRESSIONS[run.compression](group, bucket)
 
-    parallel = DistributedDataParallel(model)  # anew each epoch: it asks only now which weights are trained
+    parallel = DistributedDataParallel(model)  # again each epoch: DDP looks only now which weights are trained
     parallel.broadcast_buffers = not run.freeze_batchnorm  # torch 2.15 warns if this is given as an argument
     parallel.register_comm_hook(None, send)
     return parallel, sent
