@@ -82,10 +82,8 @@ def test_ranks_in_different_collectives_are_named_with_what_each_calls():
     others = [at(rank, calls=[(7, "all_reduce of [3]", False)]) for rank in (1, 2)]
     said = verdict([first, *others])
     assert "collective 7 is not the same" in said
-    assert (
-        "rank 0 calls all_reduce of [3] (Long), at train.py:9" in said
-        and "ranks 1 and 2 call all_reduce of [3]," in said
-    )
+    assert "rank 0 calls all_reduce of [3] (Long), at train.py:9" in said
+    assert "ranks 1 and 2 call all_reduce of [3], at" in said
 
 
 def test_a_rank_that_is_ahead_has_called_what_the_recorder_has_forgotten():
