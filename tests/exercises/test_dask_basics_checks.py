@@ -5,7 +5,7 @@ from uuid import uuid4
 import dask
 import numpy as np
 import pytest
-from answers import right, wrong
+from answers import judged
 from distributed import as_completed, wait
 
 from workshop_utils.exercises import NotYet, dask_basics
@@ -44,25 +44,20 @@ def chain(values):
     return total
 
 
-test_no_wrong_graph_passes = wrong(
-    lambda answer: dask_basics.check_tree(answer, list(range(8))),
-    (28, "a number already"),
-    ([tree(range(8))], "take the Delayed out"),
-    ([tree(range(4)), tree(range(4))], "one Delayed"),
-    (dask.delayed(sum)(list(range(8))), "no task"),
-    (tree(range(4)), "3, .*takes 7"),
-    (chain(range(8)), "7 calls.*3 are enough"),
-    (tree([0] * 8), "another number"),
-)
-
-
-test_a_tree_passes_in_any_order_whatever_its_tasks_are_called_and_what_comes_after_them = pytest.mark.smoke(
-    right(
+test_tree = pytest.mark.smoke(
+    judged(
         lambda answer: dask_basics.check_tree(answer, list(range(8))),
-        tree(range(7, -1, -1)),
-        tree([dask.delayed(x) for x in range(8)]),
-        tree(range(8), named=lambda: f"sum-{uuid4()}"),
-        dask.delayed(int)(tree(range(8))),
+        (tree(range(7, -1, -1)), "Correct"),
+        (tree([dask.delayed(x) for x in range(8)]), "Correct"),
+        (tree(range(8), named=lambda: f"sum-{uuid4()}"), "Correct"),
+        (dask.delayed(int)(tree(range(8))), "Correct"),
+        (28, "a number already"),
+        ([tree(range(8))], "take the Delayed out"),
+        ([tree(range(4)), tree(range(4))], "one Delayed"),
+        (dask.delayed(sum)(list(range(8))), "no task"),
+        (tree(range(4)), "3, .*takes 7"),
+        (chain(range(8)), "7 calls.*3 are enough"),
+        (tree([0] * 8), "another number"),
     )
 )
 
@@ -129,22 +124,6 @@ def one_round_after_its_darts(client):
     return client.gather(counts)
 
 
-test_no_careless_counts_pass = wrong(
-    dask_basics.check_careful_counts,
-    (lambda client: None, "nothing was sent"),
-    (lambda client: client.submit(throw) and None, "a list of 8 counts, not None"),
-    (lambda client: [client.submit(count, client.submit(throw)).result()], "8 counts, not 1"),
-    (lambda client: client.map(lambda n: 196_350 + n, EIGHT), "client.gather"),
-    (lambda client: client.gather(client.map(lambda n: n, EIGHT)), "are not 8 counts"),
-    (careless, "different numbers among the 8 counts: 1"),
-    (with_darts_that_come_here, "32.0 MB"),
-    (one_round_after_another, "before the first result was asked for: 2"),
-    (one_round_after_its_darts, "before the first result was asked for: 1"),
-    (one_count_after_another, "waited .* before it sent"),
-    (half_after_half, "waited .* before it sent"),
-)
-
-
 def mapped(client):
     darts = [client.submit(throw, pure=False) for _ in EIGHT]
     return client.gather(client.map(count, darts))
@@ -183,23 +162,37 @@ def planned_and_waited_for(client):
     return client.compute([dask.delayed(count)(dask.delayed(throw)()) for _ in EIGHT], sync=True)
 
 
-test_eight_counts_that_do_not_wait_for_each_other_pass = right(
+test_careful_counts = judged(
     dask_basics.check_careful_counts,
-    mapped,
-    mapped_with_a_seed_per_call,
-    counted_after_a_wait_for_all_darts,
-    counted_after_a_wait_for_each_ones_darts,
-    each_counted_when_thrown,
-    planned,
-    planned_and_waited_for,
+    (mapped, "Correct"),
+    (mapped_with_a_seed_per_call, "Correct"),
+    (counted_after_a_wait_for_all_darts, "Correct"),
+    (counted_after_a_wait_for_each_ones_darts, "Correct"),
+    (each_counted_when_thrown, "Correct"),
+    (planned, "Correct"),
+    (planned_and_waited_for, "Correct"),
+    (lambda client: None, "nothing was sent"),
+    (lambda client: client.submit(throw) and None, "a list of 8 counts, not None"),
+    (lambda client: [client.submit(count, client.submit(throw)).result()], "8 counts, not 1"),
+    (lambda client: client.map(lambda n: 196_350 + n, EIGHT), "client.gather"),
+    (lambda client: client.gather(client.map(lambda n: n, EIGHT)), "are not 8 counts"),
+    (careless, "different numbers among the 8 counts: 1"),
+    (with_darts_that_come_here, "32.0 MB"),
+    (one_round_after_another, "before the first result was asked for: 2"),
+    (one_round_after_its_darts, "before the first result was asked for: 1"),
+    (one_count_after_another, "waited .* before it sent"),
+    (half_after_half, "waited .* before it sent"),
 )
 
 
 RIGHT = {0: ZeroDivisionError, 3: ZeroDivisionError, 5: IndexError, 6: IndexError}
 
 
-test_no_wrong_culprits_pass = wrong(
+test_culprits = judged(
     lambda answer: dask_basics.check_culprits(answer, list(range(7)), puzzle, Client()),
+    (RIGHT, "Correct"),
+    ({key: kind("why") for key, kind in RIGHT.items()}, "Correct"),
+    ({key: f"builtins.{kind.__name__}: why" for key, kind in RIGHT.items()}, "Correct"),
     ({}, "it is empty"),
     ([0, 3, 5, 6], "should be a dict.*not .0, 3, 5, 6"),
     (dict.fromkeys("abcd", IndexError), "numbers"),
@@ -207,14 +200,4 @@ test_no_wrong_culprits_pass = wrong(
     ({0: ZeroDivisionError}, "inputs that fail"),
     (RIGHT | {4: None}, "no exception"),
     (RIGHT | {6: ZeroDivisionError}, "exception for input 6"),
-)
-
-
-test_the_culprits_pass_with_types_exceptions_or_names = right(
-    lambda of: dask_basics.check_culprits(
-        {key: of(kind) for key, kind in RIGHT.items()}, list(range(7)), puzzle, Client()
-    ),
-    lambda kind: kind,
-    lambda kind: kind("why"),
-    lambda kind: f"builtins.{kind.__name__}: why",
 )

@@ -5,7 +5,7 @@ import sys
 import cloudpickle
 import torch
 import torch.distributed as dist
-from answers import right, wrong
+from answers import judged
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
@@ -70,8 +70,10 @@ def together(*, wrap=True, share="strided", divide_by="part", seed=0, returned="
     return fit_together
 
 
-test_no_wrong_ddp_loop_passes = wrong(
+test_fit_together = judged(
     lambda answer, client: distributed_training.check_fit_together(answer, fit, client),
+    (together(), "Correct"),
+    (together(share="blocks"), "Correct"),
     (fit, "nothing has changed"),
     (together(returned="nothing"), "0.weight"),
     (together(share="all"), "one image in 2"),
@@ -85,14 +87,6 @@ test_no_wrong_ddp_loop_passes = wrong(
     (together(steps=2), r"2, 2"),
     (together(no_zero_grad=True), "after 2 epochs"),
     (together(share="set"), r"step 1 of fit takes images 0 to 7; .* \[0, 1, 2, 3, 12, 13, 14, 15\]"),
-)
-
-
-test_a_right_ddp_loop_passes_however_it_shares = right(
-    lambda answer, client: distributed_training.check_fit_together(answer, fit, client),
-    together(),
-    together(share="blocks"),
-    says="Every rank ends with the weights of one process.",
 )
 
 
@@ -141,8 +135,10 @@ def by_objects(n_right, n_images):
     return sum(right for right, _ in pairs) / sum(n for _, n in pairs)
 
 
-test_no_wrong_accuracy_passes = wrong(
+test_global_accuracy = judged(
     lambda answer, client: distributed_training.check_global_accuracy(answer, reported, client),
+    (by_objects, "Correct"),
+    (accuracy_by(lambda sums: round((sums[0] / sums[1]).item(), 2)), "Correct"),
     (reported, "nothing has changed"),
     (lambda n_right, n_images: None, "should return one number, not None"),
     (lambda n_right, n_images: n_right / max(1, n_images), "3 of 4, 4 of 8 right, they return 0.750, 0.500"),
@@ -154,11 +150,4 @@ test_no_wrong_accuracy_passes = wrong(
     (accuracy_by(lambda sums: 100 * sums[0] / sums[1]), "between 0 and 1"),
     (accuracy_by(lambda sums: sums[0] / sums[1] / 3), "divide the sum"),
     (accuracy_by(lambda sums: sums), "one number, not tensor"),
-)
-
-
-test_the_accuracy_over_all_images_passes_in_any_form = right(
-    lambda answer, client: distributed_training.check_global_accuracy(answer, reported, client),
-    by_objects,
-    accuracy_by(lambda sums: round((sums[0] / sums[1]).item(), 2)),
 )

@@ -5,7 +5,7 @@ from itertools import chain, repeat
 import numpy as np
 import pytest
 import torch
-from answers import right, wrong
+from answers import judged
 from distributed import get_worker
 
 from workshop_utils.exercises import NotYet, getting_started
@@ -21,26 +21,21 @@ class Client:
         return dict(zip(("tcp://a", "tcp://b"), self.bones, strict=True))
 
 
-test_no_wrong_sum_of_bones_passes = wrong(
-    lambda answer: getting_started.check_total_bones(answer, Client("30", "12")),
-    ({"tcp://a": 30, "tcp://b": 12}, "add up"),
-    ("3012", "is text: turn each"),
-    ([30, 12], "should be one number"),
-    (2, "2 is not"),  # the number of workers,
-)
-
-
 def test_bones_that_went_with_their_worker_are_no_mistake_of_the_attendee():
     with pytest.raises(NotYet, match="`bury`"):
         getting_started.check_total_bones(42, Client("30", None))
 
 
-test_the_sum_of_bones_passes = pytest.mark.smoke(
-    right(
+test_total_bones = pytest.mark.smoke(
+    judged(
         lambda answer: getting_started.check_total_bones(answer, Client("30", "12")),
-        42,
-        np.array([42]),
-        torch.tensor(42),
+        (42, "Correct"),
+        (np.array([42]), "Correct"),
+        (torch.tensor(42), "Correct"),
+        ({"tcp://a": 30, "tcp://b": 12}, "add up"),
+        ("3012", "is text: turn each"),
+        ([30, 12], "should be one number"),
+        (2, "2 is not"),  # the number of workers,
     )
 )
 
@@ -62,17 +57,12 @@ def checked_with(choose, client):
     getting_started.check_darkest(lambda measure, paths: choose(looks(client, measure, paths)), len, PHOTOS, client)
 
 
-test_the_darkest_photo_passes_with_the_worker_that_measured_it = right(
-    checked_with, lambda found: np.array(min(found)[1:]), lambda found: min(found)[:0:-1]
-)
-
-
 def with_the_worker_of_another(found):
     _, path, here = min(found)
     return path, next(worker for _, _, worker in found if worker != here)
 
 
-test_what_no_worker_measured_is_not_the_darkest = wrong(
+test_what_no_worker_measured_is_not_the_darkest = judged(
     lambda answer, client: getting_started.check_darkest(answer, len, PHOTOS, client),
     (lambda measure, paths: None, "a tuple .path, address., not None"),
     (lambda measure, paths: (3, "tcp://a"), "neither 3 nor 'tcp://a'"),
@@ -86,8 +76,10 @@ def test_a_worker_that_is_right_by_luck_once_does_not_pass(client):
         checked_with(lambda found: next(choices)(found), client)
 
 
-test_no_wrong_photo_and_no_other_worker_passes = wrong(
+test_no_wrong_photo_and_no_other_worker_passes = judged(
     checked_with,
+    (lambda found: np.array(min(found)[1:]), "Correct"),
+    (lambda found: min(found)[:0:-1], "Correct"),
     (lambda found: max(found)[1:], "there is a darker one"),
     (lambda found: (min(found)[1], "tcp://elsewhere"), "address of a worker"),
     (with_the_worker_of_another, "not the one that measured"),

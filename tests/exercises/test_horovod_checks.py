@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from answers import right, wrong
+from answers import judged
 
 from daskrun import horovod as launcher
 from workshop_utils.checkpoint import checkpoint_exists, load_checkpoint
@@ -64,26 +64,21 @@ def resume_with_allgather(path, model, optimizer):
     return optimizer
 
 
-test_a_wrong_way_to_resume_gets_a_hint = wrong(
-    lambda answer, without_horovod: horovod.check_resume(answer, None),
-    (horovod.given_resume, "which order"),
-    (partial(resume, load="all"), "Only rank 0 finds"),
-    (partial(resume, send="from rank 0 alone"), "rank 0 waits in broadcast_object.*rank 1 is at the end"),
-    (partial(resume, send="weights"), "on all ranks"),
-    (partial(resume, load="model"), "momentum is gone: "),
-    (partial(resume, op="sum"), "factor 2"),
-    (partial(resume, wrap="last", op="sum"), "momentum is gone, and"),
-    (partial(resume, wrap="never"), "nobody averages"),
-    (lambda path, model, optimizer: None, "returned None"),
-)
-
-
-test_a_right_way_to_resume_passes = pytest.mark.smoke(
-    right(
+test_resume = pytest.mark.smoke(
+    judged(
         lambda answer, without_horovod: horovod.check_resume(answer, None),
-        resume,
-        resume_with_rank_0_as_the_source,
-        resume_with_allgather,
+        (resume, "Correct"),
+        (resume_with_rank_0_as_the_source, "Correct"),
+        (resume_with_allgather, "Correct"),
+        (horovod.given_resume, "which order"),
+        (partial(resume, load="all"), "Only rank 0 finds"),
+        (partial(resume, send="from rank 0 alone"), "rank 0 waits in broadcast_object.*rank 1 is at the end"),
+        (partial(resume, send="weights"), "on all ranks"),
+        (partial(resume, load="model"), "momentum is gone: "),
+        (partial(resume, op="sum"), "factor 2"),
+        (partial(resume, wrap="last", op="sum"), "momentum is gone, and"),
+        (partial(resume, wrap="never"), "nobody averages"),
+        (lambda path, model, optimizer: None, "returned None"),
     )
 )
 
@@ -127,8 +122,11 @@ def unequal_on_any_rank(model):
     return [name for name in states[0] if any((state[name] != states[0][name]).any() for state in states)]
 
 
-test_a_wrong_search_for_what_differs_gets_a_hint = wrong(
+test_unequal = judged(
     lambda answer, without_horovod: horovod.check_unequal(answer, None),
+    (unequal, "Correct"),
+    (unequal_by_gathering, "Correct"),
+    (unequal_by_one_tensor_after_another, "Correct"),
     (lambda model: None, "a list of names, not None"),
     (lambda model: len(unequal(model)), "a list of names, not [01]"),
     (lambda model: [model.state_dict()[name] for name in unequal(model)] or ["0.weights"], "no names"),
@@ -136,14 +134,6 @@ test_a_wrong_search_for_what_differs_gets_a_hint = wrong(
     (partial(unequal, of=sums), "number by number"),
     (unequal_on_any_rank, "rank 0 is not unlike itself"),
     (lambda model: list(model.state_dict()) if unequal(model) else [], "equal to rank 0's"),
-)
-
-
-test_a_right_search_for_what_differs_passes = right(
-    lambda answer, without_horovod: horovod.check_unequal(answer, None),
-    unequal,
-    unequal_by_gathering,
-    unequal_by_one_tensor_after_another,
 )
 
 

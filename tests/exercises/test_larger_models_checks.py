@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from answers import right, wrong
+from answers import judged
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
@@ -52,15 +52,10 @@ def and_halve_it(model, mesh):
     model.body.register_forward_hook(lambda module, inputs, outputs: outputs / 2)
 
 
-test_a_unit_for_each_block_is_even = right(
+test_shard_evenly = judged(
     lambda shard, one_rank: larger_models.check_shard_evenly(shard, None),
-    sharded(),
-    sharded(lambda model: [*model.body, model.first, model.last]),  # the ends as units of their own
-)
-
-
-test_uneven_units_get_a_hint = wrong(
-    lambda shard, one_rank: larger_models.check_shard_evenly(shard, None),
+    (sharded(), "Correct"),
+    (sharded(lambda model: [*model.body, model.first, model.last]), "Correct"),  # the ends as units of their own
     (sharded(lambda model: model.children()), "'body' gathers"),
     (sharded(reshard_after_forward=False), "gathered at a time"),
     (sharded(lambda model: [model.first, *model.body, model.last], root=None), "model itself is no unit"),
@@ -90,11 +85,6 @@ def resume_one_by_one(path, model, optimizer):
     return torch.tensor(state["step"])
 
 
-test_who_brings_back_weights_moments_and_step_resumes = right(
-    lambda resume, one_rank: larger_models.check_resume(resume, None), resume_both, resume_one_by_one
-)
-
-
 def resume_with_a_new_optimizer(path, model, optimizer):
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 0}
     dcp.load(state, checkpoint_id=path)
@@ -109,8 +99,10 @@ def resume_without_the_model(path, model, optimizer):
     return state["step"]
 
 
-test_a_resume_that_loses_something_gets_a_hint = wrong(
+test_resume = judged(
     lambda resume, one_rank: larger_models.check_resume(resume, None),
+    (resume_both, "Correct"),
+    (resume_one_by_one, "Correct"),
     (resume_with_a_new_optimizer, "moments are still those of a new optimiser"),
     (resume_without_the_model, "not the weights that were saved"),
     (lambda *given: resume_both(*given) and None, "returned None"),
@@ -130,14 +122,15 @@ def in_other_words(n_parameters, n_ranks, gpu_gb, unit):
     return {"DDP": "ddp", "FSDP2": "fsdp", "neither": None}[choose(n_parameters, n_ranks, gpu_gb, unit)]
 
 
-test_who_counts_all_bytes_chooses_right = pytest.mark.smoke(right(larger_models.check_choose, choose, in_other_words))
-
-
 MISTAKES = [{"share": 1}, {"share": 0.79999}, {"state": 8}, {"of_unit": 0}, {"of_unit": 4}, {"ddp_too": False}]
 
-test_who_forgets_some_bytes_gets_a_hint = wrong(
-    larger_models.check_choose,
-    *((partial(choose, **mistake), "choose") for mistake in [*MISTAKES, {"of_ddp": 8}]),
-    (lambda **case: None, "still None"),
-    (lambda **case: 3, "return one of"),
+test_choose = pytest.mark.smoke(
+    judged(
+        larger_models.check_choose,
+        (choose, "Correct"),
+        (in_other_words, "Correct"),
+        *((partial(choose, **mistake), "choose") for mistake in [*MISTAKES, {"of_ddp": 8}]),
+        (lambda **case: None, "still None"),
+        (lambda **case: 3, "return one of"),
+    )
 )

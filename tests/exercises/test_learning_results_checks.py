@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from answers import right, wrong
+from answers import judged
 from torch.profiler import ProfilerActivity, profile
 
 from workshop_utils.exercises import learning_results
@@ -27,27 +27,26 @@ def in_a_loop(values):
     return [drawn[25], drawn[974]]
 
 
-test_the_interval_of_the_mean_passes_however_it_is_resampled = pytest.mark.smoke(
-    right(learning_results.check_interval, right_interval, in_a_loop)
-)
-
-
 def without_replacement(values):
     drawn = [values.sample(frac=1).mean() for _ in range(200)]
     return np.percentile(drawn, [2.5, 97.5])
 
 
-test_no_wrong_interval_passes = wrong(
-    learning_results.check_interval,
-    (lambda values: None, "two numbers, .low, high., not None"),
-    (lambda values: right_interval(values)[::-1], "high end comes first"),
-    (without_replacement, "with replacement"),
-    (lambda values: np.percentile(values, [2.5, 97.5]), "single differences"),
-    (lambda values: np.percentile(means(values, (2000, len(values))), [5, 95]), "too narrow"),
-    (lambda values: np.percentile(means(values, (2000, 100)), [2.5, 97.5]), "as many values as"),
-    (lambda values: np.percentile(means(values, (2000, len(values) - 1)), [2.5, 97.5]), "too wide"),
-    (lambda values: (-1.0, 1.0), "misses the mean"),
-    (lambda values: right_interval(values) + 0.3 * values.std() / len(values) ** 0.5, "off to one side"),
+test_interval = pytest.mark.smoke(
+    judged(
+        learning_results.check_interval,
+        (right_interval, "Correct"),
+        (in_a_loop, "Correct"),
+        (lambda values: None, "two numbers, .low, high., not None"),
+        (lambda values: right_interval(values)[::-1], "high end comes first"),
+        (without_replacement, "with replacement"),
+        (lambda values: np.percentile(values, [2.5, 97.5]), "single differences"),
+        (lambda values: np.percentile(means(values, (2000, len(values))), [5, 95]), "too narrow"),
+        (lambda values: np.percentile(means(values, (2000, 100)), [2.5, 97.5]), "as many values as"),
+        (lambda values: np.percentile(means(values, (2000, len(values) - 1)), [2.5, 97.5]), "too wide"),
+        (lambda values: (-1.0, 1.0), "misses the mean"),
+        (lambda values: right_interval(values) + 0.3 * values.std() / len(values) ** 0.5, "off to one side"),
+    )
 )
 
 
@@ -68,11 +67,6 @@ def right_totals(steps, path):
 def as_a_series(steps, path, of_a_name="sum"):
     events = pd.DataFrame(recorded_events(steps, path))
     return events.groupby("name").dur.agg(of_a_name) / 1000
-
-
-test_a_trace_that_was_exported_and_added_up_passes_in_any_type = right(
-    learning_results.check_traced, right_totals, as_a_series
-)
 
 
 def never_exported(steps, path):
@@ -108,8 +102,10 @@ def contained_left_out(steps, path):
     return ms
 
 
-test_no_wrong_totals_pass = wrong(
+test_traced = judged(
     learning_results.check_traced,
+    (right_totals, "Correct"),
+    (as_a_series, "Correct"),
     (exported_too_early, "after the `with` block has ended"),
     (only_annotations, "aten::.* is missing"),
     (contained_left_out, "add up dur"),
@@ -132,13 +128,10 @@ TOTALS = [
 ]
 
 
-test_the_rank_that_does_not_wait_is_the_late_one = right(
-    lambda answer: learning_results.check_late(answer, TOTALS), (1, SHRINKS), [np.int64(1), SHRINKS]
-)
-
-
-test_no_wrong_rank_or_event_passes = wrong(
+test_late = judged(
     lambda answer: learning_results.check_late(answer, TOTALS),
+    ((1, SHRINKS), "Correct"),
+    ([np.int64(1), SHRINKS], "Correct"),
     (1, "two things"),
     ((SHRINKS, 1), "the event's name"),
     ((1, "gloo:all_reduce"), "whoever waits long waits for another"),

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from answers import right, wrong
+from answers import judged
 from torch.nn.functional import cross_entropy
 
 from workshop_utils.exercises import many_models
@@ -44,20 +44,6 @@ def ignores_the_most(losses, n_given, n_most):
     return asha(losses, n_given, 4)
 
 
-test_no_wrong_rule_passes = wrong(
-    many_models.check_next_model,
-    (lambda losses, n_given, n_most: None, "never started.*'a'"),
-    (lambda losses, *rest: None if "d" in losses else asha(losses, *rest), "may have their next task: .'b'"),
-    (new_ones_first, "a new one, .*: .'b'"),
-    (partial(asha, deepest=False), "the furthest first"),
-    (partial(asha, past_only=True), "rounded down to 2.*still count"),
-    (runs_twice, "still running"),
-    (lambda losses, n_given, n_most: 0, "returns 0"),
-    (empties, "changes the dicts"),
-    (ignores_the_most, "all 2 tasks"),
-)
-
-
 def last_of_them(losses, n_given, n_most):
     for k in range(n_most - 1, 0, -1):
         past = {model: of[k - 1] for model, of in losses.items() if len(of) >= k}
@@ -67,8 +53,21 @@ def last_of_them(losses, n_given, n_most):
     return max((model for model, n in n_given.items() if n == 0), default=None)
 
 
-test_any_of_those_that_may_go_on_and_any_new_one_may_be_taken = pytest.mark.smoke(
-    right(many_models.check_next_model, asha, last_of_them, says="No worker waits")
+test_next_model = pytest.mark.smoke(
+    judged(
+        many_models.check_next_model,
+        (asha, "Correct"),
+        (last_of_them, "Correct"),
+        (lambda losses, n_given, n_most: None, "never started.*'a'"),
+        (lambda losses, *rest: None if "d" in losses else asha(losses, *rest), "may have their next task: .'b'"),
+        (new_ones_first, "a new one, .*: .'b'"),
+        (partial(asha, deepest=False), "the furthest first"),
+        (partial(asha, past_only=True), "rounded down to 2.*still count"),
+        (runs_twice, "still running"),
+        (lambda losses, n_given, n_most: 0, "returns 0"),
+        (empties, "changes the dicts"),
+        (ignores_the_most, "all 2 tasks"),
+    )
 )
 
 
@@ -116,8 +115,18 @@ def task(**mistake):
     return lambda state, data, seed: epoch(state, data, seed, **mistake)
 
 
-test_no_careless_task_passes = wrong(
+def with_a_generator_and_a_counter(state, data, seed):
+    n_epochs = state.get("epoch", 0)
+    generator = torch.Generator().manual_seed(seed + 17 * n_epochs)
+    torch.manual_seed(torch.randint(2**31, (), generator=generator).item())
+    after = epoch(state, data, seed, seeds=None)
+    return {**after, "epoch": n_epochs + 1}
+
+
+test_repeatable = judged(
     lambda task, client, first, data: many_models.check_repeatable(task, client, first, data),
+    (epoch, "Correct"),
+    (with_a_generator_and_a_counter, "Correct"),
     (lambda state, data, seed: None, "a new state, .*, not None"),
     (task(new_state=False), "it now has [12] row"),
     (task(seeds=None), "manual_seed"),
@@ -127,20 +136,4 @@ test_no_careless_task_passes = wrong(
     (task(keeps=False), "second row"),
     (lambda state, data, seed: {"rows": 1}, "'rows', a list"),
     (lambda state, data, seed: copy.deepcopy(state), "1 row, not 0"),
-)
-
-
-def with_a_generator_and_a_counter(state, data, seed):
-    n_epochs = state.get("epoch", 0)
-    generator = torch.Generator().manual_seed(seed + 17 * n_epochs)
-    torch.manual_seed(torch.randint(2**31, (), generator=generator).item())
-    after = epoch(state, data, seed, seeds=None)
-    return {**after, "epoch": n_epochs + 1}
-
-
-test_a_task_that_dask_can_repeat_passes = right(
-    lambda task, client, first, data: many_models.check_repeatable(task, client, first, data),
-    epoch,
-    with_a_generator_and_a_counter,
-    says="Each run gives the same result",
 )

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from answers import right, wrong
+from answers import judged
 
 from workshop_utils.exercises import parallel_inference
 
@@ -25,19 +25,6 @@ def deal(frame=SEEN, breed=BREED, n=1000, of=max, shuffle=rng.permutation):
     return [int(of(np.bincount(breed, shuffle(frame.wrong)))) for _ in range(n)]
 
 
-test_no_wrong_simulation_of_luck_passes = wrong(
-    lambda answer: parallel_inference.check_unluckiest(answer, SEEN),
-    (2.3, "list of numbers"),
-    (deal(n=10), "10 shuffles"),
-    (1000 * [3], "same seed"),
-    ([n / 8 for n in deal()], "not a share"),
-    ([n - 8 for n in deal()], "count of mistakes"),
-    ([n + 1 for n in deal()], "without replacement"),
-    (deal(of=lambda counts: counts[0]), "too few"),
-    (deal(shuffle=lambda wrong: rng.permutation(~wrong)), "right answers"),
-)
-
-
 def binomial(n=1000):
     return rng.binomial(8, 35 / 864, size=(n, 108)).max(1)
 
@@ -48,13 +35,21 @@ def by_pandas(n=500):
     )
 
 
-test_any_right_simulation_of_luck_passes = pytest.mark.smoke(
-    right(
+test_unluckiest = pytest.mark.smoke(
+    judged(
         lambda answer: parallel_inference.check_unluckiest(answer, SEEN),
-        deal(),
-        torch.tensor(binomial()),
-        by_pandas(),
-        *(deal(shuffle=np.random.default_rng(seed).permutation) for seed in range(5)),
+        (deal(), "Correct"),
+        (torch.tensor(binomial()), "Correct"),
+        (by_pandas(), "Correct"),
+        *((deal(shuffle=np.random.default_rng(seed).permutation), "Correct") for seed in range(5)),
+        (2.3, "list of numbers"),
+        (deal(n=10), "10 shuffles"),
+        (1000 * [3], "same seed"),
+        ([n / 8 for n in deal()], "not a share"),
+        ([n - 8 for n in deal()], "count of mistakes"),
+        ([n + 1 for n in deal()], "without replacement"),
+        (deal(of=lambda counts: counts[0]), "too few"),
+        (deal(shuffle=lambda wrong: rng.permutation(~wrong)), "right answers"),
     )
 )
 
@@ -86,8 +81,10 @@ def by_map(fetch, paths):
         return tuple(pool.map(fetch, paths))
 
 
-test_no_wrong_repair_of_reading_passes = wrong(
+test_read_all = judged(
     lambda function, little_patience: parallel_inference.check_read_all(function),
+    (repaired, "Correct"),
+    (by_map, "Correct"),
     (as_given, "the storage answered"),
     (lambda fetch, paths: as_given(fetch, paths)[::-1], "wrong order"),
     (lambda fetch, paths: [fetch(path) for path in paths], "one photo after the other"),
@@ -95,11 +92,6 @@ test_no_wrong_repair_of_reading_passes = wrong(
     (lambda fetch, paths: by_map(fetch, paths)[1:], "of 6 photos it returns 5"),
     (lambda fetch, paths: paths, "what `fetch` returns"),
     (lambda fetch, paths: (by_map(fetch, paths), by_map(fetch, paths))[1], "twice"),
-)
-
-
-test_any_right_repair_of_reading_passes = right(
-    lambda function, little_patience: parallel_inference.check_read_all(function), repaired, by_map
 )
 
 
@@ -123,19 +115,6 @@ def for_ever(load, batches, depth):
         yield "batch 0"
 
 
-test_no_wrong_way_of_reading_ahead_passes = wrong(
-    lambda function, little_patience: parallel_inference.check_read_ahead(function),
-    (lambda load, batches, depth: [load(batch) for batch in batches], "a generator, not ..batch 0"),
-    (partial(ahead, submit=2), "2 of .*3 should"),
-    (partial(ahead, submit=9), "of the later ones.*depth is 2"),
-    (partial(ahead, waits_for_all=True), "does not need yet"),
-    (partial(ahead, last=False), "yields 4"),
-    (lambda load, batches, depth: ahead(str, batches, depth), "call `load`"),
-    (lambda load, batches, depth: ahead(load, batches[::-1], depth), "in order: number 0 is 'batch 5'"),
-    (for_ever, "more than 6"),
-)
-
-
 def submits_first(load, batches, depth):
     with ThreadPoolExecutor(depth) as pool:
         waiting = iter(batches)
@@ -146,7 +125,19 @@ def submits_first(load, batches, depth):
             futures.extend(pool.submit(load, batch) for batch in islice(waiting, 1))
 
 
-test_reading_ahead_passes = right(parallel_inference.check_read_ahead, ahead, submits_first)
+test_read_ahead = judged(
+    lambda function, little_patience: parallel_inference.check_read_ahead(function),
+    (ahead, "Correct"),
+    (submits_first, "Correct"),
+    (lambda load, batches, depth: [load(batch) for batch in batches], "a generator, not ..batch 0"),
+    (partial(ahead, submit=2), "2 of .*3 should"),
+    (partial(ahead, submit=9), "of the later ones.*depth is 2"),
+    (partial(ahead, waits_for_all=True), "does not need yet"),
+    (partial(ahead, last=False), "yields 4"),
+    (lambda load, batches, depth: ahead(str, batches, depth), "call `load`"),
+    (lambda load, batches, depth: ahead(load, batches[::-1], depth), "in order: number 0 is 'batch 5'"),
+    (for_ever, "more than 6"),
+)
 
 
 def test_right_answers_pass_where_the_machine_lets_threads_begin_late(monkeypatch):

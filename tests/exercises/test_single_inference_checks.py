@@ -5,7 +5,7 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
-from answers import right, wrong
+from answers import judged
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -44,30 +44,28 @@ def namer(*, eval_mode=True, dim=1, order=list, number=float):
     return name_dogs
 
 
-test_no_wrong_name_passes = wrong(
-    lambda function, model, images: single_inference.check_name_dogs(function, model, images, CATEGORIES),
-    (lambda model, images, names: None, "a list of pairs .*, not None"),
-    (lambda model, images, names: [("dog", 0.5)], "1 entries for 6 images"),
-    (lambda model, images, names: ["dog"] * 6, "return pairs"),
-    (namer(number=lambda p: f"{p:.0%}"), "as a number, not .*%"),
-    (namer(number=lambda p: 100 * p), "the probabilities are not"),
-    (namer(order=sorted), "^the names are sorted[^.]*$"),
-    (namer(dim=0), "^the probabilities of one image[^.]*over which dimension[^.]*$"),
-    (namer(eval_mode=False), "^the model is still in train mode[^.]*.$"),
-    (namer(dim=0, order=sorted), "^the probabilities .* And: the names are sorted"),  # eval mode is not named
-    (namer(eval_mode=False, dim=0), r"^the model is still in train mode.* And: the probabilities .*go\?$"),
-    (namer(eval_mode=False, dim=0, order=sorted), "^the model .* And: the probabilities .* And: the names"),
-    (namer(order=sorted, number=lambda p: 100 * p), "^the names are sorted"),
-    (lambda model, images, _: namer()(model, images, CATEGORIES), "the list you are given"),
-)
-
-
-test_right_names_pass_with_probabilities_of_any_type = pytest.mark.smoke(
-    right(
-        lambda number, model, images: single_inference.check_name_dogs(namer(number=number), model, images, CATEGORIES),
-        np.float32,
-        lambda p: p.reshape(1),
-        lambda p: round(float(p), 2),
+test_name_dogs = pytest.mark.smoke(
+    judged(
+        lambda function, model, images: single_inference.check_name_dogs(function, model, images, CATEGORIES),
+        (namer(number=np.float32), "Correct"),
+        (namer(number=lambda p: p.reshape(1)), "Correct"),
+        (namer(number=lambda p: round(float(p), 2)), "Correct"),
+        (lambda model, images, names: None, "a list of pairs .*, not None"),
+        (lambda model, images, names: [("dog", 0.5)], "1 entries for 6 images"),
+        (lambda model, images, names: ["dog"] * 6, "return pairs"),
+        (namer(number=lambda p: f"{p:.0%}"), "as a number, not .*%"),
+        (namer(number=lambda p: 100 * p), "the probabilities are not"),
+        (namer(order=sorted), "^Not yet: the names are sorted[^.]*$"),
+        (namer(dim=0), "^Not yet: the probabilities of one image[^.]*over which dimension[^.]*$"),
+        (namer(eval_mode=False), "^Not yet: the model is still in train mode[^.]*.$"),
+        (namer(dim=0, order=sorted), "^Not yet: the probabilities .* And: the names are sorted"),
+        (namer(eval_mode=False, dim=0), r"^Not yet: the model is still in train mode.* And: the probabilities .*go\?$"),
+        (
+            namer(eval_mode=False, dim=0, order=sorted),
+            "^Not yet: the model .* And: the prob.* And: the names",
+        ),
+        (namer(order=sorted, number=lambda p: 100 * p), "^Not yet: the names are sorted"),
+        (lambda model, images, _: namer()(model, images, CATEGORIES), "the list you are given"),
     )
 )
 
@@ -116,8 +114,11 @@ def batch():
     return 0.4 * honest, honest.softmax(1).multinomial(1, generator=random).squeeze(1)
 
 
-test_no_wrong_calibration_passes = wrong(
+test_calibrate = judged(
     lambda function, batch: single_inference.check_calibrate(function, *batch),
+    (calibrator(wrap=np.array), "Correct"),
+    (calibrator(wrap=lambda pair: [torch.ones(1, requires_grad=True) * value for value in pair]), "Correct"),
+    (calibrator(wrap=lambda pair: (pair[0], round(pair[1], 2))), "Correct"),
     (lambda logits, truth: 0.38, "return .T, loss of the other half., not 0.38"),
     (lambda logits, truth: (torch.tensor([0.4, 0.5]), 0.1), "should be numbers, not tensor"),
     (lambda logits, truth: (-0.38, 0.1), "above 0"),
@@ -127,14 +128,6 @@ test_no_wrong_calibration_passes = wrong(
     (calibrator(fitted=ODD, tested=EVEN), "photos 1, 3, 5"),
     (calibrator(tested=EVEN), "that T was fitted on"),
     (calibrator(tested=ALL), "not that of the photos 1, 3, 5"),
-)
-
-
-test_a_right_calibration_passes_in_any_type = right(
-    lambda wrap, batch: single_inference.check_calibrate(calibrator(wrap=wrap), *batch),
-    np.array,
-    lambda pair: [torch.ones(1, requires_grad=True) * value for value in pair],  # as an optimiser finds it
-    lambda pair: (pair[0], round(pair[1], 2)),
 )
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from answers import right, wrong
+from answers import judged
 from sklearn.model_selection import StratifiedGroupKFold
 from torch.utils.data import DistributedSampler
 
@@ -25,25 +25,20 @@ def by_name(classes):
     return [INDEX_BY_NAME[name] for name in names]
 
 
-test_no_wrong_join_passes = wrong(
-    lambda to_imagenet: training_data.check_to_imagenet(to_imagenet, CLASSES),
-    (lambda classes: None, "returns a NoneType"),
-    (lambda classes: by_id(classes)[:1], "1 entries"),
-    (lambda classes: [0, 1, 2], "the labels themselves"),
-    (by_name, "Cardigan gets 474.*WordNet id"),
-    (lambda classes: by_id(sorted(classes)), "order of the folders"),
-    (lambda classes: {}, "returns a dict"),
-    (lambda classes: [str(index) for index in by_id(classes)], "'151'.*not all whole numbers"),
-    (lambda classes: torch.tensor(by_id(classes))[:, None], r"shape \(3, 1\)"),
-)
-
-
-test_the_join_by_id_passes_in_any_type = pytest.mark.smoke(
-    right(
-        lambda kind: training_data.check_to_imagenet(lambda classes: kind(by_id(classes)), CLASSES),
-        list,
-        np.array,
-        torch.tensor,
+test_to_imagenet = pytest.mark.smoke(
+    judged(
+        lambda to_imagenet: training_data.check_to_imagenet(to_imagenet, CLASSES),
+        (by_id, "Correct"),
+        (lambda classes: np.array(by_id(classes)), "Correct"),
+        (lambda classes: torch.tensor(by_id(classes)), "Correct"),
+        (lambda classes: None, "returns a NoneType"),
+        (lambda classes: by_id(classes)[:1], "1 entries"),
+        (lambda classes: [0, 1, 2], "the labels themselves"),
+        (by_name, "Cardigan gets 474.*WordNet id"),
+        (lambda classes: by_id(sorted(classes)), "order of the folders"),
+        (lambda classes: {}, "returns a dict"),
+        (lambda classes: [str(index) for index in by_id(classes)], "'151'.*not all whole numbers"),
+        (lambda classes: torch.tensor(by_id(classes))[:, None], r"shape \(3, 1\)"),
     )
 )
 
@@ -88,8 +83,11 @@ def unequal(rank, epoch):
     return shuffled[:90] if rank == 0 else shuffled[90:]
 
 
-test_no_wrong_order_passes = wrong(
+test_order = judged(
     lambda order: training_data.check_order(order, 288),
+    (sampled(288, seed=7), "Correct"),
+    (lambda rank, epoch: np.split(np.random.default_rng(epoch).permutation(288), 2)[rank], "Correct"),
+    (lambda rank, epoch: torch.tensor(sampled(288)(rank, epoch)), "Correct"),
     (lambda rank, epoch: iter(range(rank, 288, 2)), "a list of indices, not <range_it"),
     (sampled(288, told=False), "let the epoch decide"),
     (sampled(288, rank=0), "both ranks"),
@@ -105,16 +103,10 @@ test_no_wrong_order_passes = wrong(
 )
 
 
-test_a_right_order_passes_in_any_type = right(
-    lambda order: training_data.check_order(order, 288),
-    sampled(288, seed=7),
-    lambda rank, epoch: np.split(np.random.default_rng(epoch).permutation(288), 2)[rank],
-    lambda rank, epoch: torch.tensor(sampled(288)(rank, epoch)),
-)
-
-
-test_a_right_order_of_an_odd_number_of_photos_passes = right(
-    lambda order: training_data.check_order(order, 287), sampled(287), sampled(287, drop_last=True)
+test_a_right_order_of_an_odd_number_of_photos_passes = judged(
+    lambda order: training_data.check_order(order, 287),
+    (sampled(287), "Correct"),
+    (sampled(287, drop_last=True), "Correct"),
 )
 
 
@@ -145,8 +137,16 @@ def masks(breeds, dogs, val_fraction, seed):
     return ~in_val, in_val
 
 
-test_no_split_that_leaks_passes = wrong(
+def by_scikit_learn(breeds, dogs, val_fraction, seed):
+    folds = StratifiedGroupKFold(round(1 / val_fraction), shuffle=True, random_state=seed)
+    return next(folds.split(dogs, breeds, dogs))
+
+
+test_split_by_dog = judged(
     lambda split: training_data.check_split_by_dog(split, BREEDS, DOGS, 0.25),
+    (lambda *args: [part.tolist() for part in by_dog(*args)], "Correct"),
+    (lambda *args: [torch.tensor(part) for part in by_dog(*args)], "Correct"),
+    (by_scikit_learn, "Correct"),
     (lambda *args: by_dog(*args)[0], "two lists of positions, .*, not array"),
     (lambda *args: by_dog(*args)[::-1], "swapped"),
     (lambda breeds, dogs, val_fraction, seed: by_dog(breeds, dogs, 0, seed), "nothing for validation"),
@@ -159,17 +159,4 @@ test_no_split_that_leaks_passes = wrong(
     (by_shot, "both sides"),
     (by_breed, "of the 8 dogs"),
     (masks, "masks"),
-)
-
-
-def by_scikit_learn(breeds, dogs, val_fraction, seed):
-    folds = StratifiedGroupKFold(round(1 / val_fraction), shuffle=True, random_state=seed)
-    return next(folds.split(dogs, breeds, dogs))
-
-
-test_a_split_by_dog_passes_in_any_type = right(
-    lambda split: training_data.check_split_by_dog(split, BREEDS, DOGS, 0.25),
-    lambda *args: [part.tolist() for part in by_dog(*args)],
-    lambda *args: [torch.tensor(part) for part in by_dog(*args)],
-    by_scikit_learn,
 )
