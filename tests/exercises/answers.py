@@ -22,7 +22,7 @@ def judged(check, *table):
         except NotYet as hint:
             print("Not yet:", hint)
         said = capsys.readouterr().out
-        assert said.startswith("Correct. " if word == "Correct" else "Not yet: ")
-        assert re.search(word, said)
+        assert said.startswith("Correct. " if word == "Correct" else "Not yet: "), said
+        assert re.search(word, said), said
 
     return test

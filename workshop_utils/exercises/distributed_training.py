@@ -34,8 +34,8 @@ def check_fit_together(fit_together: Function, fit: Callable, client: Client) ->
     one_batch = images[:batch_size], labels[:batch_size], batch_size
 
     # One step of SGD moves the weights in proportion to the gradient, so it also shows a wrong scale.
-    [(first, _)], [(target, whole)] = (_on_ranks(client, fit, *one_batch, n, n_workers=1) for n in (0, 1))
-    ranks = _on_ranks(client, fit_together, *one_batch, 1, n_workers=n_ranks)
+    [(first, _)], [(target, whole)] = (_fit_on_ranks(client, fit, *one_batch, n, n_workers=1) for n in (0, 1))
+    ranks = _fit_on_ranks(client, fit_together, *one_batch, 1, n_workers=n_ranks)
     for weights, _ in ranks:
         expect(
             not any(name.startswith("module.") for name in weights),
@@ -49,8 +49,8 @@ def check_fit_together(fit_together: Function, fit: Callable, client: Client) ->
         "the ranks end with different weights: nothing averages their gradients. Is the model wrapped?",
     )
     expect(_apart(ranks[0][0], target) <= EXACT, _wrong_step(first, ranks[0][0], target))
-    [(target, whole)] = _on_ranks(client, fit, images, labels, batch_size, 2, n_workers=1)
-    ranks = _on_ranks(client, fit_together, images, labels, batch_size, 2, n_workers=n_ranks)
+    [(target, whole)] = _fit_on_ranks(client, fit, images, labels, batch_size, 2, n_workers=1)
+    ranks = _fit_on_ranks(client, fit_together, images, labels, batch_size, 2, n_workers=n_ranks)
     _expect_same_batches([seen for _, seen in ranks], whole)
     apart = max(_apart(weights, target) for weights, _ in ranks)
     expect(apart <= EXACT, f"the first step is right; after 2 epochs of 3 steps a weight differs by {apart:.1e}.")
@@ -100,7 +100,7 @@ def _n_ranks(client):
     return len(daskrun.run(client, int, backend="gloo"))
 
 
-def _on_ranks(client, function, images, labels, batch_size, n_epochs, n_workers):
+def _fit_on_ranks(client, function, images, labels, batch_size, n_epochs, n_workers):
     """Return for each rank (weights; numbers of the images of each forward pass)."""
 
     def on_each_rank():
