@@ -137,6 +137,7 @@ def _sharded(shard):
 def check_resume(resume: Function, client: Answer) -> None:
     path, saved_step = f"{new_shared_folder()}/checkpoint", random.randint(100, 999)  # which no answer can know
     saved = run_on_ranks(client, _train_and_save, path, saved_step)[0]
+    question = "Which tensors did dcp.load get to fill, and who took them from there?"
     for rank, (step, losses) in enumerate(run_on_ranks(client, _go_on, resume, path)):
         about = f"on rank {rank}, "
         expect(step == saved_step, f"{about}resume returned {step!r}, and the checkpoint is of step {saved_step}.")
@@ -151,8 +152,8 @@ def check_resume(resume: Function, client: Answer) -> None:
         expect_equal(
             losses,
             right,
-            "something of the optimiser is lost. Which tensors did dcp.load get to fill, and who took them from there?",
-            {"AdamW's moments are still those of a new optimiser.": saved["fresh optimiser"]},
+            f"something of the optimiser is lost. {question}",
+            {f"AdamW's moments are still those of a new optimiser. {question}": saved["fresh optimiser"]},
             within=CLOSE,
             about=f"{about}the first loss is right, but the second is {losses[1]:.4f}, not {right[1]:.4f}: ",
         )
