@@ -135,6 +135,14 @@ def test_a_key_that_obstore_would_change_is_left_to_s3fs(server):
         assert server.agents[-1] == "aiobotocore"
 
 
+def test_versions_are_read_in_one_batch_with_files_that_have_none(server):
+    options = {"anon": True, "client_kwargs": {"endpoint_url": server.url}}
+    paths = ["s3://bucket/1.jpg", "s3://bucket/1.jpg?versionId=first", "s3://bucket/2.jpg"]
+    for some in (paths, paths[::-1]):
+        said = dict(zip(some, read_files(some, options), strict=True))
+        assert [b"versionId=first" in said[path] for path in paths] == [False, True, False]
+
+
 def test_a_bucket_in_another_region_is_found_there(server):
     server.only_region = REGION
     options = {"key": "me", "secret": "hush", "client_kwargs": {"endpoint_url": server.url}}

@@ -1,12 +1,15 @@
 """A file is written whole or not at all, and an address is opened with what its place needs."""
 
+import getpass
 import os
 import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from fsspec.implementations.ftp import FTPFileSystem
 from samples import sign_in
 
 from workshop_utils.checkpoint import load_checkpoint, save_checkpoint
@@ -24,6 +27,7 @@ from workshop_utils.storage import (
     new_shared_folder,
     on_all_workers,
     open_address,
+    resolve_weights,
     settings,
     shared_folder,
     whole_file,
@@ -213,6 +217,33 @@ def test_a_user_without_a_home_is_told_where_the_cache_can_be(monkeypatch):
     monkeypatch.setattr("platformdirs.user_cache_dir", no_home)
     with pytest.raises(CacheError, match="export WORKSHOP_CACHE="):
         cache_folder()
+
+
+def test_a_name_and_a_password_in_an_address_are_decoded(monkeypatch):
+    monkeypatch.setattr(FTPFileSystem, "_connect", lambda self: setattr(self, "ftp", SimpleNamespace(close=int)))
+    fs, path = open_address("ftp://an%20n:p%40ss@host/a%20b.jpg")
+    assert (fs.host, fs.cred[:2], path) == ("host", ("an n", "p@ss"), "/a%20b.jpg")
+
+
+def test_the_root_of_a_storage_is_a_folder_for_sharing_too(monkeypatch):
+    monkeypatch.setenv("WORKSHOP_SHARED", "memory://")
+    monkeypatch.setattr(getpass, "getuser", lambda: "anna")
+    assert shared_folder() == "memory://anna"
+
+
+def test_a_place_means_the_same_in_every_working_directory(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for text in ("here", "file://here", "local://here", Path("here")):
+        assert absolute_address(text) == f"{tmp_path}/here"
+    with pytest.raises(TypeError, match="give a string"):
+        absolute_address(b"here")
+
+
+def test_weights_that_are_not_given_are_those_of_the_setting_and_a_path_is_a_path(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WORKSHOP_WEIGHTS", "mine.pt")
+    assert resolve_weights("") == resolve_weights("auto") == f"{tmp_path}/mine.pt"
+    assert resolve_weights("sketches") == "sketches" and resolve_weights(Path("sketches")) == f"{tmp_path}/sketches"
 
 
 def test_sketches_are_shared_in_a_folder_that_all_machines_have(monkeypatch, tmp_path):

@@ -184,10 +184,11 @@ def read_files(paths: Sequence[str], storage_options: dict | None = None) -> lis
     The files may lie in several storages. Those of one are read at the same time, except that storage with one
     connection, such as ftp://, gives one file after the other.
     """
-    by_storage: dict[str, list[int]] = defaultdict(list)  # positions of the paths that begin alike
+    by_storage: dict[tuple[str, bool], list[int]] = defaultdict(list)  # positions of the paths that begin alike
     for position, path in enumerate(paths):
         begin = ADDRESS.match(path)
-        by_storage[begin[0] if begin else ""].append(position)
+        has_version = "?versionId=" in path  # s3fs reads versions through another filesystem
+        by_storage[begin[0] if begin else "", has_version].append(position)
     contents: dict[int, bytes | Exception] = {}
     for positions in by_storage.values():
         of_one = _read_from_one_storage([paths[position] for position in positions], storage_options)

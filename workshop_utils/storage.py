@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 import fsspec
 import platformdirs
@@ -150,14 +151,18 @@ def on_all_workers(path: str) -> str:
 def absolute_address(path: str | os.PathLike) -> str:
     """Return an address as it is, and a local path as an absolute one, which means the same in every working directory.
 
-    Text that begins with protocol:// is an address, except that file:// begins a local path. Text that begins with
-    protocol:/ is what `pathlib.Path` makes of an address: it is returned as it is, and `open_address` refuses it. All
-    other text is a local path.
+    Text that begins with protocol:// is an address, except that file:// and local:// begin a local path. Text that
+    begins with protocol:/ is what `pathlib.Path` makes of an address: it is returned as it is, and `open_address`
+    refuses it. All other text is a local path.
+    Raises TypeError for what is neither a string nor an `os.PathLike` of one.
 
     >>> absolute_address("s3://bucket/run::2.pt"), absolute_address("/runs/run::2.pt")
     ('s3://bucket/run::2.pt', '/runs/run::2.pt')
     """
-    text = os.fspath(path).removeprefix("file://")
+    text = os.fspath(path)
+    if not isinstance(text, str):
+        raise TypeError(f"{path!r} is bytes: give a string.")
+    text = text.removeprefix("file://").removeprefix("local://")
     return text if ADDRESS.match(text) else str(Path(os.path.expanduser(text)).absolute())
 
 
@@ -172,12 +177,12 @@ def local_path(path: str | os.PathLike) -> Path:
 def resolve_weights(weights: str | os.PathLike = "auto", default: str = "imagenet") -> str:
     """Return what `load_resnet(weights)` will load: "imagenet", "sketches", or the absolute address of a checkpoint.
 
-    "auto" is WORKSHOP_WEIGHTS, or `default` if that is unset.
+    "auto" and "" are WORKSHOP_WEIGHTS, or `default` if that is unset.
     """
-    wanted = str(weights) if str(weights) != "auto" else settings().weights
+    wanted = settings().weights if weights in ("", "auto") else weights
     if wanted in ("", "auto"):
         return default
-    return wanted if wanted in ("imagenet", "sketches") else absolute_address(wanted)
+    return str(wanted) if wanted in ("imagenet", "sketches") else absolute_address(wanted)
 
 
 def default_storage_options(url: str | os.PathLike) -> dict:
@@ -223,8 +228,11 @@ def open_address(url: str | os.PathLike, storage_options: dict | None = None) ->
         of_botocore = {"max_pool_connections": S3_CONNECTIONS, **(options.get("config_kwargs") or {})}
         # With more than one request per file at a time, s3fs asks for each file's size before it asks for the file.
         options = {"max_concurrency": 1, **options, "config_kwargs": of_botocore}
+    of_url = kind._get_kwargs_from_urls(address)
+    # fsspec leaves the %40 that stands for an @ in a password.
+    of_url |= {name: unquote(of_url[name]) for name in ("username", "user", "password") if of_url.get(name)}
     # Not fsspec's url_to_fs, which splits a name at "::".
-    fs = fsspec.filesystem(protocol, **{**kind._get_kwargs_from_urls(address), **options})
+    fs = fsspec.filesystem(protocol, **{**of_url, **options})
     fs.invalidate_cache()
     return fs, kind._strip_protocol(address)
 
@@ -248,7 +256,9 @@ def _made_below_shared(name):
     """Make the folder `name` below WORKSHOP_SHARED, and return its address; "" if WORKSHOP_SHARED is unset."""
     if not settings().shared:
         return ""
-    address = f"{absolute_address(settings().shared).rstrip('/')}/{name}"
+    root = absolute_address(settings().shared)
+    root = re.sub(r"(?<=[^/:])/+$", "", root)  # but s3:// and / end with their slash
+    address = f"{root}{name}" if root.endswith("/") else f"{root}/{name}"
     with _says_that_shared_cannot_be_written():
         fs, path = open_address(address)
         if not fs.async_impl:  # the others are object stores, which have no folders

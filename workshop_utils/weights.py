@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import shutil
 import urllib.request
 from collections.abc import Callable
@@ -19,7 +20,8 @@ SKETCH_WEIGHTS = Path(__file__).with_name("resnet18_sketches.pt")  # by tools/tr
 IMAGENET_WEIGHTS = ResNet50_Weights.IMAGENET1K_V2
 ABOUT = ("arch", "stride_in_1x1", "size", "categories")  # of a checkpoint, beside weights and their number of classes
 STALLED_S = 20  # a download that brings nothing for so long is given up
-WRAPPERS = ("module.", "_orig_mod.")  # what DistributedDataParallel and torch.compile put before a weight's name
+# What DistributedDataParallel and torch.compile put before a weight's name.
+WRAPPER = re.compile(r"(?<![\w.])((?:module\.|_orig_mod\.)+)(?=conv1\.weight)")
 
 
 def load_resnet(weights: str | os.PathLike = "auto") -> tuple[ResNet, Callable, list[str]]:
@@ -34,7 +36,7 @@ def load_resnet(weights: str | os.PathLike = "auto") -> tuple[ResNet, Callable, 
     transform: from an RGB `PIL.Image` to a normalised (3, 224, 224) float32 tensor, smaller if `size` is.
     categories: the model's category names; a logit's position is its index. The model carries what a checkpoint of it
     has to say in `model.about`: a dict with `arch`, and `stride_in_1x1`, `size`, `categories` if they apply.
-    Raises WeightsError, also if ImageNet's weights cannot be downloaded; a download ends if nothing comes for 20 s.
+    Raises WeightsError, also if ImageNet's weights cannot be downloaded, such as from a server that is silent for 20 s.
     """
     name = resolve_weights(weights)
     checkpoint = _imagenet() if name == "imagenet" else load_checkpoint(SKETCH_WEIGHTS if name == "sketches" else name)
@@ -76,7 +78,7 @@ def _imagenet():
 
 
 def _download(url, path):
-    """Write what lies at `url` to `path`. Raise an error if nothing comes for STALLED_S, or the content is not right.
+    """Write what lies at `url` to `path`. Raise an error if the server is silent for STALLED_S, or sends other content.
 
     torchvision's own download would wait for ever.
     """
@@ -95,9 +97,9 @@ def _download(url, path):
 def _build(checkpoint, name):
     """Return (model, categories) of a checkpoint."""
     if missing := {"arch", "num_classes", "state_dict"} - checkpoint.keys():
-        cure = _cure_of_wrappers(str(list(checkpoint)))
+        wrapped = f" If it is a state_dict, {cure}" if (cure := _cure_of_wrappers(checkpoint)) else ""
         raise WeightsError(
-            f"{name!r} lacks {sorted(missing)}: a checkpoint needs arch, num_classes and state_dict. {cure}"
+            f"{name!r} lacks {sorted(missing)}: a checkpoint needs arch, num_classes and state_dict.{wrapped}"
         )
     arch, n_classes = checkpoint["arch"], checkpoint["num_classes"]
     if not (isinstance(arch, str) and arch.startswith(("resnet", "wide_resnet", "resnext"))):
@@ -106,7 +108,7 @@ def _build(checkpoint, name):
         model = get_model(arch, weights=None, num_classes=n_classes)
         model.load_state_dict(checkpoint["state_dict"])  # float32 afterwards, whatever they were saved in
     except (RuntimeError, ValueError, AttributeError, TypeError) as error:
-        why = _cure_of_wrappers(str(error)) or str(error)[:300]
+        why = _cure_of_wrappers(checkpoint["state_dict"]) or str(error)[:300]
         raise WeightsError(f"{name!r} does not fit {arch!r}: {why}") from error
     if checkpoint.get("stride_in_1x1"):
         # ResNet v1 halves the resolution in the first 1x1 convolution of a stage; torchvision's v1.5 in the 3x3 one.
@@ -124,13 +126,12 @@ def _build(checkpoint, name):
     return model, categories
 
 
-def _cure_of_wrappers(text):
-    """Return how to save weights of the model alone, if their names in `text` say that it was wrapped; else ""."""
-    found = [wrapper for wrapper in WRAPPERS if wrapper in text]
+def _cure_of_wrappers(state_dict):
+    """Return how to save weights of the model alone, if their names say that it was wrapped; else ""."""
+    found = WRAPPER.search(" ".join(map(str, state_dict))) if isinstance(state_dict, dict) else None
     if not found:
         return ""
-    plain = "name" + "".join(f".replace({wrapper!r}, '')" for wrapper in found)
     return (
-        f"The weights' names hold {' and '.join(map(repr, found))}, since DistributedDataParallel or torch.compile had "
-        f"wrapped the model: save {{{plain}: weight for name, weight in state_dict.items()}} as state_dict."
+        f"its weights' names begin with {found[1]!r}, since DistributedDataParallel or torch.compile had wrapped the "
+        f"model: save {{name.removeprefix({found[1]!r}): weight for name, weight in state_dict.items()}} as state_dict."
     )
