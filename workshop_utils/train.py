@@ -50,7 +50,7 @@ class Settings:
     freeze_batchnorm: bool = True
     precision: str = "fp32"  #: "fp32", "bf16" or "auto", the faster one here; the weights stay float32
     compression: str | None = None  #: "fp16" or "bf16": the type in which gradients travel
-    seed: int = 0  #: of the order of images and all else that is drawn
+    seed: int = 0  #: of the order of images, and of what datasets and layers draw from PyTorch
 
     def __post_init__(self) -> None:
         # NumPy's numbers become Python's, as torch.load reads no others.
