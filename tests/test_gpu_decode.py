@@ -2,7 +2,6 @@
 
 import io
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import pytest
 import torch
@@ -43,8 +42,14 @@ def on_cpu(contents, transform):
     return load_photos(contents, names_of(contents), transform, POOL)
 
 
-def on_gpu(contents, transform, device=CPU):
-    by_pillow = partial(load_photos, transform=transform, pool=POOL)
+def on_gpu(contents, transform, device=CPU, left=None):
+    """left: a list that gets the names of the files that are left to Pillow."""
+
+    def by_pillow(contents, names):
+        if left is not None:
+            left.extend(names)
+        return load_photos(contents, names, transform, POOL)
+
     return load_on_gpu(contents, names_of(contents), transform=transform, device=device, load_others=by_pillow)
 
 
@@ -74,9 +79,10 @@ def test_jpegs_of_all_sizes_are_decoded_in_one_call_and_resized_as_pillow_does(t
     contents = [encoded(dog(*size), quality=90) for size in sizes]
     contents.append(encoded(dog(300, 260).convert("L")))
     contents.append(encoded(dog(400, 300), progressive=True))
-    images, errors = on_gpu(contents, transform)
+    left = []
+    images, errors = on_gpu(contents, transform, left=left)
     expected, _ = on_cpu(contents, transform)
-    assert calls == [contents] and errors == [None] * 7 and images.dtype == torch.float32
+    assert not left and calls == [contents] and errors == [None] * 7 and images.dtype == torch.float32
     assert (images - expected).abs().max() < 3 * LEVEL and (images - expected).abs().mean() < 0.05 * LEVEL
 
 
@@ -84,9 +90,10 @@ def test_jpegs_of_all_sizes_are_decoded_in_one_call_and_resized_as_pillow_does(t
 def test_what_is_no_plain_jpeg_is_left_to_pillow(kind, transform, calls):
     plain = encoded(dog())
     contents = [plain, UNUSUAL[kind], plain]
-    images, errors = on_gpu(contents, transform)
+    left = []
+    images, errors = on_gpu(contents, transform, left=left)
     expected, expected_errors = on_cpu(contents, transform)
-    assert calls == [[plain, plain]]
+    assert calls == [[plain, plain]] and left == ["1.jpg"]
     assert errors == expected_errors and images.shape == expected.shape
     assert (images - expected).abs().max() < 3 * LEVEL
 
@@ -134,7 +141,8 @@ def test_real_photos_are_recognised_as_on_the_cpu(shared_folder):
 @pytest.mark.gpu
 def test_the_gpus_decoder_sees_what_pillow_sees(transform, calls):
     contents = [encoded(dog(*size), quality=90) for size in [(500, 375), (224, 224), (375, 500)] * 40]
-    images, errors = on_gpu(contents, transform, torch.device("cuda"))
+    left = []
+    images, errors = on_gpu(contents, transform, torch.device("cuda"), left=left)
     expected, _ = on_cpu(contents[:3], transform)
-    assert images.is_cuda and not any(errors) and len(calls) == 1
+    assert not left and images.is_cuda and not any(errors) and len(calls) == 1
     assert (images.cpu()[:3] - expected).abs().mean() < 2 * LEVEL

@@ -57,9 +57,10 @@ def loaded_model(
     Raises what `load_resnet` raises, ValueError for an unknown precision, and in int8 what `int8.to_int8` raises.
     """
     address, version = resolve_weights(weights), None
-    with suppress(Exception):  # weights with a name, or no file can be read there, which `load_resnet` says better
-        fs, path = open_address(address)
-        version = str(fs.info(path))  # size, time and the like: they change with the file
+    if address not in ("imagenet", "sketches"):
+        with suppress(Exception):  # no file can be read there, which `load_resnet` says better
+            fs, path = open_address(address)
+            version = str(fs.info(path))  # size, time and the like: they change with the file
     with _loading:  # otherwise two threads of a worker would both load
         if not calibration:
             return _load(address, version, precision_of(precision), None)
