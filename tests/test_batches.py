@@ -5,9 +5,9 @@ from itertools import product
 import torch
 from torch.utils.data import Dataset
 
-from workshop_utils.batches import DATASET, LAYERS, ORDER, TrainBatches, derived_seed
+from workshop_utils.batches import DATASET, EVALUATION, LAYERS, ORDER, TrainBatches, derived_seed
 
-PURPOSES = (ORDER, DATASET, LAYERS)
+PURPOSES = (ORDER, DATASET, LAYERS, EVALUATION)
 
 
 def test_no_two_purposes_places_or_seeds_share_a_seed():

@@ -236,6 +236,33 @@ def test_what_a_dataset_draws_follows_from_the_step_also_in_children_and_after_a
     assert changed(weights, trained(epochs=2, **FIVE_STEPS)[1]), "it draws nothing"
 
 
+def test_a_validation_set_that_draws_gives_the_same_loss_also_in_children_and_after_an_interruption(tmp_path):
+    settings = {**FIVE_STEPS, "epochs": 2, "val_set": Draws(noise(10))}
+    undisturbed, _ = trained(**settings)
+    interrupted(tmp_path / "run.pt", at_step=8, epochs=2, val_set=Draws(noise(10)))
+    gone_on, _ = trained(num_workers=1, checkpoint_every=2, checkpoint=tmp_path / "run.pt", **settings)
+    assert gone_on["resumed_at"] > 5 and gone_on["loss"] == undisturbed["loss"]
+    model, images = resnet(), Draws(noise(10))
+    one = evaluate(model, images)
+    torch.manual_seed(2)
+    expected = torch.rand(3).tolist()
+    torch.manual_seed(2)
+    assert evaluate(model, images, num_workers=1) == one and torch.rand(3).tolist() == expected
+
+
+def test_a_run_that_was_interrupted_while_the_head_trained_alone_goes_on_with_the_same_model(tmp_path):
+    settings = {**FIVE_STEPS, "epochs": 2, "freeze_epochs": 1}
+    _, undisturbed = trained(**settings)
+    settings |= {"checkpoint": tmp_path / "run.pt", "checkpoint_every": 2}
+    model, images = resnet(), noise().tensors[0]
+    steps = iter(range(3))
+    with pytest.raises(StopIteration):
+        train(model, noise(), after_step=lambda *_: {"n": next(steps)}, **settings)
+    model(images[:4]).sum().backward()  # gradients that are left must not enter the first step
+    train(model, noise(), **settings)
+    assert not changed(undisturbed, model.state_dict())
+
+
 def test_training_leaves_the_callers_random_numbers_alone_also_on_a_rank_and_after_an_error(client):
     def drawn_around(seed, wrong):
         model, images = resnet(), noise()
@@ -529,6 +556,7 @@ def test_a_checkpoint_remembers_how_the_model_it_began_with_was_built_but_not_th
         ({"batch_size": 0}, "batch_size is 0"),
         ({"epochs": 1.5}, "epochs is 1.5"),
         ({"checkpoint_every": 0}, "checkpoint_every is 0"),
+        ({"check_every": 2.5}, "check_every is 2.5"),
         ({"lr": -1}, "lr is -1"),
         ({"lr": "0.1"}, "lr is '0.1'"),
         ({"lr": math.inf}, "lr is inf"),

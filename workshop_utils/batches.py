@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from multiprocessing import resource_tracker
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +20,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 from daskrun.by_value import send_by_value
 from workshop_utils.preemption import heed_sigterm_only_from, sigterm_blocked
 
-# What is drawn at random: the order of images in an epoch, what the dataset draws, and layers such as dropout.
-ORDER, DATASET, LAYERS = range(3)
+# What is drawn at random: the order of images in an epoch, what the datasets draw, and layers such as dropout.
+ORDER, DATASET, LAYERS, EVALUATION = range(4)
 CURE = "Let it return another image for one that it cannot read, or leave bad images out beforehand."
 
 
@@ -48,7 +49,6 @@ class TrainBatches:
         start = time.perf_counter()
         for images, labels in batches:
             load_s = time.perf_counter() - start
-            check_all_there(len(images), self.batch_size // world_size)
             torch.manual_seed(derived_seed(self.seed, LAYERS, step, rank))
             yield images, labels, load_s
             step, start = step + 1, time.perf_counter()
@@ -67,15 +67,21 @@ class TrainBatches:
         ]
 
 
-def evaluation_batches(dataset: Dataset, batch_size: int, num_workers: int) -> DataLoader:
-    """Return this rank's part of `dataset`, so that each image is on one rank; raise ValueError without images."""
+def evaluation_batches(dataset: Dataset, batch_size: int, num_workers: int, seed: int = 0) -> DataLoader:
+    """Return this rank's part of `dataset`, so that each image is on one rank; raise ValueError without images.
+
+    seed: of what the dataset draws from torch, each time the same.
+    """
     n_images = len(dataset)  # type: ignore[arg-type]
     if not n_images:
         raise ValueError("The dataset for evaluation has 0 images: give it some, or leave val_set out.")
     rank, world_size = world()
     part = range(rank, n_images, world_size)  # DistributedSampler would count some images twice
-    batches = [list(part[start : start + batch_size]) for start in range(0, len(part), batch_size)]
-    return batch_loader(dataset, batches, num_workers)
+    batches = [
+        [derived_seed(seed, EVALUATION, part[start]), *part[start : start + batch_size]]
+        for start in range(0, len(part), batch_size)
+    ]
+    return batch_loader(_Seeded(dataset, range(n_images)), batches, num_workers)
 
 
 def batch_loader(dataset: Dataset, batches: list[list[int]], num_workers: int) -> DataLoader:
@@ -115,6 +121,20 @@ def world() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
+def check_all_alike(values: dict[str, Any]) -> None:
+    """Raise ValueError on all ranks, with the name and what each rank has, unless all give the same `values`."""
+    ranks: list = [values] * world()[1]
+    if len(ranks) > 1:
+        dist.all_gather_object(ranks, values)
+    for name, mine in values.items():
+        theirs = [rank[name] for rank in ranks]
+        if any(value != mine for value in theirs):
+            raise ValueError(
+                f"The ranks differ in {name}: {theirs}. Give all ranks the same settings and images, and a checkpoint "
+                "that all can read, such as s3://…"
+            )
+
+
 def derived_seed(seed: int, purpose: int, *where: int) -> int:
     """Return the seed for a purpose, such as ORDER, at a place in the run, such as a step and a rank.
 
@@ -139,4 +159,6 @@ class _Seeded(Subset):
     def __getitems__(self, batch: list[int]) -> list:
         seed, *indices = batch
         torch.manual_seed(seed)
-        return super().__getitems__(indices)
+        images = super().__getitems__(indices)
+        check_all_there(len(images), len(indices))
+        return images

@@ -4,7 +4,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from numbers import Integral, Real
 from typing import Any, NamedTuple
@@ -19,7 +19,14 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision.models import ResNet
 
 from daskrun import assert_equal_on_all_ranks, log_metrics
-from workshop_utils.batches import TrainBatches, check_all_there, evaluation_batches, started, world
+from workshop_utils.batches import (
+    TrainBatches,
+    check_all_alike,
+    check_all_there,
+    evaluation_batches,
+    started,
+    world,
+)
 from workshop_utils.checkpoint import RunCheckpoint
 from workshop_utils.photos import HELD_OUT, DataSource, ImageFolder, train_val_split
 from workshop_utils.precision import ieee_float32, precision_of
@@ -57,7 +64,7 @@ class Settings:
         lowest = {"epochs": 1, "batch_size": 1, "accumulate": 1, "freeze_epochs": 0, "warmup_steps": 0, "seed": 0}
         for name, least in lowest.items():
             setattr(self, name, _whole(name, getattr(self, name), least))
-        if not isinstance(self.lr, Real) or not 0 <= self.lr < math.inf:
+        if not isinstance(self.lr, Real) or isinstance(self.lr, bool) or not 0 <= self.lr < math.inf:
             raise ValueError(f"lr is {self.lr!r}: give a finite number of at least 0.")
         if self.freeze_batchnorm not in (True, False):
             raise ValueError(f"freeze_batchnorm is {self.freeze_batchnorm!r}: write True or False.")
@@ -65,6 +72,7 @@ class Settings:
             raise ValueError(f"compression is {self.compression!r}: write one of {list(COMPRESSIONS)}.")
         precision_of(self.precision)
         self.lr, self.freeze_batchnorm = float(self.lr), bool(self.freeze_batchnorm)
+        self.precision, self.compression = str(self.precision), self.compression and str(self.compression)
 
 
 def prepare(source: DataSource, *, pretrained: bool = True, image_size: int = 96) -> tuple[ResNet, Subset, Subset]:
@@ -143,23 +151,26 @@ def train(
       is the evaluation, if it ends an epoch.
     """
     run = Settings(**settings)
-    _whole("checkpoint_every", checkpoint_every, 1)
-    sizes = _check_run(run, model, train_set, val_set, check_every)
+    sizes = _check_run(run, model, train_set, val_set, checkpoint_every, check_every)
     batches = TrainBatches(train_set, run.batch_size, run.seed, num_workers)
-    val_loader = evaluation_batches(val_set, 64, num_workers) if val_set is not None else None
+    val_loader = evaluation_batches(val_set, 64, num_workers, run.seed) if val_set is not None else None
     n_steps = run.epochs * batches.per_epoch
     model.to(_own_device()).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
     trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer.zero_grad()  # of gradients that an interrupted run may have left
 
     with (
+        ExitStack() as afterwards,
         torch.random.fork_rng(range(torch.cuda.device_count())),  # afterwards the caller draws as if nothing had been
         sigterm_noticed(saves=checkpoint is not None) as signals,
     ):
+        # A run that is interrupted while the head trains alone must not leave the other layers frozen.
+        afterwards.callback(_set_modes, model, trained, head_alone=False, freeze_batchnorm=False)
         saved = RunCheckpoint(checkpoint, checkpoint_every, asdict(run) | sizes, model, optimizer, signals)
         step, numbers = saved.resume()
         # The path may differ from machine to machine.
-        _check_all_alike({"has a checkpoint": checkpoint is not None, "checkpoint's step": step})
+        check_all_alike({"has a checkpoint": checkpoint is not None, "checkpoint's step": step})
         resumed_at, seconds = step, 0.0
         for epoch in range(step // batches.per_epoch, run.epochs):
             _set_modes(model, trained, epoch < run.freeze_epochs, run.freeze_batchnorm)
@@ -184,7 +195,6 @@ def train(
             numbers |= {"train_loss": done.loss, **_end_epoch(model, val_loader, run, step, epoch)}
             saved.keep(step, numbers)
 
-    _set_modes(model, trained, head_alone=False, freeze_batchnorm=False)
     model.eval()
     return {**numbers, "resumed_at": resumed_at}
 
@@ -195,11 +205,13 @@ def evaluate(
 ) -> dict[str, float]:
     """Return accuracy, mean cross-entropy loss and n_images, over each image of `dataset` once, the same on all ranks.
 
-    batch_size: images per forward pass on one rank. The model is left in the modes (train, eval) it was in.
+    batch_size: images per forward pass on one rank. The model is left in the modes (train, eval) it was in, and what
+    the caller draws from PyTorch stays the same. What the dataset draws is the same each time.
     Raises ValueError for a dataset without images, and on all ranks if these have different numbers of images.
     """
-    _check_all_alike({"n_images": len(dataset)})  # type: ignore[arg-type]
-    return _evaluate(model, evaluation_batches(dataset, batch_size, num_workers), precision)
+    check_all_alike({"n_images": len(dataset)})  # type: ignore[arg-type]
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        return _evaluate(model, evaluation_batches(dataset, batch_size, num_workers), precision)
 
 
 def learning_rate(step: int, n_steps: int, lr: float, batch_size: int, warmup_steps: int = 0) -> float:
@@ -336,15 +348,22 @@ def _seconds(start: Any, end: Any) -> float:
 
 
 def _check_run(
-    run: Settings, model: nn.Module, train_set: Dataset, val_set: Dataset | None, check_every: int
+    run: Settings,
+    model: nn.Module,
+    train_set: Dataset,
+    val_set: Dataset | None,
+    checkpoint_every: int,
+    check_every: int,
 ) -> dict[str, int]:
     """Return the sizes of the datasets; raise ValueError if the run does not fit them, the model or the ranks.
 
     All ranks have to call this together. They raise alike, so that none waits for one that raised.
     """
+    _whole("checkpoint_every", checkpoint_every, 1)
+    _whole("check_every", check_every, 0)
     n_images, n_val_images = len(train_set), 0 if val_set is None else len(val_set)  # type: ignore[arg-type]
     sizes = {"n_images": n_images, "n_val_images": n_val_images}
-    _check_all_alike({**sizes, "check_every": check_every, **asdict(run)})
+    check_all_alike({**sizes, "has a val_set": val_set is not None, "check_every": check_every, **asdict(run)})
     parts = world()[1] * run.accumulate
     if run.batch_size % parts:
         raise ValueError(
@@ -359,20 +378,6 @@ def _check_run(
     if run.freeze_epochs and not hasattr(model, "fc"):
         raise ValueError(f"freeze_epochs is {run.freeze_epochs}, but {type(model).__name__} has no head named fc.")
     return sizes
-
-
-def _check_all_alike(values: dict[str, Any]) -> None:
-    """Raise ValueError on all ranks, with the name and what each rank has, unless all give the same `values`."""
-    ranks: list = [values] * world()[1]
-    if len(ranks) > 1:
-        dist.all_gather_object(ranks, values)
-    for name, mine in values.items():
-        theirs = [rank[name] for rank in ranks]
-        if any(value != mine for value in theirs):
-            raise ValueError(
-                f"The ranks differ in {name}: {theirs}. Give all ranks the same settings and images, and a checkpoint "
-                "that all can read, such as s3://…"
-            )
 
 
 def _whole(name: str, value: Any, least: int) -> int:
