@@ -154,6 +154,13 @@ def each_counted_when_thrown(client):
     return counts
 
 
+def several_rounds_in_a_task(n_tasks):
+    def rounds(first):
+        return [count(throw(seed)) for seed in EIGHT[first::n_tasks]]
+
+    return lambda client: sum(client.gather(client.map(rounds, range(n_tasks))), [])
+
+
 def planned(client):
     return dask.compute(*[dask.delayed(count)(dask.delayed(throw)()) for _ in EIGHT])
 
@@ -171,6 +178,8 @@ test_careful_counts = judged(
     (each_counted_when_thrown, "Correct"),
     (planned, "Correct"),
     (planned_and_waited_for, "Correct"),
+    (several_rounds_in_a_task(2), "Correct"),
+    (several_rounds_in_a_task(1), "tasks sent: 1, for 2 threads"),
     (lambda client: None, "nothing was sent"),
     (lambda client: client.submit(throw) and None, "a list of 8 counts, not None"),
     (lambda client: [client.submit(count, client.submit(throw)).result()], "8 counts, not 1"),

@@ -40,7 +40,7 @@ test_total_bones = pytest.mark.smoke(
 )
 
 
-PHOTOS = [f"dogs/n02085620-Chihuahua/{name}.jpg" for name in ("rex", "lo", "bella", "milo", "max")]
+PHOTOS = [f"dogs/n02085620-Chihuahua/{name}.jpg" for name in ("rex", "lo", "bella", "milo", "max", "cookie")]
 
 
 def looks(client, measure, paths):
@@ -57,6 +57,15 @@ def checked_with(choose, client):
     getting_started.check_darkest(lambda measure, paths: choose(looks(client, measure, paths)), len, PHOTOS, client)
 
 
+def test_each_worker_may_be_asked_for_its_darkest(client):
+    def find_darkest(measure, paths):
+        found = client.run(lambda: min((measure(path), path) for path in paths))
+        address, (_, path) = min(found.items(), key=lambda item: item[1])
+        return path, address
+
+    getting_started.check_darkest(find_darkest, len, PHOTOS, client)
+
+
 def with_the_worker_of_another(found):
     _, path, here = min(found)
     return path, next(worker for _, _, worker in found if worker != here)
@@ -67,6 +76,7 @@ test_what_no_worker_measured_is_not_the_darkest = judged(
     (lambda measure, paths: None, "a tuple .path, address., not None"),
     (lambda measure, paths: (3, "tcp://a"), "neither 3 nor 'tcp://a'"),
     (lambda measure, paths: (min(paths, key=measure), "tcp://a"), "no worker called `measure`"),
+    (lambda measure, paths: ("elsewhere.jpg", "tcp://a"), "one of the paths that it was called with"),
 )
 
 

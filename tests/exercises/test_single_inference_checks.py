@@ -44,6 +44,10 @@ def namer(*, eval_mode=True, dim=1, order=list, number=float):
     return name_dogs
 
 
+def one_by_one(name_dogs):
+    return lambda model, images, names: [name_dogs(model, image, names)[0] for image in images.split(1)]
+
+
 test_name_dogs = pytest.mark.smoke(
     judged(
         lambda function, model, images: single_inference.check_name_dogs(function, model, images, CATEGORIES),
@@ -58,6 +62,7 @@ test_name_dogs = pytest.mark.smoke(
         (namer(order=sorted), "^Not yet: the names are sorted[^.]*$"),
         (namer(dim=0), "^Not yet: the probabilities of one image[^.]*over which dimension[^.]*$"),
         (namer(eval_mode=False), "^Not yet: the model is still in train mode[^.]*.$"),
+        (one_by_one(namer(eval_mode=False)), "^Not yet: the model is still in train mode[^.]*.$"),
         (namer(dim=0, order=sorted), "^Not yet: the probabilities .* And: the names are sorted"),
         (namer(eval_mode=False, dim=0), r"^Not yet: the model is still in train mode.* And: the probabilities .*go\?$"),
         (

@@ -206,7 +206,8 @@ def _program(function):
 def _what_failed(error):
     """Name the line in a notebook's cell that raised, if the error came from the attendee's own function."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "ipykernel_" in frame.filename]
-    what = f"{type(error).__name__}: {error}"
+    reason, *_ = str(error).splitlines() or [""]  # Dask adds the whole traceback of an answer that it cannot send
+    what = f"{type(error).__name__}: {reason}"
     written = [frame for frame in frames if frame.name != "<module>"]
     if written:
         return f"{written[-1].name} raised {what}, in the line `{written[-1].line}`."

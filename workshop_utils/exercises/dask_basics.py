@@ -33,7 +33,11 @@ def check_tree(total: Answer, numbers: list[int]) -> None:
     persisted = "the graph has run already, and only its result is left: build it again, without persist()."
     expect(calls or not futures_of(total), persisted)
     enough, needed = math.ceil(math.log2(len(numbers))), len(numbers) - 1
-    expect(calls, "no task in the graph is a call of dask.delayed(add_pair).")
+    expect(
+        calls,
+        "no task in the graph is a call of add_pair: write dask.delayed(add_pair)(a, b). With "
+        "dask.delayed(add_pair(a, b)), add_pair is called here, and Dask records no call of it.",
+    )
     expect(
         len(calls) == needed,
         f"the calls of add_pair in the graph are {len(calls)}, and adding up "
@@ -64,7 +68,7 @@ def check_careful_counts(careful_counts: Function, client: Client) -> None:
     expect(
         len(set(counts)) > ROUNDS / 2,  # two counts may be equal by chance
         f"different numbers among the {ROUNDS} counts: {len(set(counts))}. The same darts were counted again. "
-        "Which of the calls is the same task as an earlier one?",
+        "Which of the calls is the same task as an earlier one, or has the same seed?",
     )
     expect(
         sum(fetched) < DARTS,
@@ -73,10 +77,16 @@ def check_careful_counts(careful_counts: Function, client: Client) -> None:
     )
     first = next((place for place, event in enumerate(events) if event.asks), len(events))
     sent = sum(event.n_tasks for event in events[:first])
+    later = sum(event.n_tasks for event in events[first:])
     expect(
-        sent >= ROUNDS,
+        sent >= ROUNDS or not later,
         f"tasks sent before the first result was asked for: {sent}. Send those of all {ROUNDS} rounds first, so that "
         "no round waits for another.",
+    )
+    n_threads = sum(client.nthreads().values())
+    expect(
+        sent >= min(ROUNDS, n_threads),
+        f"tasks sent: {sent}, for {n_threads} threads. The rounds of one task run one after another: send more tasks.",
     )
     waits = next((place for place, event in enumerate(events) if event.waits), len(events))
     late = sum(event.n_tasks for event in events[waits + 1 :])

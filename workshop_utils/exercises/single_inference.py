@@ -47,26 +47,30 @@ def _named(name_dogs, model, images, names):
 def _expect_right(answer, model, images, names):
     given = [name for name, _ in answer]
     answers = _with_each_mix_of_faults(model, images, names)
-    same_names = [mix for mix, pairs in answers.items() if given == [name for name, _ in pairs]]
+    same_names = [(mix, pairs) for mix, pairs in answers if given == [name for name, _ in pairs]]
     expect(same_names, "these are not the model's answers: take `categories[index]` from the list you are given.")
-    same = [mix for mix in same_names if _are_close(answer, answers[mix])]
-    left = (same or same_names)[0]
+    same = [(mix, pairs) for mix, pairs in same_names if _are_close(answer, pairs)]
+    left, _ = (same or same_names)[0]
     expect(not left, " And: ".join(FAULTS[fault] for fault in left))
     expect(same, "the names are right, the probabilities are not: return the largest of each row, from 0 to 1.")
 
 
 def _with_each_mix_of_faults(model, images, names):
-    # {mix of FAULTS: the answer with these faults, [(name, probability), ...]}, fewest faults first, so () is right.
+    # [(mix of FAULTS, [(name, probability) of each image with these faults]), ...], fewest first, so () is right.
     with torch.inference_mode():
-        in_eval_mode = deepcopy(model).eval()(images.clone())
-        in_train_mode = deepcopy(model).train()(images.clone())
-    answers = {}
+        in_eval_mode = [deepcopy(model).eval()(images.clone())]
+        in_train_mode = [
+            torch.cat([deepcopy(model).train()(part) for part in images.split(n)]) for n in (len(images), 1)
+        ]
+    answers = []
     mixes = [mix for n_faults in range(len(FAULTS) + 1) for mix in combinations(FAULTS, n_faults)]
     for mix in mixes:
-        logits = in_train_mode if "mode" in mix else in_eval_mode
-        values, indices = logits.softmax(0 if "softmax" in mix else 1).max(1)
         order = sorted(names) if "names" in mix else names
-        answers[mix] = [(order[index], value) for value, index in zip(values.tolist(), indices, strict=True)]
+        for logits in in_train_mode if "mode" in mix else in_eval_mode:
+            values, indices = logits.softmax(0 if "softmax" in mix else 1).max(1)
+            answers.append(
+                (mix, [(order[index], value) for value, index in zip(values.tolist(), indices, strict=True)])
+            )
     return answers
 
 
