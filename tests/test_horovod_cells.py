@@ -16,9 +16,10 @@ def test_where_it_is_not_built_a_cell_shows_its_stored_output(tmp_path):
 import nbformat
 from IPython.core.interactiveshell import InteractiveShell
 from workshop_utils import horovod_cells as horovod
+from workshop_utils.progress import FINISHED
 cells = [c for c in nbformat.read(horovod.RENDERED, 4).cells
          if c.source.startswith("%%horovod") and c.outputs and c.outputs[0].output_type == "stream"]
-chosen = max(cells, key=lambda c: c.outputs[0].text.count("["))  # where it took long, with a finished bar
+chosen = max(cells, key=lambda c: len(FINISHED.findall(c.outputs[0].text)))  # where it took long
 shell = InteractiveShell.instance()
 horovod.load_ipython_extension(shell)
 shell.run_cell(chosen.source).raise_error()
