@@ -28,7 +28,7 @@ def fit(images, labels, batch_size, n_epochs):
     return model.state_dict()
 
 
-def together(*, wrap=True, share="strided", divide_by="part", seed=0, returned="module", steps=1, no_zero_grad=False):
+def together(*, wrap=True, share="strided", divide_by="share", seed=0, returned="module", steps=1, no_zero_grad=False):
     """Return a `fit_together` that is right by default, and else wrong in one way."""
 
     def fit_together(images, labels, batch_size, n_epochs):
@@ -58,7 +58,7 @@ def together(*, wrap=True, share="strided", divide_by="part", seed=0, returned="
                 for piece in range(steps):
                     a, b = x[piece::steps], y[piece::steps]
                     total = cross_entropy(model(a), b, reduction="sum")
-                    loss = total / {"part": len(a), "batch": batch_size}[divide_by]
+                    loss = total / {"share": batch_size / world_size, "part": len(a), "batch": batch_size}[divide_by]
                     loss.backward()
                     optimizer.step()
                     if not no_zero_grad:
@@ -83,10 +83,12 @@ test_fit_together = judged(
     (together(wrap=False), "different weights.*wrapped"),
     (together(returned="wrapped"), "begin with 'module.'"),
     (together(divide_by="batch"), "0.5 times.*divide"),
+    (together(divide_by="part"), "last batch of 3 images.*divides by batch_size"),
+    (together(divide_by="part", share="blocks"), "last batch of 3 images"),  # rank 1 divides by 0
     (together(seed=1), "begin with the same"),
     (together(steps=2), r"2, 2"),
     (together(no_zero_grad=True), "after 2 epochs"),
-    (together(share="set"), r"step 1 of fit takes images 0 to 7; .* \[0, 1, 2, 3, 12, 13, 14, 15\]"),
+    (together(share="set", divide_by="batch"), r"step 1 of fit takes images 0 to 7; .* \[0, 1, 2, 3, 9, 10, 11, 12\]"),
 )
 
 

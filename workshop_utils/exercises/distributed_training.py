@@ -27,11 +27,12 @@ ROUNDED = 6e-3  # an accuracy may be rounded to two places
 def check_fit_together(fit_together: Function, fit: Callable, client: Client) -> None:
     expect(not _does_what(fit_together, fit), "fit_together still does what fit does: nothing has changed yet.")
     n_ranks = _n_ranks(client)
-    batch_size = IMAGES_A_RANK * n_ranks
-    images = torch.rand(3 * batch_size, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    images[:, 0] = torch.arange(len(images)) / len(images)  # identifies each image
+    batch_size, n_last = IMAGES_A_RANK * n_ranks, n_ranks + 1
+    images = torch.rand(2 * batch_size + n_last, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    images[:, 0] = torch.arange(len(images)) / 1000  # identifies each image
     labels = torch.arange(len(images)) % 3
     one_batch = images[:batch_size], labels[:batch_size], batch_size
+    short_batch = images[-n_last:], labels[-n_last:], batch_size
 
     # One step of SGD moves the weights in proportion to the gradient, so it also shows a wrong scale.
     [(first, _)], [(target, whole)] = (_fit_on_ranks(client, fit, *one_batch, n, n_workers=1) for n in (0, 1))
@@ -49,11 +50,19 @@ def check_fit_together(fit_together: Function, fit: Callable, client: Client) ->
         "the ranks end with different weights: nothing averages their gradients. Is the model wrapped?",
     )
     expect(_apart(ranks[0][0], target) <= EXACT, _wrong_step(first, ranks[0][0], target))
+
     [(target, whole)] = _fit_on_ranks(client, fit, images, labels, batch_size, 2, n_workers=1)
     ranks = _fit_on_ranks(client, fit_together, images, labels, batch_size, 2, n_workers=n_ranks)
     _expect_same_batches([seen for _, seen in ranks], whole)
-    apart = max(_apart(weights, target) for weights, _ in ranks)
-    expect(apart <= EXACT, f"the first step is right; after 2 epochs of 3 steps a weight differs by {apart:.1e}.")
+    if not all(_apart(weights, target) <= EXACT for weights, _ in ranks):
+        [(target, _)] = _fit_on_ranks(client, fit, *short_batch, 1, n_workers=1)
+        short, _ = _fit_on_ranks(client, fit_together, *short_batch, 1, n_workers=n_ranks)[0]
+        expect(
+            _apart(short, target) <= EXACT,
+            f"whole batches are right, a last batch of {n_last} images is not: there, too, fit divides by batch_size, "
+            "not by the number of images that are left.",
+        )
+        raise NotYet("the first step is right, and after 2 epochs of 3 steps the weights differ from fit's.")
     passed("Every rank ends with the weights of one process.")
 
 
@@ -110,7 +119,7 @@ def _fit_on_ranks(client, function, images, labels, batch_size, n_epochs, n_work
 
         def note(layer, inputs):
             if getattr(layer, "in_features", None) == 8:
-                seen.append((inputs[0][:, 0] * n_images).round().int().tolist())
+                seen.append((inputs[0][:, 0] * 1000).round().int().tolist())
 
         hook = torch.nn.modules.module.register_module_forward_pre_hook(note)
         try:
@@ -120,7 +129,6 @@ def _fit_on_ranks(client, function, images, labels, batch_size, n_epochs, n_work
         found = weights.items() if isinstance(weights, dict) else ()  # a wrapped model could not be sent back
         return dict(found), seen
 
-    n_images = 3 * batch_size  # the images of all batches, even where `images` is the first batch alone
     return run_on_ranks(client, on_each_rank, n_workers=n_workers)
 
 
