@@ -66,8 +66,8 @@ def partitions():
 
 def ladder():
     """Return a table of notebook 04's rungs, with milliseconds for each photo."""
-    rungs = printed("04", r"^([a-g])  (.+?): .* a worker needs (\d+) ms, (\d+) ms of which it waits")
-    slowest = float(rungs[0][2])
+    rungs = printed("04", r"^([0a-g])  (.+?) +[\d.]+ s .* (\d+) ms a photo, (\d+) ms waiting")
+    slowest = max(float(ms) for _, _, ms, _ in rungs)
     rows = []
     for letter, name, ms, waiting in rungs:
         rest, name = int(ms) - int(waiting), name.replace("float32 again", "this CPU is not faster in bf16: f again")

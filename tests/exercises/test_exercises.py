@@ -79,7 +79,8 @@ def test_a_given_function_is_unanswered_until_its_program_changes():
 @pytest.mark.parametrize(
     ("notebook", "given", "stub"),
     [
-        ("04-parallel-inference", "read_all", "repaired"),
+        ("04-parallel-inference", "one_ahead", "read_ahead"),
+        ("04-parallel-inference", "colleagues_read_all", "read_all"),
         ("09-horovod", horovod.given_resume, "resume"),
         ("10-beyond-one-machine", beyond_one_machine.given_move, "move"),
         ("10-beyond-one-machine", beyond_one_machine.given_time_is_up, "time_is_up"),

@@ -6,17 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
-import pandas as pd
 
-from workshop_utils.exercises import Answer, Function, exercise, expect, expect_type, passed
+from workshop_utils.exercises import Function, exercise, expect, expect_type, passed
 
 TURN_S = 0.01
 PATIENCE = 300  # turns of a thread that waits; by then the others have had theirs, however busy the machine is
 A_FEW = 3  # turns after which reads that are too many have been started, too
 END = object()  # what `next` returns at the end of an iterator
-N_SHUFFLES = 10_000  # of ours, with which an attendee's are compared
-LEAST_SHUFFLES = 500
-N_SIGMA, SLACK = 5, 0.02  # how far an attendee's shares may be from ours: chance, and another model of chance
 
 
 @exercise
@@ -53,7 +49,7 @@ def _read_ahead(read_ahead, storage, n_batches, depth):
 
 
 @exercise
-def check_read_all(repaired: Function) -> None:
+def check_read_all(read_all: Function) -> None:
     paths = [f"{name}.jpg" for name in "dbface"]
     storage = _Storage()
 
@@ -62,7 +58,7 @@ def check_read_all(repaired: Function) -> None:
         return path.encode()
 
     threading.Thread(target=storage.answer_unevenly, args=[len(paths)], daemon=True).start()
-    answer = repaired(fetch, list(paths))
+    answer = read_all(fetch, list(paths))
     expect_type(answer, Sequence | Iterator | np.ndarray, "return a list, with the bytes of each path, in order")
     contents, right = list(answer), [path.encode() for path in paths]
     expect(len(contents) == len(paths), f"of {len(paths)} photos it returns {len(contents)}.")
@@ -75,43 +71,6 @@ def check_read_all(repaired: Function) -> None:
         storage.at_once > 1, "right, but slow: it reads one photo after the other. Request all before you wait for one."
     )
     passed("In the order of the paths, and at the same time.")
-
-
-@exercise
-def check_unluckiest(unluckiest: Answer, frame: pd.DataFrame) -> None:
-    found = np.asarray(unluckiest, dtype=float)
-    expect(found.ndim == 1, "unluckiest should be a list of numbers, one for each shuffle.")
-    expect(len(found) >= LEAST_SHUFFLES, f"these are {len(found)} shuffles: make a thousand.")
-    expect(np.isfinite(found).all() and (found >= 0).all(), "each number should be a count of mistakes.")
-    expect((found == found.round()).all(), "each number should be a count of mistakes, not a share.")
-    sizes, n_mistakes = frame.groupby("breed").size().to_numpy(), int(frame.wrong.sum())
-    shuffles = np.random.default_rng(0).multivariate_hypergeometric(
-        sizes, n_mistakes, size=N_SHUFFLES, method="marginals"
-    )  # (N_SHUFFLES, breeds): mistakes of each breed
-    expected = shuffles.max(1)
-    expect(
-        len(set(found)) > 1 or len(set(expected)) == 1,
-        "each shuffle gave the same number: do all start from the same seed, or count the right answers?",
-    )
-    for count in np.unique(np.concatenate([expected, found])):
-        ours, theirs = (expected >= count).mean(), (found >= count).mean()
-        allowed = SLACK + N_SIGMA * np.sqrt(ours * (1 - ours) / len(found))
-        expect(abs(ours - theirs) <= allowed, _why_not(found, expected, shuffles))
-    passed(f"By luck alone, the unluckiest breed has {expected.mean():.1f} mistakes on average.")
-
-
-def _why_not(found, expected, shuffles):
-    if found.mean() < 0.75 * expected.mean():
-        return (
-            f"your unluckiest breeds have {found.mean():.1f} mistakes on average, too few: shuffle the mistakes over "
-            "all photos, count them breed by breed, and keep the largest count of each shuffle."
-        )
-    if found.mean() > shuffles.sum(1).mean() / 2:
-        return "these are nearly all mistakes, or the right answers: count the mistakes of each breed."
-    return (
-        f"your unluckiest breeds have {found.mean():.2f} mistakes on average, and ours {expected.mean():.2f}: shuffle "
-        "`seen.wrong` without replacement, leave `seen.breed` as it is, and keep the largest count of each shuffle."
-    )
 
 
 class _Storage:
