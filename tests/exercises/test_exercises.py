@@ -25,6 +25,7 @@ from workshop_utils.exercises import (
     number,
     ours,
     pair,
+    parallel_inference,
     passed,
     reconcile,
     unanswered,
@@ -80,7 +81,7 @@ def test_a_given_function_is_unanswered_until_its_program_changes():
     ("notebook", "given", "stub"),
     [
         ("04-parallel-inference", "one_ahead", "read_ahead"),
-        ("04-parallel-inference", "colleagues_read_all", "read_all"),
+        ("04-parallel-inference", parallel_inference.given_read_all, "read_all"),
         ("09-horovod", horovod.given_resume, "resume"),
         ("10-beyond-one-machine", beyond_one_machine.given_move, "move"),
         ("10-beyond-one-machine", beyond_one_machine.given_time_is_up, "time_is_up"),

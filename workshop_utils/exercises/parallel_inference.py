@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 
 import numpy as np
@@ -46,6 +47,12 @@ def _read_ahead(read_ahead, storage, n_batches, depth):
         ahead = storage.started - number - 1
         expect(ahead <= due, f"{state.format(ahead)}, but depth is {depth}: they all take memory.")
     expect(storage.patiently(next, answer, END) is END, f"of {n_batches} batches it yields more than {n_batches}.")
+
+
+def given_read_all(fetch, paths):
+    with ThreadPoolExecutor(len(paths)) as pool:
+        reads = [pool.submit(fetch, path) for path in paths]
+        return [read.result() for read in as_completed(reads)]
 
 
 @exercise
