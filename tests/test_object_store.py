@@ -21,7 +21,7 @@ from waiting import until
 
 from workshop_utils import object_store
 from workshop_utils.cluster import start_cluster
-from workshop_utils.object_store import ObjectStoreError, local_object_store
+from workshop_utils.object_store import ObjectStore, ObjectStoreError, local_object_store
 from workshop_utils.photos import read_files
 
 
@@ -121,6 +121,21 @@ def test_nothing_is_left_after_its_process_was_killed_though_a_child_lives_on(fo
         until(lambda: not traces())
     finally:
         os.kill(child, signal.SIGKILL)
+
+
+def test_a_notebooks_store_serves_from_near_and_far_until_it_is_stopped(folder):
+    store = ObjectStore(folder)
+    _, traces = server_of(store.options)
+    far = store.options_with_delay(0.1)
+    assert far["client_kwargs"] != store.options["client_kwargs"]
+    for options in (store.options, far):
+        assert read_files(["s3://workshop/numbers/one.txt"], options) == [b"1"]
+    store.stop()
+    until(lambda: not traces())
+    store.stop()  # a cell may run twice
+    port = int(far["client_kwargs"]["endpoint_url"].rpartition(":")[2])
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
 
 
 def test_a_forked_child_that_lives_on_does_not_keep_the_store_of_an_empty_folder(tmp_path):

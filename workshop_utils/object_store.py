@@ -82,6 +82,29 @@ def local_object_store(folder: str | os.PathLike) -> Iterator[dict]:
             return
 
 
+class ObjectStore:
+    """`local_object_store` for a notebook, where no `with` can span the cells: it serves `folder` until `stop`.
+
+    options: the storage_options that reach it. It also ends with this object, and with this process.
+    """
+
+    def __init__(self, folder: str | os.PathLike) -> None:
+        self._open = ExitStack()
+        self.options: dict = self._open.enter_context(local_object_store(folder))
+
+    def options_with_delay(self, delay_s: float) -> dict:
+        """Return storage_options for the same files, through a proxy that holds each request back by `delay_s`."""
+        from workshop_utils.latency import hold_back_requests
+
+        near = self.options["client_kwargs"]["endpoint_url"]
+        far = self._open.enter_context(hold_back_requests(near, delay_s))
+        return {**self.options, "client_kwargs": {"endpoint_url": far}}
+
+    def stop(self) -> None:
+        """End the server and its proxies; again, it does nothing."""
+        self._open.close()
+
+
 def spare_loopback_the_proxy() -> None:
     """Let this process, and those that it starts, ask no proxy of the environment for loopback: none leads there."""
     hosts = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")

@@ -5,7 +5,6 @@ import pytest
 import torch
 from answers import judged
 from sklearn.model_selection import StratifiedGroupKFold
-from torch.utils.data import DistributedSampler
 
 from workshop_utils.exercises import training_data
 
@@ -40,73 +39,6 @@ test_to_imagenet = pytest.mark.smoke(
         (lambda classes: [str(index) for index in by_id(classes)], "'151'.*not all whole numbers"),
         (lambda classes: torch.tensor(by_id(classes))[:, None], r"shape \(3, 1\)"),
     )
-)
-
-
-def sampled(n_photos, told=True, **how):
-    def order(rank, epoch):
-        sampler = DistributedSampler(range(n_photos), **{"num_replicas": 2, "rank": rank, **how})
-        sampler.set_epoch(epoch * told)
-        return list(sampler)
-
-    return order
-
-
-def halves(rank, epoch):
-    half = np.arange(144) + (rank + epoch) % 2 * 144
-    return np.random.default_rng(epoch).permutation(half)
-
-
-def turned(rank, epoch):
-    whole = np.random.default_rng(0).permutation(288)
-    return np.roll(whole, 37 * epoch)[144 * rank : 144 * rank + 144]
-
-
-def same_batches(rank, epoch):
-    random = np.random.default_rng(epoch)
-    batches = np.random.default_rng(0).permutation(288).reshape(9, 32)[random.permutation(9)]
-    return np.concatenate([random.permutation(batch)[rank::2] for batch in batches])
-
-
-def breed_by_breed(rank, epoch):
-    breeds = np.arange(288).reshape(12, 24)
-    return np.concatenate([np.random.default_rng(epoch).permutation(breed)[rank::2] for breed in breeds])
-
-
-def unseeded_rank_1(rank, epoch):
-    mine = np.random.default_rng(epoch).permutation(288)[rank::2]
-    return np.random.default_rng().permutation(mine) if rank else mine
-
-
-def unequal(rank, epoch):
-    shuffled = np.random.default_rng(epoch).permutation(288)
-    return shuffled[:90] if rank == 0 else shuffled[90:]
-
-
-test_order = judged(
-    lambda order: training_data.check_order(order, 288),
-    (sampled(288, seed=7), "Correct"),
-    (lambda rank, epoch: np.split(np.random.default_rng(epoch).permutation(288), 2)[rank], "Correct"),
-    (lambda rank, epoch: torch.tensor(sampled(288)(rank, epoch)), "Correct"),
-    (lambda rank, epoch: iter(range(rank, 288, 2)), "a list of indices, not <range_it"),
-    (sampled(288, told=False), "let the epoch decide"),
-    (sampled(288, rank=0), "both ranks"),
-    (sampled(286), "286 of 288"),
-    (sampled(288, num_replicas=1, rank=0), "every photo"),
-    (lambda rank, epoch: [index + 1000 for index in sampled(288)(rank, epoch)], "indices go from 0 to 287"),
-    (halves, "share them out"),
-    (turned, "the same neighbours"),
-    (same_batches, "a global batch in common"),
-    (breed_by_breed, "one after the other"),
-    (unseeded_rank_1, "differently"),
-    (unequal, "rank 0 visits 90 photos and rank 1 198"),
-)
-
-
-test_a_right_order_of_an_odd_number_of_photos_passes = judged(
-    lambda order: training_data.check_order(order, 287),
-    (sampled(287), "Correct"),
-    (sampled(287, drop_last=True), "Correct"),
 )
 
 

@@ -12,7 +12,7 @@ from processes import command_of, has_ended
 STARTED = """
 from torch.utils.data import DataLoader
 from workshop_utils.cluster import start_cluster
-from workshop_utils.object_store import local_object_store
+from workshop_utils.object_store import ObjectStore
 
 def load_forever(dask_worker):
     dask_worker.loader = iter(DataLoader(range(10**6), num_workers=1))
@@ -20,8 +20,7 @@ def load_forever(dask_worker):
 
 client = start_cluster(1)
 assert set(client.run(load_forever).values()) == {0}
-store = local_object_store("deep")
-store.__enter__()
+store = ObjectStore("deep")
 """
 
 

@@ -1,14 +1,9 @@
 """Checks of notebook 05 · Training data."""
 
-from collections.abc import Sized
-from itertools import combinations, pairwise
-
 import numpy as np
 
 from workshop_utils.dogs.breeds import find_breed
-from workshop_utils.exercises import Function, NotYet, exercise, expect, expect_type, pair, passed
-
-PHOTOS_A_STEP = 16  # of one rank: half a global batch in the notebook
+from workshop_utils.exercises import Function, NotYet, exercise, expect, pair, passed
 
 
 @exercise
@@ -91,70 +86,3 @@ def _parts(split, breeds, dogs, val_fraction, seed, which=""):
             f"{breed} are for validation: draw a share of {val_fraction:g} of the dogs of each.{which}",
         )
     return train, val
-
-
-@exercise
-def check_order(order: Function, n_photos: int) -> None:
-    first = order(0, 0)
-    expect_type(first, Sized, "order should return a list of indices")
-    first = _indices(first)
-    expect(len(set(first)) < n_photos, "rank 0 visits every photo: with two ranks, it visits half of them.")
-    epochs = [[_indices(order(rank, epoch)) for rank in (0, 1)] for epoch in range(5)]
-    for ranks in epochs:
-        _check_shares(ranks, n_photos)
-    again = [_indices(order(rank, 0)) for rank in (0, 1)]
-    expect(again == epochs[0], "asked twice for the same epoch, it answers differently: seed its shuffle.")
-    for (earlier, before), (later, after) in combinations(enumerate(epochs), 2):
-        expect(after[0] != before[0], f"epoch {later} has epoch {earlier}'s order: let the epoch decide the shuffle.")
-        halves = [set(half) for half in before]
-        expect(
-            set(after[0]) not in halves,
-            f"the photos that rank 0 has in epoch {earlier} stay together in epoch {later}, on one rank or the other: "
-            "shuffle all photos, and then share them out.",
-        )
-        expect(
-            not _batches(before) & _batches(after),
-            f"epochs {earlier} and {later} have a global batch in common: shuffle all photos, not whole batches.",
-        )
-        kept = _neighbours(before) & _neighbours(after)
-        expect(
-            len(kept) < n_photos / 2,
-            f"most photos have the same neighbours in epochs {earlier} and {later}: shuffle them anew in each epoch.",
-        )
-    for indices in (indices for ranks in epochs for indices in ranks):
-        quarters = {4 * index // n_photos for index in indices[: len(indices) // 2]}
-        expect(len(quarters) == 4, "a rank begins with half of the breeds, one after the other: shuffle all photos.")
-    passed(f"{len(first)} photos for each rank, drawn anew from all {n_photos} in each epoch.")
-
-
-def _check_shares(ranks, n_photos):
-    """Check what both ranks visit in one epoch."""
-    both = ranks[0] + ranks[1]
-    expect(set(both) <= set(range(n_photos)), f"indices go from 0 to {n_photos - 1}.")
-    n_twice, n_lost = len(both) - len(set(both)), n_photos - len(set(both))
-    expect(
-        n_twice <= n_photos % 2,
-        "both ranks visit the same photos: let both shuffle alike, and give each its own half of the order.",
-    )
-    expect(n_lost <= n_photos % 2, f"together they visit {len(set(both))} of {n_photos} photos.")
-    lengths = [len(rank) for rank in ranks]
-    expect(
-        lengths[0] == lengths[1],
-        f"rank 0 visits {lengths[0]} photos and rank 1 {lengths[1]}: they wait for each other at each step, so give "
-        "both the same number. One photo may be left out, or come twice.",
-    )
-
-
-def _batches(ranks):
-    """Return the global batches of an epoch: the photos that both ranks take in the same step."""
-    starts = range(0, len(ranks[0]) - PHOTOS_A_STEP + 1, PHOTOS_A_STEP)
-    return {frozenset(index for indices in ranks for index in indices[i : i + PHOTOS_A_STEP]) for i in starts}
-
-
-def _neighbours(ranks):
-    """Return the pairs of photos that follow each other on a rank, in either direction."""
-    return {frozenset(pair) for indices in ranks for pair in pairwise(indices)}
-
-
-def _indices(answer):
-    return [int(index) for index in answer]
