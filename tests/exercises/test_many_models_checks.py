@@ -12,13 +12,17 @@ from workshop_utils.exercises import many_models
 from workshop_utils.names import NameLSTM, expand
 
 
-def asha(losses, n_given, n_most, *, deepest=True, past_only=False):
+def last(of):
+    return of[-1]
+
+
+def asha(losses, n_given, n_most, *, deepest=True, past_only=False, loss=last):
     """The rule of the exercise; each named argument makes another mistake."""
     levels = range(1, n_most)
     for k in reversed(levels) if deepest else levels:
-        past = {model: of[k - 1] for model, of in losses.items() if len(of) >= k}
+        past = {model: loss(of[:k]) for model, of in losses.items() if len(of) >= k}
         if past_only:
-            past = {model: loss for model, loss in past.items() if n_given[model] == k}
+            past = {model: value for model, value in past.items() if n_given[model] == k}
         for model in sorted(past, key=past.get)[: len(past) // 2]:
             if n_given[model] == k == len(losses[model]):
                 return model
@@ -63,6 +67,7 @@ test_next_model = pytest.mark.smoke(
         (new_ones_first, "a new one, .*: .'b'"),
         (partial(asha, deepest=False), "the furthest first"),
         (partial(asha, past_only=True), "rounded down to 2.*still count"),
+        (partial(asha, loss=min), "not in the better half after task 2"),  # the lowest loss so far
         (runs_twice, "still running"),
         (lambda losses, n_given, n_most: 0, "returns 0"),
         (empties, "changes the dicts"),
@@ -75,14 +80,15 @@ def of_both(seed, n_epochs):
     return 1000 * seed + n_epochs
 
 
-def epoch(state, data, seed, *, seeds=of_both, new_state=True, trains=True, keeps=True):
+def epoch(state, data, seed, *, seeds=of_both, new_state=True, loads=True, trains=True, keeps=True):
     """The task of the exercise; each named argument makes another mistake."""
     if seeds:
         torch.manual_seed(seeds(seed, len(state["rows"])))
     prefixes, targets, *_ = data
     model = NameLSTM(dropout=0.2)
-    model.load_state_dict(state["model"])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    if loads:
+        model.load_state_dict(state["model"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     for chosen in torch.randperm(len(targets)).split(256):
         loss = cross_entropy(model(prefixes[chosen]), targets[chosen])
         loss.backward()
@@ -132,6 +138,8 @@ test_repeatable = judged(
     (task(seeds=None), "manual_seed"),
     (task(seeds=lambda seed, n_epochs: 0), "same result"),
     (task(seeds=lambda seed, n_epochs: seed), "the same order"),  # in every epoch
+    (task(seeds=lambda seed, n_epochs: seed + n_epochs), "first epoch of seed 1 .* second of seed 0"),
+    (task(loads=False), "load_state_dict"),
     (task(trains=False), "it began with"),
     (task(keeps=False), "second row"),
     (lambda state, data, seed: {"rows": 1}, "'rows', a list"),

@@ -41,7 +41,7 @@ def _ask(function, losses, given, most):
         expect(not may, f"{about}, a new one, but these may go on, and that comes first: {may}.")
     else:
         past = {model: of[k - 1] for model, of in losses.items() if len(of) >= k}
-        half = f"the better half of {past}, rounded down to {len(past) // 2}"
+        half = f"the better half after task {k}, {past}, rounded down to {len(past) // 2}"
         expect(answer in may, f"{about}, which is not in {half}. Those that went on since then still count there.")
         expect(k == furthest, f"{about}, but another has come further and may go on: the furthest first.")
     return answer
@@ -73,7 +73,7 @@ def _play(function, chance, n_workers):
         running.sort()
         model = running.pop(0)[1]
         before = losses[model][-1] if losses[model] else 3.0
-        losses[model].append(round(before - chance.random() / 4, 2))
+        losses[model].append(round(before + chance.random() / 4 - 0.15, 2))  # a loss may rise
 
 
 SCENES: list[tuple[Losses, Given, int]] = [  # losses so far, tasks given, and the most that a model may have
@@ -91,6 +91,7 @@ SCENES: list[tuple[Losses, Given, int]] = [  # losses so far, tasks given, and t
     ({"a": [2.1], "b": [2.2], "c": [2.3], "d": [2.4], "e": [2.5]}, {"a": 2, "b": 2, "c": 1, "d": 1, "e": 1}, 4),
     ({"a": [2.5, 2.3], "b": [2.4, 2.2]}, {"a": 2, "b": 2}, 3),
     ({"a": [2.5, 2.3], "b": [2.4, 2.2]}, {"a": 2, "b": 2}, 2),  # both have had all
+    ({"a": [2.2, 2.6], "b": [2.5, 2.4]}, {"a": 2, "b": 2}, 3),  # a was better earlier
 ]
 
 
@@ -118,6 +119,13 @@ def check_repeatable(careful_epoch: Function, client: Client, first: Future, dat
         "the same task, run twice, gives two results: where do its random numbers come from? Set them from `seed`, "
         "with torch.manual_seed, inside the task.",
     )
+    halved = {name: value / 2 for name, value in before["model"].items()}
+    elsewhere = client.submit(careful_epoch, {**before, "model": halved}, data, 0, **here).result()
+    expect(
+        not _same_weights(once, elsewhere),
+        "states with different weights end with the same: begin with those of the state, by "
+        'model.load_state_dict(state["model"]).',
+    )
     other = client.submit(careful_epoch, start, data, 1, **here).result()
     expect(not _same(once, other), "seeds 0 and 1 give the same result: use the argument `seed`.")
     later = {**once, "model": before["model"]}  # the weights of the beginning, and yet one epoch is over
@@ -126,6 +134,11 @@ def check_repeatable(careful_epoch: Function, client: Client, first: Future, dat
         not _same_weights(once, later),
         "the first and the second epoch draw the same random numbers, so each epoch takes the pairs in the same order. "
         'Set them from `seed` and from the number of epochs so far, len(state["rows"]).',
+    )
+    expect(
+        not _same_weights(other, later),
+        "the first epoch of seed 1 draws the same random numbers as the second of seed 0. Make a number that no two "
+        "share, such as 1000 * seed plus the number of epochs so far.",
     )
     second = client.submit(careful_epoch, states[0], data, 0, **here).result()
     expect(len(second["rows"]) == n_rows + 1, "a second epoch should add a second row to those of its state.")
