@@ -69,7 +69,7 @@ def test_two_rounds_of_one_epoch_are_one_round_of_two(trained, undisturbed):
 
 
 def test_the_best_weights_are_those_of_the_epoch_with_the_lowest_validation_loss(trained, lesson):
-    state = trained({**PLAIN, "lr": 0.1}, n_epochs=6).result()  # a rate at which validation soon gets worse
+    state = trained({**OTHER, "lr": 0.1}, n_epochs=6).result()  # a rate at which validation soon gets worse
     losses = [row["val_loss"] for row in state["rows"]]
     model = lesson["NameLSTM"]()
     model.load_state_dict(state["best"])
