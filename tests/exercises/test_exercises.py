@@ -16,12 +16,10 @@ from IPython.core.interactiveshell import InteractiveShell
 from workshop_utils.exercises import (
     Function,
     NotYet,
-    beyond_one_machine,
     exercise,
     expect,
     expect_equal,
     expect_type,
-    horovod,
     number,
     ours,
     pair,
@@ -64,8 +62,8 @@ def test_a_stub_is_unanswered(answer):
     assert unanswered(answer)
 
 
-@pytest.mark.parametrize("answer", [0, False, "", [], half_done, lambda x: 1, lambda x: "x", lambda x: stub(x)])
-def test_anything_else_is_an_answer(answer):
+@pytest.mark.parametrize("answer", [0, False, "", [], half_done, lambda x: 1, lambda x: stub(x), lambda x: 1 / 0])
+def test_anything_else_is_an_answer_and_no_function_is_called_to_find_out(answer):
     assert not unanswered(answer)
 
 
@@ -75,37 +73,6 @@ def test_a_given_function_is_unanswered_until_its_program_changes():
 
     assert unanswered(under_another_name, given=half_done)
     assert not unanswered(lambda x: x + 1, given=half_done)
-
-
-@pytest.mark.parametrize(
-    ("notebook", "given", "stub"),
-    [
-        ("04-parallel-inference", "one_ahead", "read_ahead"),
-        ("04-parallel-inference", parallel_inference.given_read_all, "read_all"),
-        ("09-horovod", horovod.given_resume, "resume"),
-        ("10-beyond-one-machine", beyond_one_machine.given_move, "move"),
-        ("10-beyond-one-machine", beyond_one_machine.given_time_is_up, "time_is_up"),
-        ("11-larger-models", "shard_in_parts", "shard_evenly"),
-        ("11-larger-models", "given_resume", "resume"),
-        ("12-when-it-goes-wrong", "given_stop", "stop"),
-    ],
-)
-def test_a_notebooks_stub_repeats_the_function_that_it_asks_to_change(notebook, given, stub):
-    found = {}
-    for cell in nbformat.read(NOTEBOOKS / f"{notebook}.ipynb", 4).cells:
-        if cell.cell_type == "code" and (start := re.search(r"^def (?=\w+\()", cell.source, flags=re.MULTILINE)):
-            for function in cell.source[start.start() :].split("\n\n\n"):
-                name = function.removeprefix("def ").split("(")[0]
-                if name in (given, stub) and name not in found:
-                    exec(function, found)
-    assert unanswered(found[stub], given=found.get(given, given))
-
-
-def test_an_answer_that_raises_is_not_called_to_find_out():
-    def raises(x):
-        raise ValueError
-
-    assert not unanswered(raises)
 
 
 def test_a_check_says_whose_answer_it_was(capsys):
@@ -168,14 +135,12 @@ def test_a_guess_that_is_no_number_costs_no_measurement(guess, capsys):
     assert capsys.readouterr().out.split()[-7:] == ["measured", "2.00", "s", "2.00", "times", "the", "estimate"]
 
 
-def test_a_check_of_a_function_says_what_is_none_and_what_cannot_be_called():
-    @exercise
+def test_a_check_of_a_function_says_what_cannot_be_called():
     def check_double(double: Function):
         double(1)
 
-    for answer, hint in ((None, "double is still None"), (4, "double should be a function, not 4")):
-        with pytest.raises(NotYet, match=hint):
-            check_double(answer)
+    with pytest.raises(NotYet, match="double should be a function, not 4"):
+        exercise(check_double)(4)
 
 
 def checks_in_notebooks():
@@ -202,14 +167,10 @@ MISTAKES = {"that is the half.": 1, "that is the double.": 4.0}
         (lambda: expect_equal(4, 2, "no.", MISTAKES, about="You say 4: "), "You say 4: that is the double."),
         (lambda: expect_equal([0.5, 1.004], 2, "no.", MISTAKES, within=0.5), "that is the half."),
         (lambda: expect_equal(float("nan"), 2, "no.", MISTAKES, within=5), "no."),
-        (lambda: expect_type(range(3), list, "return a list"), "return a list, not range(0, 3)."),
         (lambda: expect_type(list(range(999)), dict, "a dict"), "a dict, not [0, 1, 2, 3, 4, 5, ...]."),
-        (lambda: pair((1, 2, 3), "return two"), "return two, not (1, 2, 3)."),
         (lambda: pair("ab", "return two"), "return two, not 'ab'."),
         (lambda: pair(np.array(3), "return two"), "return two, not array(3)."),
-        (lambda: number("3", "return a number"), "return a number, not '3'."),
         (lambda: number(True, "return a number"), "return a number, not True."),
-        (lambda: number(np.ones(2), "return a number"), "return a number, not array([1., 1.])."),
     ],
 )
 def test_a_hint_names_the_mistake_or_shows_the_answer_in_a_line(check, hint):

@@ -63,8 +63,6 @@ test_name_dogs = pytest.mark.smoke(
         (namer(dim=0), "^Not yet: the probabilities of one image[^.]*over which dimension[^.]*$"),
         (namer(eval_mode=False), "^Not yet: the model is still in train mode[^.]*.$"),
         (one_by_one(namer(eval_mode=False)), "^Not yet: the model is still in train mode[^.]*.$"),
-        (namer(dim=0, order=sorted), "^Not yet: the probabilities .* And: the names are sorted"),
-        (namer(eval_mode=False, dim=0), r"^Not yet: the model is still in train mode.* And: the probabilities .*go\?$"),
         (
             namer(eval_mode=False, dim=0, order=sorted),
             "^Not yet: the model .* And: the prob.* And: the names",
@@ -101,12 +99,14 @@ def loss_of_the_likeliest(logits, truth):
     return -logits.log_softmax(1).max(1).values.mean().item()
 
 
-def calibrator(*, loss=loss_of_the_right, fitted=EVEN, tested=ODD, grid=GRID, wrap=tuple):
-    """Return a calibrate, right unless told otherwise."""
+def calibrator(*, loss=loss_of_the_right, fitted=EVEN, tested=ODD, wrap=tuple):
+    """Return a calibrate, right unless told otherwise, which writes into what it is given."""
 
     def calibrate(logits, truth):
-        best = min(grid, key=lambda t: loss(logits[fitted] / t, truth[fitted]))
-        return wrap((best, loss(logits[tested] / best, truth[tested])))
+        best = min(GRID, key=lambda t: loss(logits[fitted] / t, truth[fitted]))
+        pair = best, loss(logits[tested] / best, truth[tested])
+        logits.zero_()
+        return wrap(pair)
 
     return calibrate
 
@@ -134,15 +134,3 @@ test_calibrate = judged(
     (calibrator(tested=EVEN), "that T was fitted on"),
     (calibrator(tested=ALL), "not that of the photos 1, 3, 5"),
 )
-
-
-def test_a_calibration_that_writes_into_its_arguments_changes_nothing_here(batch):
-    before = batch[0].clone()
-
-    def calibrate(logits, truth):
-        pair = calibrator()(logits, truth)
-        logits.zero_()
-        return pair
-
-    single_inference.check_calibrate(calibrate, *batch)
-    assert batch[0].equal(before)

@@ -6,10 +6,8 @@ from types import SimpleNamespace
 import nbformat
 import numpy as np
 import pytest
-import torch
 import torch.distributed as dist
 from answers import judged
-from torch import nn
 
 import daskrun
 from workshop_utils.exercises import NotYet
@@ -58,22 +56,6 @@ test_stop = judged(
 # --- exercise 2: the gradient
 
 
-def test_the_gradient_is_too_large_on_one_rank_in_one_step(monkeypatch):
-    norms = {}
-    for rank in (0, 1):
-        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
-        torch.manual_seed(0)
-        model, images, labels = nn.Linear(4, 3), torch.randn(8, 4), torch.zeros(8, dtype=torch.long)
-        for step in range(1, 31):
-            model.zero_grad()
-            loss = checks.odd_loss_of(model, images, labels)
-            loss.backward()
-            norms[rank, step] = model.weight.grad.norm().item()
-    usual = norms[0, 1]
-    assert norms.pop(RIGHT_CULPRIT) == pytest.approx(checks.TOO_LARGE * usual)
-    assert list(norms.values()) == pytest.approx([usual] * len(norms))
-
-
 test_culprit = pytest.mark.smoke(
     judged(
         checks.check_culprit,
@@ -105,14 +87,10 @@ test_case = judged(
     lambda answer, case_of: checks.check_case(answer, case_of(**UNEVEN)),
     (UNEVEN, "Correct"),
     ("uneven batches", "write a dict with 'fault', 'rank', 'step', 'cure'"),
-    ({"rank": 1}, "write a dict with"),
     (UNEVEN | {"where": 1}, "write a dict with"),
     (UNEVEN | {"fault": "none"}, "did the job end"),
     (UNEVEN | {"fault": "slow rank"}, "'slow rank' would look otherwise"),
-    (
-        {"fault": "collective on one rank", "rank": 0, "step": 23},
-        "neither the fault nor the rank is right",
-    ),
+    ({"fault": "collective on one rank", "rank": 0, "step": 23}, "neither the fault nor the rank is right"),
     (UNEVEN | {"rank": 0}, "not which one waits"),
     (UNEVEN | {"step": 23}, "first step that is missing"),
     (UNEVEN | {"cure": "another machine"}, "'another machine' help"),
@@ -129,8 +107,6 @@ test_case_of_a_healthy_job = judged(
     ({}, "Correct"),
     ({"cure": "nothing"}, "Correct"),
     ({"rank": 1}, "leave them out"),
-    ({"step": 3}, "leave them out"),
-    ({"cure": "another machine"}, "leave them out"),
 )
 
 
@@ -139,12 +115,6 @@ def test_a_hint_does_not_tell_the_fault(case_of, fault):
     with pytest.raises(NotYet) as raised:
         checks.check_case(UNEVEN | {"fault": fault}, case_of(**UNEVEN))
     assert "uneven" not in str(raised.value)
-
-
-def test_a_right_diagnosis_is_scored(case_of, capsys):
-    checks.check_case(UNEVEN, case_of(**UNEVEN))
-    shown = capsys.readouterr().out
-    assert shown.startswith("Correct.") and "10 of 10 points" in shown and "first answer" not in shown
 
 
 def test_the_first_answer_counts_also_where_the_check_refused_it(case_of, capsys):

@@ -50,10 +50,6 @@ def undisturbed(trained):
     return {setting["model"]: trained(setting).result()["rows"] for setting in (PLAIN, OTHER)}
 
 
-def kill(client, lesson, address):
-    client.run(lesson["die"], workers=[address], on_error="ignore")
-
-
 def test_the_same_seed_gives_the_same_losses_and_another_seed_others(trained, undisturbed):
     assert [row["epoch"] for row in undisturbed["plain"]] == [1, 2]
     assert trained(PLAIN).result()["rows"] == undisturbed["plain"]
@@ -94,14 +90,6 @@ def test_a_failing_and_a_killed_model_leave_the_others_results_as_they_were(trai
     assert killed.exists() and isinstance(fails.exception(), ArithmeticError)
     assert plain.result()["rows"] == undisturbed["plain"]
     assert other.result()["rows"] == undisturbed["other"]
-
-
-def test_a_state_that_died_with_its_worker_is_made_again_when_it_is_needed(trained, undisturbed, lesson):
-    half_way = trained(OTHER, n_epochs=1)
-    wait(half_way)
-    (address,) = trained.client.who_has(half_way)[half_way.key]
-    kill(trained.client, lesson, address)
-    assert trained(OTHER, n_epochs=1, state=half_way).result(timeout=120)["rows"] == undisturbed["other"]
 
 
 def test_the_recorded_losses_are_those_of_the_notebooks_own_training(trained, lesson):

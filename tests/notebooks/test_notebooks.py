@@ -20,12 +20,6 @@ def test_the_rendered_twin_was_made_from_this_source(path):
     assert content(read(RENDERED / path.name)) == content(read(path)), "run `make run` and commit notebook_output/"
 
 
-def test_the_rendered_twin_is_executed_without_error(path):
-    for cell in code_cells(read(RENDERED / path.name)):
-        assert cell.execution_count
-        assert not [output for output in cell.outputs if output.output_type == "error"]
-
-
 def test_the_rendered_twin_names_no_path_of_the_machine_that_made_it(path):
     text = (RENDERED / path.name).read_text()
     assert not re.search(r"/(home|root|Users|tmp|work)/", text)
@@ -102,8 +96,3 @@ def test_its_pictures_have_alt_text(path):
         for output in cell.get("outputs", []):
             if "image/png" in output.get("data", {}):
                 assert len(output.metadata["image/png"]["alt"]) > 20, cell.source
-
-
-def test_its_links_lead_somewhere(path):
-    for target in re.findall(r"\]\(([^)#]+)\)", prose(read(path))):
-        assert "://" in target or (path.parent / target).exists(), target
