@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import quote, urlsplit
+from urllib.request import urlopen
 
 import pytest
 from click.testing import CliRunner
@@ -170,14 +171,11 @@ def test_what_is_no_report_is_answered_with_400(board):
 
 
 def test_the_page_may_load_and_run_nothing_but_its_own(board):
-    connection = HTTPConnection(board.host, board.port, timeout=20)
-    connection.request("GET", "/")
-    answer = connection.getresponse()
-    policy, text = answer.headers["Content-Security-Policy"], answer.read().decode()
+    with urlopen(f"http://{board.host}:{board.port}/") as answer:
+        policy, text = answer.headers["Content-Security-Policy"], answer.read().decode()
     (nonce,) = set(re.findall('nonce="(.+?)"', text))
     assert policy.startswith("default-src 'none'; connect-src 'self'") and policy.count(f"'nonce-{nonce}'") == 2
     assert "unsafe" not in policy
-    connection.close()
 
 
 def test_ctrl_c_ends_it_and_leaves_a_csv(tmp_path):
