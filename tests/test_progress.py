@@ -8,7 +8,7 @@ import time
 import pytest
 
 import daskrun
-from daskrun import log_metrics
+from daskrun import job, log_metrics
 from workshop_utils import progress
 from workshop_utils.classify import classify
 from workshop_utils.photos import list_photos
@@ -59,24 +59,18 @@ def test_an_error_ends_the_line_and_its_thread(seen):
     assert seen("]\n")[-1] == "a test [time]\n" and threading.active_count() == before
 
 
-def slow():
+def log_three_steps():
     for step in range(3):
         log_metrics(step=step)
-        time.sleep(1)
 
 
-def test_jobs_and_inference_show_how_far_they_are(capsys, client, dogs):
+def test_jobs_and_inference_show_how_far_they_are(capsys, monkeypatch, client, dogs):
+    monkeypatch.setattr(progress, "AFTER_S", 0)
+    monkeypatch.setattr(job, "SHOWN_AFTER_S", 0)
     n_ranks = len(client.nthreads())
-    daskrun.run(client, slow)
+    daskrun.run(client, log_three_steps)
     said = capsys.readouterr().err
-    assert f"slow on {n_ranks} ranks [" in said and f"{3 * n_ranks} rows of metrics]\n" in said
-
+    assert f"log_three_steps on {n_ranks} ranks [" in said and f"{3 * n_ranks} rows of metrics]\n" in said
     photos = list_photos(dogs)
-
-    def paths():
-        for photo in photos:
-            time.sleep(2.5 / len(photos))
-            yield photo
-
-    classify(client, paths(), weights="sketches")
+    classify(client, iter(photos), weights="sketches")
     assert f"classifying: {len(photos)} photos [" in capsys.readouterr().err

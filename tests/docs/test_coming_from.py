@@ -57,8 +57,6 @@ def names():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_our_side_comes_to_the_loss_of_the_plain_loop(name, names, expected, capsys):
-    if name == "Accelerate":
-        pytest.importorskip("accelerate")
     exec(code(name, "ours"), dict(names))
     assert loss_in(capsys.readouterr().out) == pytest.approx(expected, rel=1e-5)
 
@@ -66,8 +64,6 @@ def test_our_side_comes_to_the_loss_of_the_plain_loop(name, names, expected, cap
 @pytest.mark.weekly
 @pytest.mark.parametrize("name", ["dask-pytorch-ddp", "torchrun", "Accelerate"])
 def test_their_side_comes_to_the_same_loss(name, expected, tmp_path):
-    if name == "Accelerate":
-        pytest.importorskip("accelerate")
     script = tmp_path / "train.py"
     script.write_text(PROBLEM + code(name, "theirs"), encoding="utf-8")
     ranks = [BIN / "torchrun", "--standalone", "--nproc-per-node=2"]

@@ -72,22 +72,6 @@ def test_what_is_passed_stays_passed_and_a_solution_can_still_be_passed(room):
     assert room.cell("Bob")[0] == "passed"
 
 
-@pytest.mark.parametrize(
-    ("nickname", "state", "exercise", "error"),
-    [
-        (" Ada", "passed", BONES, ValueError),
-        ("A\u202eda", "passed", BONES, ValueError),  # turns the text after it around
-        ("x" * 21, "passed", BONES, ValueError),
-        ("Ada", "brilliant", BONES, ValueError),
-        ("Ada", "passed", Exercise("", "start", "cats"), KeyError),
-    ],
-)
-def test_what_is_no_report_is_refused(room, nickname, state, exercise, error):
-    with pytest.raises(error):
-        room.report(0, nickname, state, exercise)
-    assert room.board.rows() == []
-
-
 def test_a_full_room_still_hears_those_who_are_in_it(room):
     for number in range(MOST_ATTENDEES):
         room.report(0, f"p{number}", "not yet")

@@ -164,10 +164,14 @@ def test_attendees_cannot_read_the_board_and_strangers_can_do_nothing(board):
 
 
 def test_what_is_no_report_is_answered_with_400(board):
-    for changed in ({"exercise": []}, {"nickname": "E\u202eve"}):
+    turned = "E\u202eve"  # shows the text after it from right to left
+    for nickname in (" Eve", turned, "x" * 21):
+        assert board.report(nickname=nickname) == 400
+    for changed in ({"state": "brilliant"}, {"exercise": "cats"}, {"notebook": ""}, {"exercise": []}):
         assert board.report(**changed) == 400
     for body in ("[]", "{}", "[" * 500, "\xff\x00"):
         assert board.ask("POST", "/report", board.token, body)[0] == 400
+    assert not [row for row in board.attendees() if row["nickname"].strip()[:1] in ("E", "x")]
 
 
 def test_the_page_may_load_and_run_nothing_but_its_own(board):
