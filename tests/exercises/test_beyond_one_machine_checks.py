@@ -151,18 +151,15 @@ test_time_is_up = judged(
 )
 
 
-def log_of(n_steps=4, ahead_s=10.0):
-    rows = []
-    for step in range(n_steps):
-        for rank, (work_s, clock_s) in enumerate([(0.2, 0.0), (0.05, ahead_s)]):
-            began = 100 + 0.2 * step + clock_s
-            times = {"began": began, "ready": began + work_s, "ended": began + 0.2}
-            rows.append({"rank": rank, "step": step, **times})
-    return pd.DataFrame(rows)
+LOG = pd.DataFrame(
+    {"rank": rank, "step": step, "began": began, "ready": began + work_s, "ended": began + 0.2}
+    for rank, work_s, first in ((0, 0.2, 100), (1, 0.05, 110))
+    for step, began in enumerate([first, first + 0.2, first + 0.4])
+)
 
 
 test_late = judged(
-    lambda answer: exercises.check_late(answer, log_of()),
+    lambda answer: exercises.check_late(answer, LOG),
     ([0, 10.02], "Correct"),
     (0, "a pair"),
     ((2, 10), "ranks are 0 and 1"),
