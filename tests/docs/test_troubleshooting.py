@@ -19,9 +19,6 @@ def as_text(node):
         return node.value if isinstance(node.value, str) else None
     if isinstance(node, ast.JoinedStr):
         return "".join(as_text(part) or "…" for part in node.values)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        left, right = as_text(node.left), as_text(node.right)
-        return f"{left or '…'}{right or '…'}" if left or right else None
     return None
 
 

@@ -107,6 +107,8 @@ test_case_of_a_healthy_job = judged(
     ({}, "Correct"),
     ({"cure": "nothing"}, "Correct"),
     ({"rank": 1}, "leave them out"),
+    ({"step": 3}, "leave them out"),
+    ({"cure": "another machine"}, "leave them out"),
 )
 
 
