@@ -110,6 +110,11 @@ def one_count_after_another(client):
     return [client.submit(count, each).result() for each in darts]
 
 
+def half_after_half(client):  # alone in waiting for counts in gather
+    first = client.gather(client.map(count, client.map(throw, range(4))))
+    return first + client.gather(client.map(count, client.map(throw, range(4, 8))))
+
+
 def one_round_after_its_darts(client):
     counts = []
     for seed in EIGHT:
@@ -179,6 +184,7 @@ test_careful_counts = judged(
     (one_round_after_another, "before the first result was asked for: 2"),
     (one_round_after_its_darts, "before the first result was asked for: 1"),
     (one_count_after_another, "waited .* before it sent"),
+    (half_after_half, "waited .* before it sent"),
 )
 
 
