@@ -23,7 +23,6 @@ from workshop_utils.exercises import (
     number,
     ours,
     pair,
-    parallel_inference,
     passed,
     reconcile,
     unanswered,
