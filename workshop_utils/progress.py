@@ -27,7 +27,7 @@ def bar(iterable: Iterable | None = None, **settings: Any) -> tqdm:
 
 @contextmanager
 def waiting(what: str, so_far: Callable[[], str] = str) -> Iterator[None]:
-    """Show `what`, the time that the block has taken, and what so_far() returns, anew every second.
+    """Show `what`, the time that the block has taken, and what so_far() returns, and again every second.
 
     >>> with waiting("starting 2 workers"):  # "starting 2 workers [00:03]", but not where it took less than two seconds
     ...     pass
