@@ -129,16 +129,30 @@ def with_a_generator_and_a_counter(state, data, seed):
     return {**after, "epoch": n_epochs + 1}
 
 
+def with_weights_put_into_the_old_state(state, data, seed):
+    after = epoch(state, data, seed)
+    state["model"] = after["model"]
+    return after
+
+
+def with_a_tensor_in_its_row(state, data, seed):
+    after = epoch(state, data, seed)
+    return {**after, "rows": [*state["rows"], torch.tensor(after["rows"][-1])]}
+
+
 test_repeatable = judged(
     lambda task, client, first, data: many_models.check_repeatable(task, client, first, data),
     (epoch, "Correct"),
     (with_a_generator_and_a_counter, "Correct"),
     (lambda state, data, seed: None, "a new state, .*, not None"),
-    (task(new_state=False), "it now has [12] row"),
+    (task(new_state=False), "its rows were .. and are"),
+    (with_weights_put_into_the_old_state, "its weights are others now"),
+    (with_a_tensor_in_its_row, "a tensor.*loss.item"),
     (task(seeds=None), "manual_seed"),
     (task(seeds=lambda seed, n_epochs: 0), "same result"),
     (task(seeds=lambda seed, n_epochs: seed), "the same order"),  # in every epoch
-    (task(seeds=lambda seed, n_epochs: seed + n_epochs), "first epoch of seed 1 .* second of seed 0"),
+    (task(seeds=lambda seed, n_epochs: seed + n_epochs), "first epoch of seed 1 .* later one of seed 0"),
+    (task(seeds=lambda seed, n_epochs: 10 * seed + n_epochs), "first epoch of seed 1 .* later one of seed 0"),
     (task(loads=False), "load_state_dict"),
     (task(trains=False), "it began with"),
     (task(keeps=False), "second row"),

@@ -88,6 +88,11 @@ SCENES: list[tuple[Losses, Given, int]] = [  # losses so far, tasks given, and t
         {"a": 2, "b": 2, "c": 1, "d": 1, "e": 1, "f": 1},
         4,
     ),  # b has come further than c
+    (
+        {"a": [2.4, 2.9], "b": [2.5, 3.0], "c": [2.45], "d": [2.6], "e": [2.7], "f": [2.8]},
+        {"a": 2, "b": 2, "c": 1, "d": 1, "e": 1, "f": 1},
+        4,
+    ),  # a has come further than c, with a higher loss
     ({"a": [2.1], "b": [2.2], "c": [2.3], "d": [2.4], "e": [2.5]}, {"a": 2, "b": 2, "c": 1, "d": 1, "e": 1}, 4),
     ({"a": [2.5, 2.3], "b": [2.4, 2.2]}, {"a": 2, "b": 2}, 3),
     ({"a": [2.5, 2.3], "b": [2.4, 2.2]}, {"a": 2, "b": 2}, 2),  # both have had all
@@ -103,16 +108,19 @@ def check_repeatable(careful_epoch: Function, client: Client, first: Future, dat
     states = [client.submit(careful_epoch, start, data, 0, **here) for _ in range(2)]
     once, again = [state.result() for state in states]
     now = start.result()
+    changes = "your task changes the state that it was given: on its worker, "
     expect(
-        _same(before, now),
-        f"your task changes the state that it was given: on its worker, it now has {len(now['rows'])} row, not "
-        f"{len(before['rows'])}. Make a new list and a new dict.",
+        before["rows"] == now["rows"],
+        f"{changes}its rows were {before['rows']} and are {now['rows']}. Make a new list.",
     )
+    expect(_same_weights(before, now), f"{changes}its weights are others now. Return a new dict.")
     expect_type(once, dict, "your task should return a new state, a dict with 'rows' and 'model'")
     has_both = {"rows", "model"} <= set(once) and isinstance(once["rows"], list)
     expect(has_both, "your task should return a dict with 'rows', a list, and 'model', the weights.")
     n_rows = len(before["rows"]) + 1
     expect(len(once["rows"]) == n_rows, f"after an epoch there should be {n_rows} row, not {len(once['rows'])}.")
+    no_number = "the row that you add is a tensor, and keeps what the backward pass needs: add loss.item()."
+    expect(not isinstance(once["rows"][-1], torch.Tensor), no_number)
     expect(not _same_weights(before, once), "the weights are those it began with: return the trained ones.")
     expect(
         _same(once, again),
@@ -128,16 +136,18 @@ def check_repeatable(careful_epoch: Function, client: Client, first: Future, dat
     )
     other = client.submit(careful_epoch, start, data, 1, **here).result()
     expect(not _same(once, other), "seeds 0 and 1 give the same result: use the argument `seed`.")
-    later = {**once, "model": before["model"]}  # the weights of the beginning, and yet one epoch is over
-    later = client.submit(careful_epoch, later, data, 0, **here).result()
+    laters, latest = [], once
+    for _ in range(10):  # later epochs, each with the weights of the beginning
+        latest = client.submit(careful_epoch, {**latest, "model": before["model"]}, data, 0, **here).result()
+        laters.append(latest)
     expect(
-        not _same_weights(once, later),
+        not any(_same_weights(once, later) for later in laters),
         "the first and the second epoch draw the same random numbers, so each epoch takes the pairs in the same order. "
         'Set them from `seed` and from the number of epochs so far, len(state["rows"]).',
     )
     expect(
-        not _same_weights(other, later),
-        "the first epoch of seed 1 draws the same random numbers as the second of seed 0. Make a number that no two "
+        not any(_same_weights(other, later) for later in laters),
+        "the first epoch of seed 1 draws the same random numbers as a later one of seed 0. Make a number that no two "
         "share, such as 1000 * seed plus the number of epochs so far.",
     )
     second = client.submit(careful_epoch, states[0], data, 0, **here).result()
