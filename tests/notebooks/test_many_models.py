@@ -114,7 +114,9 @@ def test_losses_of_ones_own_grid_leave_the_projects_record_alone_which_is_not_ta
 ):
     (cell,) = [cell.source for cell in code_cells(read(LESSON)) if cell.id == "e8who000"]
     data = trained.client.submit(lesson["make_data"], find_names().names[:600])
+    found = find_names()
     own = {"grid": {"plain": PLAIN}, "trained": 1, "client": trained.client, "data": data}
+    own |= {"found": found, "names": found.names}
     monkeypatch.chdir(LESSON.parent)
     before = RECORD.read_bytes()
     exec(cell, {**lesson, **own, "n_seeds": 2})
