@@ -64,6 +64,24 @@ def by_breed(breeds, dogs, val_fraction, seed):
     return np.flatnonzero(breeds != seed % 3), np.flatnonzero(breeds == seed % 3)
 
 
+def as_many_of_each_breed(breeds, dogs, val_fraction, seed):
+    n_each = round(len(np.unique(dogs)) / len(np.unique(breeds)) * val_fraction)
+    rng, chosen = np.random.default_rng(seed), []
+    for breed in np.unique(breeds):
+        chosen += rng.permutation(np.unique(dogs[breeds == breed]))[:n_each].tolist()
+    in_val = np.isin(dogs, chosen)
+    return np.flatnonzero(~in_val), np.flatnonzero(in_val)
+
+
+def without_unique(breeds, dogs, val_fraction, seed):
+    rng, chosen = np.random.default_rng(seed), []
+    for breed in np.unique(breeds):
+        of_breed = rng.permutation(dogs[breeds == breed])
+        chosen += of_breed[: round(len(of_breed) * val_fraction)].tolist()
+    in_val = np.isin(dogs, chosen)
+    return np.flatnonzero(~in_val), np.flatnonzero(in_val)
+
+
 def masks(breeds, dogs, val_fraction, seed):
     in_val = np.isin(np.arange(len(dogs)), by_dog(breeds, dogs, val_fraction, seed)[1])
     return ~in_val, in_val
@@ -90,5 +108,9 @@ test_split_by_dog = judged(
     (lambda *args: ([1000], by_dog(*args)[1]), "0 to 95"),
     (by_shot, "both sides"),
     (by_breed, "of the 8 dogs"),
+    (as_many_of_each_breed, "of the 5 dogs .*other shots"),
+    (without_unique, "dogs of breed .* whatever the number of its shots"),
+    (lambda *args: [set(part.tolist()) for part in by_dog(*args)], "a set"),
+    (lambda *args: [part[:, None] for part in by_dog(*args)], r"has shape \(72, 1\)"),
     (masks, "masks"),
 )

@@ -46,8 +46,10 @@ def check_split_by_dog(split_by_dog: Function, breeds: np.ndarray, dogs: np.ndar
     others = [_parts(split_by_dog, breeds, dogs, val_fraction, seed)[1] for seed in (1, 2, 3)]
     expect(any(other != val for other in others), "every seed gives the same split: use the seed to draw the dogs.")
     # Other shots, whose number differs from dog to dog and which are in another order.
+    breed_of = np.repeat(np.arange(4), [5, 10, 20, 25])  # some breeds have more dogs than others
     shuffled = np.random.default_rng(1).permutation(np.repeat(np.arange(60), 1 + np.arange(60) % 5))
-    _parts(split_by_dog, shuffled % 6, shuffled + 100, 0.4, seed=0, which=" Seen with other shots, in another order.")
+    which = " Seen with other shots, in another order."
+    _parts(split_by_dog, breed_of[shuffled], shuffled + 100, 0.4, seed=0, which=which)
     n_dogs = len(set(np.asarray(dogs)[val].tolist()))
     passed(f"{n_dogs} dogs are for validation, with all of their shots, the same share of each breed.")
 
@@ -56,6 +58,13 @@ def _parts(split, breeds, dogs, val_fraction, seed, which=""):
     """Check the two lists of positions that a split returns, and return them sorted."""
     answer = split(breeds.copy(), dogs.copy(), val_fraction, seed)
     parts = pair(answer, "split_by_dog should return two lists of positions, (training, validation)")
+    for part in parts:
+        expect(
+            not isinstance(part, set | frozenset), "a set has no order, and no array takes it as positions: use lists."
+        )
+        shape = np.shape(part)
+        one_row = f"return two lists: one of these has shape {shape}. (np.where returns a tuple: take its [0].)"
+        expect(len(shape) == 1, one_row)
     masks = [np.asarray(part).dtype == bool for part in parts]
     expect(not any(masks), "these are masks of True and False; np.flatnonzero gives their positions.")
     train, val = (sorted(int(position) for position in part) for part in parts)
@@ -73,16 +82,25 @@ def _parts(split, breeds, dogs, val_fraction, seed, which=""):
     train_dogs, val_dogs = set(dogs[train].tolist()), set(dogs[val].tolist())
     both = train_dogs & val_dogs
     expect(not both, f"{len(both)} dogs have shots on both sides, so the model only has to remember them.{which}")
-    n_wanted = len(train_dogs | val_dogs) * val_fraction
-    swapped = abs(len(train_dogs) - n_wanted) < abs(len(val_dogs) - n_wanted)
-    expect(not swapped, f"the two lists are swapped: return (training, validation), in this order.{which}")
     within = 1.0 if which else 0.9  # dogs; with other shots, some dogs have more shots than others
-    for breed in np.unique(breeds):
-        of_breed = set(dogs[breeds == breed].tolist())
-        n_dogs, n_val = len(of_breed), len(of_breed & val_dogs)
-        expect(
-            abs(n_val - n_dogs * val_fraction) <= within and 0 < n_val < n_dogs,
-            f"{n_val} of the {n_dogs} dogs of breed "
-            f"{breed} are for validation: draw a share of {val_fraction:g} of the dogs of each.{which}",
+    wrong = _wrong_breed(val_dogs, breeds, dogs, val_fraction, within)
+    swapped = wrong is not None and _wrong_breed(train_dogs, breeds, dogs, val_fraction, within) is None
+    expect(not swapped, f"the two lists are swapped: return (training, validation), in this order.{which}")
+    if wrong is not None:
+        of_breed = set(dogs[breeds == wrong].tolist())
+        raise NotYet(
+            f"{len(of_breed & val_dogs)} of the {len(of_breed)} dogs of breed {wrong} are for validation: draw a "
+            f"share of {val_fraction:g} of the dogs of each. Is each dog drawn once, whatever the number of its shots?"
+            f"{which}"
         )
     return train, val
+
+
+def _wrong_breed(chosen, breeds, dogs, val_fraction, within):
+    """Return the first breed of whose dogs another share than `val_fraction` was chosen; None if there is none."""
+    for breed in np.unique(breeds):
+        of_breed = set(dogs[breeds == breed].tolist())
+        n_dogs, n_chosen = len(of_breed), len(of_breed & chosen)
+        if abs(n_chosen - n_dogs * val_fraction) > within or not 0 < n_chosen < n_dogs:
+            return breed
+    return None
