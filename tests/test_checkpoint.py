@@ -28,26 +28,6 @@ def run_checkpoint(path):
     return RunCheckpoint(path, 1, {}, None, None, [])
 
 
-def test_a_name_with_two_colons_is_one_files_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for place in (f"{tmp_path}/", "", "memory://folds/"):
-        for fold in (1, 2):
-            assert not checkpoint_exists(f"{place}fold::{fold}.pt")
-            save_checkpoint(f"{place}fold::{fold}.pt", fold=fold)
-        assert [load_checkpoint(f"{place}fold::{fold}.pt") for fold in (1, 2)] == [{"fold": 1}, {"fold": 2}]
-        for fold in (1, 2) if not place.startswith("memory") else ():
-            Path(tmp_path, f"fold::{fold}.pt").unlink()
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_checkpoint_is_not_written_into_a_folder_named_like_a_protocol(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for use in (save_checkpoint, checkpoint_exists, load_checkpoint, lambda path: run_checkpoint(path).resume()):
-        with pytest.raises((ValueError, WeightsError), match="'memory:/runs/run.pt'.*a string protocol://"):
-            use(Path("memory://runs/run.pt"))
-    assert os.listdir(tmp_path) == []
-
-
 @pytest.mark.parametrize(
     "content",
     [b"", b"not a checkpoint\n" * 100, b"PK\x03\x04", b"\x80\x02.", b"\x80\x05.", b"<html>", b"\xff\xd8\xff"],
@@ -85,21 +65,6 @@ def test_the_type_that_a_checkpoint_may_not_hold_is_named_with_the_cure(path, va
         with pytest.raises(WeightsError, match=f"'{path}'.*{named}") as caught:
             load_checkpoint(path)
         assert "\x1b" not in str(caught.value)
-
-
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999])
-def test_a_truncated_file_and_one_with_a_flipped_bit_are_named_with_the_cure(path, share):
-    save_checkpoint(path, weights=torch.randn(100_000))
-    content = bytearray(path.read_bytes())
-    at = int(len(content) * share)
-    path.write_bytes(content[:at])
-    with pytest.raises(WeightsError, match=f"'{path}' is damaged.*Delete it"):
-        load_checkpoint(path)
-    content[at] ^= 1
-    path.write_bytes(content)
-    if share < 0.999:  # in the names at the end, a bit may mean nothing
-        with pytest.raises(WeightsError, match=f"'{path}' is damaged.*Delete it"):
-            load_checkpoint(path)
 
 
 def test_a_bit_that_makes_a_folder_of_weights_is_noticed(path):  # PyTorch would return memory that nobody wrote
@@ -218,10 +183,12 @@ def test_what_cannot_be_saved_leaves_the_old_checkpoint_in_object_storage(monkey
 
 def test_saving_and_loading_read_a_home_folder_and_a_file_address_alike(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    save_checkpoint("~/model.pt", epoch=1)
-    assert load_checkpoint("~/model.pt") == load_checkpoint(tmp_path / "model.pt") == {"epoch": 1}
-    save_checkpoint(f"file://{tmp_path}/model.pt", epoch=2)
-    assert load_checkpoint(tmp_path / "model.pt") == {"epoch": 2} and os.listdir(tmp_path) == ["model.pt"]
+    name = "fold::1.pt"  # fsspec would split it
+    assert not checkpoint_exists(f"~/{name}")
+    save_checkpoint(f"~/{name}", epoch=1)
+    assert load_checkpoint(f"~/{name}") == load_checkpoint(tmp_path / name) == {"epoch": 1}
+    save_checkpoint(f"file://{tmp_path}/{name}", epoch=2)
+    assert load_checkpoint(tmp_path / name) == {"epoch": 2} and os.listdir(tmp_path) == [name]
 
 
 def test_an_error_of_saving_names_the_users_path(path):

@@ -23,7 +23,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.utils import infer_storage_options
 from PIL import Image
 from samples import ODD_NAMES
-from torch.utils.data import DataLoader
 from torchvision.transforms.functional import pil_to_tensor
 
 from workshop_utils.dogs.breeds import BREEDS
@@ -252,15 +251,6 @@ def test_labels_are_positions_among_the_sorted_folders(dogs):
         dataset[len(dataset)]
 
 
-def place(where, dogs, s3):
-    if where == "s3":
-        return "s3://workshop/served/dogs", s3
-    if where == "memory":
-        fsspec.filesystem("memory").put(str(dogs), "/served/dogs", recursive=True)
-        return "memory://served/dogs", None
-    return str(dogs), None
-
-
 class OneConnection(MemoryFileSystem):
     """Storage as ftp://, sftp:// and smb:// are to fsspec: it needs a host, and its paths have none."""
 
@@ -311,24 +301,13 @@ def test_storage_with_a_host_and_one_connection_is_listed_and_read(dogs):
 @pytest.mark.smoke
 @pytest.mark.parametrize("where", ["memory", "s3"])
 def test_every_place_holds_the_same_photos(where, dogs, s3):
-    url, storage_options = place(where, dogs, s3)
+    if where == "memory":
+        fsspec.filesystem("memory").put(str(dogs), "/workshop/served/dogs", recursive=True)
     here = ImageFolder(str(dogs), pil_to_tensor)
-    there = ImageFolder(url, pil_to_tensor, storage_options=storage_options)
+    options = s3 if where == "s3" else None
+    there = ImageFolder(f"{where}://workshop/served/dogs", pil_to_tensor, storage_options=options)
     assert there.classes == here.classes and len(there) == len(here)
     assert all(torch.equal(here[i][0], there[i][0]) and here[i][1] == there[i][1] for i in range(len(here)))
-
-
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
-@pytest.mark.parametrize("where", ["local", "s3"])
-@pytest.mark.weekly
-def test_a_dataloaders_children_read_photos_however_they_start(where, context, dogs, s3):
-    url, storage_options = place(where, dogs, s3)
-    dataset = ImageFolder(url, pil_to_tensor, storage_options=storage_options)
-    expected = torch.stack([dataset[i][0] for i in range(len(dataset))])  # the filesystem now lives in this process
-    loader = DataLoader(dataset, batch_size=5, num_workers=1, multiprocessing_context=context, timeout=120)
-    batches = list(loader)
-    assert [len(labels) for _, labels in batches] == [5, 5, 2]
-    assert torch.equal(torch.cat([images for images, _ in batches]), expected)
 
 
 @pytest.mark.parametrize("client", ["obstore", "s3fs"])

@@ -40,16 +40,6 @@ def handler():
 
 
 @pytest.mark.usefixtures("handler")
-@pytest.mark.weekly
-def test_at_the_end_of_an_epoch_its_evaluation_comes_first(tmp_path):
-    settings = {**FIVE_STEPS, "epochs": 2, "val_set": noise(7), "checkpoint": tmp_path / "run.pt"}
-    with pytest.raises(Preempted, match="step 5"):
-        trained(told_in_step(5, 16), **settings)
-    assert "accuracy" in load_checkpoint(tmp_path / "run.pt")["training"]["numbers"]
-    assert trained(**settings)[0]["resumed_at"] == 5
-
-
-@pytest.mark.usefixtures("handler")
 def test_a_signal_in_the_last_step_ends_the_run_and_the_next_start_returns_its_numbers(tmp_path):
     settings = {**FIVE_STEPS, "val_set": noise(7), "checkpoint": tmp_path / "run.pt"}
     with pytest.raises(Preempted, match="step 5"):

@@ -12,7 +12,7 @@ import pytest
 from fsspec.implementations.ftp import FTPFileSystem
 from samples import sign_in
 
-from workshop_utils.checkpoint import load_checkpoint, save_checkpoint
+from workshop_utils.checkpoint import checkpoint_exists, load_checkpoint, save_checkpoint
 from workshop_utils.dogs.download import PhotosError, fetch_photos
 from workshop_utils.dogs.sketches import write_sketches
 from workshop_utils.object_store import local_object_store
@@ -27,8 +27,6 @@ from workshop_utils.storage import (
     new_shared_folder,
     on_all_workers,
     open_address,
-    resolve_weights,
-    settings,
     shared_folder,
     whole_file,
 )
@@ -124,7 +122,7 @@ def test_an_address_is_taken_whole():
 )
 def test_what_is_no_address_is_refused_and_taken_for_no_local_path(given, reason, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for take in (open_address, lambda path: save_checkpoint(path, step=1)):
+    for take in (open_address, checkpoint_exists, lambda path: save_checkpoint(path, step=1)):
         with pytest.raises(ValueError, match=reason):
             take(given)
     assert os.listdir() == []
@@ -162,16 +160,6 @@ def test_a_folder_of_this_machine_is_no_address_of_other_storage(tmp_path, monke
     with pytest.raises(CacheError, match="s3://bucket/folder.*WORKSHOP_CACHE"):
         find_data(1, ["pug"])
     assert os.listdir(tmp_path) == []
-
-
-def test_settings_are_those_of_this_moment(monkeypatch):
-    names = ("data", "weights", "names", "cache", "shared")
-    for value in ("one", "other", ""):
-        for name in names:
-            monkeypatch.setenv(f"WORKSHOP_{name.upper()}", f"{name}-{value}" if value else "")
-        assert [getattr(settings(), name) for name in names] == [f"{name}-{value}" if value else "" for name in names]
-    monkeypatch.delenv("WORKSHOP_DATA")
-    assert settings().data == ""
 
 
 def test_the_cache_is_where_it_was_when_the_setting_was_read(tmp_path, monkeypatch):
@@ -237,13 +225,6 @@ def test_a_place_means_the_same_in_every_working_directory(monkeypatch, tmp_path
         assert absolute_address(text) == f"{tmp_path}/here"
     with pytest.raises(TypeError, match="give a string"):
         absolute_address(b"here")
-
-
-def test_weights_that_are_not_given_are_those_of_the_setting_and_a_path_is_a_path(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WORKSHOP_WEIGHTS", "mine.pt")
-    assert resolve_weights("") == resolve_weights("auto") == f"{tmp_path}/mine.pt"
-    assert resolve_weights("sketches") == "sketches" and resolve_weights(Path("sketches")) == f"{tmp_path}/sketches"
 
 
 def test_sketches_are_shared_in_a_folder_that_all_machines_have(monkeypatch, tmp_path):
