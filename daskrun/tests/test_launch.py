@@ -25,6 +25,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from distributed import CancelledError, Client, LocalCluster, wait
+from processes import dask_cluster
 from waiting import awake, interrupted, settled, until, wait_for, waits
 
 import daskrun
@@ -96,23 +97,6 @@ def test_some_workers_can_do_a_job_while_others_do_another(client, gate):
         gate.touch()  # two threads may wait for one job
         assert list(pool.map(lambda job: job.result(), [first, second, second])) == [[0], [0], [0]]
     assert first.done() and "1 rank, finished" in repr(first)
-
-
-@pytest.mark.weekly
-def test_two_clusters_work_at_once_whichever_client_is_the_latest(client, tmp_path):
-    def meet(folder):
-        Path(folder, f"{os.getpid()}").touch()
-        while len(list(Path(folder).iterdir())) < 4:
-            time.sleep(0.02)
-        total = torch.ones(1)
-        dist.all_reduce(total)
-        return total.item()
-
-    with LocalCluster(n_workers=2, threads_per_worker=1, host=LOOPBACK, dashboard_address=f"{LOOPBACK}:0") as cluster:
-        with Client(cluster) as other:
-            jobs = [daskrun.launch(which, meet, str(tmp_path)) for which in (client, other)]
-            assert [job.result() for job in jobs] == [[2.0, 2.0]] * 2
-        assert daskrun.run(client, os.getppid)  # `other` is closed now
 
 
 @pytest.mark.smoke
@@ -437,19 +421,6 @@ def test_workers_that_cannot_be_restarted_are_told_of(gate):
         gate.touch()
 
 
-@pytest.mark.weekly
-def test_a_worker_that_dies_while_it_sends_its_result_is_named(client):
-    class Deadly:
-        def __reduce__(self):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def deadly():
-        return Deadly() if dist.get_rank() == 1 else None
-
-    with pytest.raises(WorkerDied, match="Rank 1 died"):
-        daskrun.run(client, deadly)
-
-
 def test_a_failure_is_reported_though_its_process_group_cannot_be_left(client):
     def fail():
         dist.destroy_process_group = lambda: time.sleep(1000)  # as NCCL's may, where its peers wait
@@ -464,25 +435,15 @@ def test_a_lost_scheduler_is_named(tmp_path, gate):
         started.touch()
         time.sleep(1000)
 
-    flags = ["--host", LOOPBACK, "--port", "0", "--no-dashboard", "--scheduler-file", tmp_path / "scheduler.json"]
-    scheduler = subprocess.Popen([sys.executable, "-m", "distributed.cli.dask_scheduler", *flags], cwd=tmp_path)
-    worker = [sys.executable, "-m", "distributed.cli.dask_worker", "--scheduler-file", tmp_path / "scheduler.json"]
-    worker = subprocess.Popen([*worker, "--nthreads", "1", "--no-dashboard", "--no-nanny"], cwd=tmp_path)
-    try:
-        with Client(scheduler_file=str(tmp_path / "scheduler.json"), timeout="120s") as client:
-            client.wait_for_workers(1, timeout=120)
-            job = daskrun.launch(client, work, gate, max_restarts=3)
-            until(gate.exists)
-            scheduler.kill()
-            with pytest.raises(SchedulerLost):
-                job.result()
-            job.cancel()
-            with pytest.raises(SchedulerLost):
-                daskrun.launch(client, os.getpid)
-    finally:
-        for process in (worker, scheduler):
-            process.kill()
-            process.wait(30)
+    with dask_cluster(tmp_path, 1) as (client, scheduler):
+        job = daskrun.launch(client, work, gate, max_restarts=3)
+        until(gate.exists)
+        scheduler.kill()
+        with pytest.raises(SchedulerLost):
+            job.result()
+        job.cancel()
+        with pytest.raises(SchedulerLost):
+            daskrun.launch(client, os.getpid)
 
 
 @pytest.mark.smoke
@@ -970,14 +931,11 @@ def test_ranks_with_a_gpu_each_talk_over_nccl():
             dist.all_reduce(total)
         return [total.item() for total in totals], str(torch.cuda.get_device_properties(0).uuid)
 
-    client = start_local()
-    try:
+    with start_local() as client, client.cluster:
         answers = daskrun.run(client, totals, timeout=120)
         assert [total for total, _ in answers] == [[n_gpus(), n_gpus()]] * n_gpus()
         assert len({gpu for _, gpu in answers}) == n_gpus()
         assert daskrun.run(client, dist.get_backend, backend="nccl", timeout=120) == ["nccl"] * n_gpus()
-    finally:
-        client.shutdown()
 
 
 @pytest.mark.gpu
@@ -994,14 +952,11 @@ def test_a_failure_under_nccl_reaches_the_client_and_frees_the_gpus(n_ranks):
             dist.all_reduce(total)  # the second time, the others wait for it on their GPUs
             total.sum().item()
 
-    client = start_local(n_ranks)
-    try:
+    with start_local(n_ranks) as client, client.cluster:
         assert daskrun.run(client, dist.get_backend, backend="nccl", timeout=120) == ["nccl"] * n_ranks  # warms up
         with pytest.raises(ZeroDivisionError, match="the last rank's own mistake"):
             daskrun.run(client, fail_on_the_last, backend="nccl", timeout=120)
         assert daskrun.run(client, dist.get_world_size, backend="nccl", timeout=120) == [n_ranks] * n_ranks
-    finally:
-        client.shutdown()
 
 
 @pytest.mark.gpu
@@ -1014,12 +969,9 @@ def test_a_rank_killed_under_nccl_is_started_anew(tmp_path):
             os.kill(os.getpid(), signal.SIGKILL)
         return total.item()
 
-    client = start_local(1)
-    try:
+    with start_local(1) as client, client.cluster:
         job = daskrun.launch(client, die_once, str(tmp_path / "marker"), backend="nccl", max_restarts=1, timeout=120)
         assert job.result() == [1] and len(job.failures) == 1
-    finally:
-        client.shutdown()
 
 
 @pytest.mark.gpu

@@ -16,16 +16,27 @@ from daskrun import log_metrics
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
 
-GIVE_UP_S = 150  # half of what pytest allows a test
+GIVE_UP_S = 240  # of the 300 that pytest allows a test
 
 
-def until(condition, what="what was awaited did not come"):
-    """Return what the condition returns once it is true."""
+def until(condition, what=lambda: "what was awaited did not come"):
+    """Return what the condition returns once it is true; where it does not become so, say what()."""
     give_up = time.monotonic() + GIVE_UP_S
     while not (found := condition()):
-        assert time.monotonic() < give_up, what
+        assert time.monotonic() < give_up, what()
         time.sleep(0.05)
     return found
+
+
+def until_replaced(client, pid):
+    """Return once the workers are as many as before this one's process died."""
+    n_workers = len(client.cluster.worker_spec)
+
+    def is_replaced():
+        now = client.run(os.getpid, on_error="ignore").values()
+        return pid not in now and len(now) == n_workers
+
+    until(is_replaced)
 
 
 def wait_for(gate):
