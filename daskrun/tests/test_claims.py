@@ -2,8 +2,6 @@
 
 import dataclasses
 
-import pytest
-
 from daskrun import WorkersBusy
 from daskrun.claims import RENEWED_S, Claimed, Claims, Denied, Request, Worker
 
@@ -32,15 +30,6 @@ def test_workers_are_taken_by_host_and_name_and_belong_to_the_job_until_it_gives
     assert claims.owned() == {"nanny of b": "two"}
 
 
-def test_a_worker_whose_nanny_is_silent_stays_the_jobs_until_it_has_answered():
-    claims = Claims()
-    claims.claim(Request("one", "kernel"), [A, B], 0)
-    claims.release("one", but={A.slot})
-    assert claims.owned() == {A.slot: "one"}
-    claims.release("one")
-    assert claims.owned() == {}
-
-
 def after_a_kill(*killed):
     """Return the claims after a job whose workers were killed at its end, at 0 s."""
     claims = Claims()
@@ -65,14 +54,6 @@ def test_a_job_that_goes_on_with_others_gives_up_the_slots_that_it_does_not_need
     claims.claim(Request("one", "kernel"), [A, B], 0)
     assert names(claims.claim(Request("one", "kernel", 2, 2), [B, C], 0)) == ["b", "c"]
     assert "nanny of a" not in claims.owned()
-
-
-def test_a_killed_worker_is_not_taken_though_the_scheduler_still_lists_it():
-    claims = after_a_kill(A)
-    denied = claims.claim(Request("one", "kernel"), [A, B], 1)
-    assert denied.being_renewed and not claims.owned()
-    no_successor_is_needed = claims.claim(Request("one", "kernel", 1, 1), [A, B], 1)
-    assert names(no_successor_is_needed) == ["b"]
 
 
 def test_a_successor_that_only_starts_is_awaited_too():
@@ -100,15 +81,6 @@ def test_what_a_lost_kernel_owned_is_known_so_that_its_ranks_can_be_ended():
     assert claims.of_client("kernel") == {"one": [B]}
     claims.release_all()
     assert claims.owned() == {}
-
-
-@pytest.mark.parametrize("fewest", [None, 2])
-def test_a_paused_worker_is_not_taken_but_named_with_its_memory_and_the_cure(fewest):
-    paused = dataclasses.replace(A, status="paused", memory="3.1 GiB of 3.6 GiB")
-    denied = Claims().claim(Request("one", "kernel", fewest, fewest), [paused, B], 0)
-    assert isinstance(denied.error, WorkersBusy)
-    assert all(word in str(denied.error) for word in (A.address, "paused", "3.1 GiB of 3.6 GiB", "restart_workers"))
-    assert names(Claims().claim(Request("one", "kernel", 1, 1), [paused, B], 0)) == ["b"]
 
 
 def test_busy_workers_are_left_alone_and_named_with_their_tasks():

@@ -37,14 +37,6 @@ def at(rank, place="train.py:40 in train, in all_reduce", calls=(), groups=("0",
     return Look(rank, place, f"{stack} at {place}\n", calls, groups, waits=any(not call.done for call in calls))
 
 
-def test_the_rank_that_has_not_called_a_collective_is_named_with_its_place():
-    waits = at(1, calls=[(40, "broadcast of [2]", True), (41, "all_reduce of [10]", False)])
-    saves = at(0, "train.py:52 in save", calls=[(40, "broadcast of [2]", True)])
-    said = verdict([saves, waits])
-    assert said.startswith("Rank 1 waits in all_reduce 41 of [10], at train.py:40 in train, in all_reduce. ")
-    assert said.endswith("Rank 0 has not called it: it is at train.py:52 in save.")
-
-
 def test_a_rank_that_went_on_after_an_asynchronous_call_is_not_said_to_wait():
     call = Call("0", 1, "all_reduce of [3]", False)
     goes_on = Look(0, "train.py:31 in main", "", (call,), ("0",))

@@ -4,8 +4,6 @@ import ctypes
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -50,16 +48,6 @@ def test_a_rank_runs_where_its_stacks_cannot_be_written(client):
     finally:
         for address, folder in folders.items():
             client.run(find_it, folder, workers=[address])
-
-
-@pytest.mark.weekly
-def test_files_of_stacks_of_workers_that_are_gone_are_removed(tmp_path):
-    (tmp_path / "worker-there").mkdir()
-    for name in ("worker-there", "worker-gone"):
-        (tmp_path / f"{name}.stacks").touch()
-    script = f"from daskrun.why.look import write_stacks; write_stacks({str(tmp_path / 'worker-new')!r})"
-    subprocess.run([sys.executable, "-c", script], check=True)
-    assert sorted(path.name for path in tmp_path.glob("*.stacks")) == ["worker-new.stacks", "worker-there.stacks"]
 
 
 def quiet(*gates):
