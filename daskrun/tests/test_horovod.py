@@ -108,32 +108,38 @@ def toy_model(seed):
     )
 
 
+def step_of(model, optimizer, step, rank, device="cpu"):
+    images, labels = (tensor.to(device) for tensor in toy(step, rank))
+    loss = torch.nn.functional.cross_entropy(model(images), labels)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def losses_under_horovod():
+    """Train for 20 steps, on the GPU if its ranks can, and return (device, losses)."""
+    import horovod.torch as hvd
+
+    on_gpu = torch.cuda.is_available() and (hvd.nccl_built() or hvd.size() == 1)
+    device = "cuda" if on_gpu else "cpu"
+    model = toy_model(seed=hvd.rank())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = torch.optim.SGD(model.to(device).parameters(), lr=0.01, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    return device, [step_of(model, optimizer, step, hvd.rank(), device) for step in range(20)]
+
+
 @built
 def test_with_equal_seeds_and_data_its_losses_are_those_of_ddp(client):
-    def under_horovod():
-        import horovod.torch as hvd
-
-        model = toy_model(seed=hvd.rank())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
-        return [step_of(model, optimizer, step, hvd.rank()) for step in range(20)]
-
     def under_ddp():
         rank = torch.distributed.get_rank()
         model = torch.nn.parallel.DistributedDataParallel(toy_model(seed=rank))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         return [step_of(model, optimizer, step, rank) for step in range(20)]
 
-    def step_of(model, optimizer, step, rank):
-        images, labels = toy(step, rank)
-        loss = torch.nn.functional.cross_entropy(model(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    theirs, ours = torch.tensor(horovod.run(client, under_horovod)), torch.tensor(daskrun.run(client, under_ddp))
+    theirs = torch.tensor([losses for _, losses in horovod.run(client, losses_under_horovod)])
+    ours = torch.tensor(daskrun.run(client, under_ddp))
     assert theirs.shape == (2, 20) and theirs[:, -5:].mean() < 0.5 * theirs[:, 0].mean()
     assert ((theirs - ours).abs() / ours).max() <= 1e-3
 
@@ -147,24 +153,5 @@ def test_where_it_is_not_built_a_launch_says_so(client, monkeypatch):
 @built
 @pytest.mark.gpu
 def test_a_rank_with_a_gpu_trains_on_it(client):
-    def train():
-        import horovod.torch as hvd
-
-        device = "cuda" if hvd.nccl_built() or hvd.size() == 1 else "cpu"
-        model = toy_model(seed=hvd.rank())
-        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-        model.to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
-        losses = []
-        for step in range(20):
-            images, labels = (tensor.to(device) for tensor in toy(step, hvd.rank()))
-            loss = torch.nn.functional.cross_entropy(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        return device, losses
-
-    ((device, losses),) = horovod.run(client, train, n_workers=1)
+    ((device, losses),) = horovod.run(client, losses_under_horovod, n_workers=1)
     assert device == "cuda" and sum(losses[-5:]) < 2.5 * losses[0]
