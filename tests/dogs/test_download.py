@@ -8,13 +8,13 @@ import subprocess
 import sys
 import tarfile
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import s3fs
+from waiting import until
 
 from workshop_utils.dogs import download
 from workshop_utils.dogs.download import PhotosError, fetch_photos
@@ -267,9 +267,7 @@ def test_an_interrupt_keeps_what_has_arrived(tmp_path):
     with Server(big, pause=pause) as server:
         command = ["data", "photos", "--source", server.url, "--folder", str(tmp_path)]
         run = subprocess.Popen([WORKSHOP, *command], stderr=subprocess.PIPE, text=True)
-        while not any(part.stat().st_size for part in tmp_path.glob("*.part")):
-            assert run.poll() is None, run.stderr.read()
-            time.sleep(0.05)
+        until(lambda: any(part.stat().st_size for part in tmp_path.glob("*.part")) or run.poll())
         run.send_signal(signal.SIGINT)
         rest = run.communicate(timeout=240)[1]
         pause.set()
