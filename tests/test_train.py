@@ -51,11 +51,6 @@ def resnet():
     return nn.Sequential(OrderedDict(stem | layers | head))
 
 
-def resnet18():
-    torch.manual_seed(0)
-    return torchvision.models.resnet18(num_classes=5)
-
-
 def trained(images=None, model=None, **settings):
     """Return the numbers and the weights that training ends with."""
     model = model or resnet()
@@ -628,7 +623,7 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_weight_that_differs(s
 
 def test_a_checkpoint_that_training_did_not_write_is_refused_and_kept(tmp_path):
     checkpoint = tmp_path / "run.pt"
-    save_checkpoint(checkpoint, arch="resnet18", num_classes=5, state_dict=resnet18().state_dict())
+    save_checkpoint(checkpoint, arch="resnet18", num_classes=5, state_dict=resnet().state_dict())
     with pytest.raises(ValueError, match=f"'{checkpoint}'"):
         trained(checkpoint=checkpoint)
     assert load_checkpoint(checkpoint)["arch"] == "resnet18"
