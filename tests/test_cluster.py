@@ -63,7 +63,7 @@ def end_of(client):
 
 def sum_through_a_dataloader():
     numbers = torch.utils.data.TensorDataset(torch.arange(10))
-    loader = torch.utils.data.DataLoader(numbers, batch_size=4, num_workers=1, timeout=60)
+    loader = torch.utils.data.DataLoader(numbers, batch_size=4, num_workers=1, timeout=240)
     return sum(int(batch.sum()) for (batch,) in loader)
 
 
@@ -202,7 +202,7 @@ def test_the_warning_about_unfit_workers_has_the_lines_that_make_them_fit(tmp_pa
         end_of(start_cluster(address=address)) as client,
     ):
         assert describe_workers(client).torch_threads.tolist() == [CPU_COUNT]
-        assert client.submit(sum_through_a_dataloader).result(timeout=60) == 45
+        assert client.submit(sum_through_a_dataloader).result(timeout=240) == 45
 
 
 def fake_distribution(folder, name, version):
