@@ -10,7 +10,6 @@ import threading
 import urllib.request
 import warnings
 from contextlib import contextmanager
-from pathlib import Path
 
 import dask
 import psutil
@@ -59,12 +58,6 @@ def end_of(client):
         client.close()
         if client.cluster:
             client.cluster.close()
-
-
-def sum_through_a_dataloader():
-    numbers = torch.utils.data.TensorDataset(torch.arange(10))
-    loader = torch.utils.data.DataLoader(numbers, batch_size=4, num_workers=1, timeout=240)
-    return sum(int(batch.sum()) for (batch,) in loader)
 
 
 @pytest.mark.smoke
@@ -182,6 +175,11 @@ def test_an_adaptive_cluster_without_workers_starts_one_when_it_is_joined(capfd)
 
 @pytest.mark.weekly
 def test_the_warning_about_unfit_workers_has_the_lines_that_make_them_fit(tmp_path, monkeypatch):
+    def sum_through_a_dataloader():  # in here it is pickled by value, as the worker cannot import this file
+        numbers = torch.utils.data.TensorDataset(torch.arange(10))
+        loader = torch.utils.data.DataLoader(numbers, batch_size=4, num_workers=1, timeout=240)
+        return sum(int(batch.sum()) for (batch,) in loader)
+
     for name in THREADS:  # nannies of this process left them, and they would win
         monkeypatch.delenv(name, raising=False)
     with (
@@ -197,7 +195,7 @@ def test_the_warning_about_unfit_workers_has_the_lines_that_make_them_fit(tmp_pa
     typed = dict(line.split("=", 1) for line in told.stdout.split("\0") if line.startswith("DASK_DISTRIBUTED__"))
     with (
         scheduler() as address,
-        worker_process(address, tmp_path, PYTHONPATH=str(Path(__file__).parent), **typed),  # has this file's function
+        worker_process(address, tmp_path, **typed),
         warnings.catch_warnings(action="error", category=UserWarning),
         end_of(start_cluster(address=address)) as client,
     ):
