@@ -5,7 +5,8 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-from hosts import BUCKET, PREFIX, SILENCE_S, Network, kill, missing, s3_server, until
+from hosts import BUCKET, PREFIX, SILENCE_S, Network, kill, missing, s3_server
+from waiting import until
 
 from daskrun.settings import worker_settings
 from workshop_utils.cluster import start_cluster

@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 import sysconfig
-import time
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -54,7 +53,6 @@ mount -o remount,bind,ro /
 {STAY}
 """
 USER, BUCKET = "hosts", "workshop"
-READY_WITHIN_S = 240
 # After how many seconds of silence a connection counts as lost: Dask's default is 30, and less than 11 it refuses.
 SILENCE_S = 11
 
@@ -245,12 +243,3 @@ def s3_server(host):
         }
     finally:
         kill(server)
-
-
-def until(condition, what=lambda: "it took too long", timeout_s=READY_WITHIN_S):
-    """Return what `condition` returns, once that is true; where it does not become so, say what()."""
-    give_up = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < give_up, what()
-        time.sleep(0.1)
-    return value

@@ -5,11 +5,10 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from distributed import Client
+from processes import dask_cluster
 
 import daskrun
 from daskrun.settings import THREADS, worker_settings
@@ -18,24 +17,10 @@ pytestmark = pytest.mark.clusters
 WORKSHOP = Path(sys.executable).parent / "workshop"
 
 
-@contextmanager
-def cluster(folder, n_workers, **settings):
-    """A scheduler and workers as Dask's manual says, with these environment variables; yield the address."""
-    environment = {name: value for name, value in os.environ.items() if name not in THREADS} | settings
-    with ExitStack() as stack:
-
-        def start(what, *flags):
-            command = [sys.executable, "-m", f"distributed.cli.dask_{what}", *flags, "--host", "127.0.0.1"]
-            process = subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.DEVNULL)
-            stack.callback(process.wait, 120)
-            stack.callback(process.terminate)
-
-        start("scheduler", "--port", "0", "--no-dashboard", "--scheduler-file", str(folder / "scheduler.json"))
-        with Client(scheduler_file=str(folder / "scheduler.json")) as client:
-            for _ in range(n_workers):
-                start("worker", client.scheduler.address, "--nthreads", "1", "--no-dashboard")
-            client.wait_for_workers(n_workers, timeout=240)
-            yield client.scheduler.address
+@pytest.fixture(autouse=True)
+def variables_of_a_fresh_shell(monkeypatch):
+    for name in ("MALLOC_TRIM_THRESHOLD_", *THREADS):  # nannies of this process left them
+        monkeypatch.delenv(name, raising=False)
 
 
 def check(address, **settings):
@@ -46,8 +31,8 @@ def check(address, **settings):
 
 
 def test_a_cluster_for_pytorch_is_well(tmp_path):
-    with cluster(tmp_path, 2, **worker_settings(1)) as address:
-        code, said = check(address, WORKSHOP_SHARED=str(tmp_path / "shared"))
+    with dask_cluster(tmp_path, 2, **worker_settings(1)) as (client, _):
+        code, said = check(client.scheduler.address, WORKSHOP_SHARED=str(tmp_path / "shared"))
     assert "workers: 2 on 1 host(s), 0 with a GPU" in said
     assert f"{tmp_path}/shared is read and written by this machine and 2 workers" in said
     assert "ranks: 2 met and added up, over lo" in said
@@ -56,19 +41,15 @@ def test_a_cluster_for_pytorch_is_well(tmp_path):
 
 
 def test_a_cluster_for_other_work_is_told_what_mends_it(tmp_path):
-    with cluster(tmp_path, 1) as address:
-        code, said = check(address)
+    with dask_cluster(tmp_path, 1) as (client, _):
+        code, said = check(client.scheduler.address)
     assert "[FAIL] environment: MALLOC_TRIM_THRESHOLD_ is 65536" in said and "workshop join ADDRESS" in said
     assert "[FAIL] children:" in said and said.count("[OK]") == 3 and code == 1
 
 
 def test_a_cluster_at_work_is_told_so(tmp_path):
-    with (
-        cluster(tmp_path, 1, **worker_settings(1)) as address,
-        Client(address) as client,
-        daskrun.launch(client, time.sleep, 300),
-    ):
-        code, said = check(address)
+    with dask_cluster(tmp_path, 1, **worker_settings(1)) as (client, _), daskrun.launch(client, time.sleep, 300):
+        code, said = check(client.scheduler.address)
     (line,) = [line for line in said.splitlines() if line.startswith("[FAIL]")]
     assert line.startswith("[FAIL] ranks: The job needs 1 idle workers") and code == 1
 

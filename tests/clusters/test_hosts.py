@@ -8,7 +8,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from hosts import until
+from waiting import until
 
 import daskrun
 from daskrun import JobError, WorkerDied, horovod, log_metrics

@@ -11,14 +11,15 @@ from functools import partial
 from pathlib import Path
 
 import cloudpickle
-import psutil
 import pytest
 import torch.distributed as dist
-from distributed import Client, LocalCluster
-from hosts import PYTHONPATH, until
+from distributed import Client, LocalCluster, get_worker
+from hosts import PYTHONPATH
+from processes import dask_process
+from waiting import until
 
 import daskrun
-from daskrun import JobError, WorkerDied, log_metrics
+from daskrun import JobError
 from daskrun.settings import known_workers, worker_settings
 from workshop_utils.cluster import LOOPBACK
 
@@ -29,61 +30,41 @@ pytestmark = pytest.mark.clusters
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
 
 
-class Workers:
-    """Real `dask worker` processes of one scheduler; a name that begins with gpu has one, or so it tells."""
-
-    def __init__(self, client, stack, folder):
-        self.client, self.stack, self.processes, self.fake_gpu = client, stack, {}, folder / "fake_gpu.py"
-        self.fake_gpu.write_text(FAKE_GPU)
-
-    def start(self, *names):
-        for name in names:
-            preload = ["--preload", self.fake_gpu] if name.startswith("gpu") else []
-            command = [sys.executable, "-m", "distributed.cli.dask_worker", self.client.scheduler.address, *preload]
-            command += ["--name", name, "--host", LOOPBACK, "--nthreads", "1", "--no-dashboard"]
-            environment = os.environ | worker_settings(torch_threads=1) | {"PYTHONPATH": PYTHONPATH}
-            process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-            self.processes[name] = process
-            self.stack.callback(self.lose, name)
-        until(lambda: set(names) <= {worker["name"] for worker in self.client.scheduler_info(-1)["workers"].values()})
-
-    def lose(self, name):
-        """Kill a worker with its nanny, as if its host were gone."""
-        process = self.processes.pop(name, None)
-        if process:
-            for each in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
-                each.kill()
-            process.wait()
-
-
 @pytest.fixture
-def workers(tmp_path_factory):
+def start_workers(tmp_path):
+    """Start real `dask worker` processes of one scheduler, and return a client; a name that begins with gpu has one."""
+    (fake_gpu := tmp_path / "fake_gpu.py").write_text(FAKE_GPU)
+    settings = worker_settings(torch_threads=1) | {"PYTHONPATH": PYTHONPATH}
     with ExitStack() as stack:
         cluster = LocalCluster(n_workers=0, host=LOOPBACK, dashboard_address=f"{LOOPBACK}:0", silence_logs=50)
-        stack.enter_context(cluster)
-        yield Workers(stack.enter_context(Client(cluster)), stack, tmp_path_factory.mktemp("preload"))
+        client = stack.enter_context(Client(stack.enter_context(cluster)))
 
+        def start(*names):
+            for name in names:
+                flags = ["--name", name, "--nthreads", 1, *(["--preload", fake_gpu] if "gpu" in name else [])]
+                stack.enter_context(
+                    dask_process("worker", client.scheduler.address, *flags, folder=tmp_path, **settings)
+                )
+            client.wait_for_workers(len(names), timeout=240)
+            return client
 
-def name():
-    from distributed import get_worker
-
-    return get_worker().name
+        yield start
 
 
 def die_once(marker):
-    """Return the worker's name, in the second attempt; the first ends when somebody kills a worker."""
-    log_metrics(size=dist.get_world_size())
+    """Return the worker's name, in the second attempt; the first ends with its process."""
     if not marker.exists():
-        dist.barrier()
-        if dist.get_rank() == 0:
-            marker.touch()
-        time.sleep(1000)
-    return name()
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return get_worker().name
 
 
-def test_ranks_are_of_one_kind_and_stay_so_after_a_death(workers, tmp_path):
-    workers.start("gpu", "cpu-0", "cpu-1")
-    client = workers.client
+def test_ranks_are_of_one_kind_and_stay_so_after_a_death(start_workers, tmp_path):
+    client = start_workers("gpu", "cpu-0", "cpu-1")
+
+    def name():
+        return get_worker().name
+
     address = {worker["name"]: address for address, worker in known_workers(client).items()}
     with pytest.warns(UserWarning, match=f"with a GPU.*{address['cpu-0']}"):
         assert daskrun.run(client, name) == ["gpu"]
@@ -93,31 +74,7 @@ def test_ranks_are_of_one_kind_and_stay_so_after_a_death(workers, tmp_path):
         daskrun.run(client, name, n_workers=3)
     with pytest.warns(UserWarning, match="with a GPU"):
         job = daskrun.launch(client, die_once, tmp_path / "marker", max_restarts=1)
-    until((tmp_path / "marker").exists)
-    (worker,) = psutil.Process(workers.processes["gpu"].pid).children()[-1:]
-    worker.kill()  # and its nanny starts another
-    assert job.result() == ["gpu"]
-
-
-def test_after_a_death_as_many_as_before_are_waited_for_and_fewer_have_to_be_enough(workers, tmp_path):
-    workers.start("one", "two", "three")
-    pair = {"n_workers": (2, 8), "max_restarts": 1}
-    job = daskrun.launch(workers.client, die_once, tmp_path / "first", wait_for_successors=1000, **pair)
-    assert len(job.workers) == 3
-    until((tmp_path / "first").exists)
-    workers.lose("three")
-    workers.start("four")  # on another host, say
-    assert sorted(job.result()) == ["four", "one", "two"]  # long before the thousand seconds are over
-    job = daskrun.launch(workers.client, die_once, tmp_path / "second", wait_for_successors=10, **pair)
-    until((tmp_path / "second").exists)
-    workers.lose("four")
-    assert sorted(job.result()) == ["one", "two"] and len(job.failures) == 1
-    job = daskrun.launch(workers.client, die_once, tmp_path / "third", wait_for_successors=2, max_restarts=1)
-    until((tmp_path / "third").exists)
-    workers.lose("two")
-    with pytest.raises(WorkerDied) as caught:
-        job.result()
-    assert "wait_for_successors=2" in caught.value.__notes__[0]
+    assert job.result() == ["gpu"] and len(job.failures) == 1
 
 
 def test_a_cluster_that_adapts_is_asked_for_its_minimum_and_retires_no_rank(tmp_path):
@@ -167,10 +124,10 @@ INTERRUPTED = """
 """
 
 
-def test_ctrl_c_frees_the_workers_also_after_dask_jobqueue_has_changed_what_it_raises(workers, tmp_path):
-    workers.start("one", "two")
+def test_ctrl_c_frees_the_workers_also_after_dask_jobqueue_has_changed_what_it_raises(start_workers, tmp_path):
+    client = start_workers("one", "two")
     script, marker = textwrap.dedent(INTERRUPTED), tmp_path / "running"
-    command = [sys.executable, "-c", script, workers.client.scheduler.address, marker]
+    command = [sys.executable, "-c", script, client.scheduler.address, marker]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, preexec_fn=DEFAULT_SIGINT)
     try:
         until(marker.exists)
@@ -179,4 +136,4 @@ def test_ctrl_c_frees_the_workers_also_after_dask_jobqueue_has_changed_what_it_r
     finally:
         process.kill()
     assert told == "SystemExit\n"
-    assert len(daskrun.run(workers.client, os.getpid, wait_for_workers=240)) == 2
+    assert len(daskrun.run(client, os.getpid, wait_for_workers=240)) == 2

@@ -13,7 +13,8 @@ import pytest
 from click.testing import CliRunner
 from dask.system import CPU_COUNT
 from distributed import LocalCluster
-from hosts import lasting_port, until
+from hosts import lasting_port
+from waiting import until
 
 import daskrun
 from workshop_utils.cluster import LOOPBACK, start_cluster

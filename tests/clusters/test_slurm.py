@@ -11,8 +11,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hosts import PYTHONPATH, until
+from hosts import PYTHONPATH
 from slurm import missing, slurm
+from waiting import until
 
 import daskrun
 from daskrun.settings import THREADS, unfit_for_pytorch

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import dask
 import pytest
-from hosts import ISOLATED, PYTHONPATH, lasting_port, until
+from hosts import ISOLATED, PYTHONPATH, lasting_port
+from waiting import until
 
 import daskrun
 from workshop_utils.cluster import LOOPBACK, start_cluster

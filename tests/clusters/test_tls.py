@@ -1,9 +1,6 @@
 """A cluster that talks TLS is joined by Dask's own settings, and tells who has no certificate of it what to set."""
 
 import datetime
-import os
-import subprocess
-import sys
 from contextlib import ExitStack
 
 import dask
@@ -11,12 +8,12 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from distributed import Client
+from processes import dask_cluster
 
 import daskrun
 from daskrun import ClusterError
 from daskrun.settings import worker_settings
-from workshop_utils.cluster import LOOPBACK, start_cluster
+from workshop_utils.cluster import start_cluster
 
 pytestmark = pytest.mark.clusters
 ROLES = "scheduler", "worker", "client"
@@ -57,26 +54,13 @@ def settings(tmp_path_factory):
 @pytest.fixture(scope="module")
 def address(settings, tmp_path_factory):
     """The address of a scheduler with two workers, which talk with nobody but by TLS."""
-    folder = tmp_path_factory.mktemp("cluster")
     required = {"DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True"}
-    environment = os.environ | as_variables(settings) | worker_settings(1) | required
+    environment = as_variables(settings) | worker_settings(1) | required
     with ExitStack() as stack:
-
-        def start(what, *words):
-            command = [sys.executable, "-m", f"distributed.cli.dask_{what}", *words, "--host", LOOPBACK]
-            with open(folder / "log", "a") as log:
-                process = subprocess.Popen([*command, "--no-dashboard"], cwd=folder, env=environment, stderr=log)
-            stack.callback(process.wait, 120)
-            stack.callback(process.terminate)
-
-        file = str(folder / "scheduler.json")
-        start("scheduler", "--protocol", "tls", "--port", "0", "--scheduler-file", file)
-        for _ in range(2):
-            start("worker", "--scheduler-file", file, "--nthreads", "1", "--protocol", "tls")
-        with dask.config.set(settings), Client(scheduler_file=file) as client:
-            client.wait_for_workers(2, timeout=240)
-            address = client.scheduler.address
-        yield address
+        with dask.config.set(settings):
+            cluster = dask_cluster(tmp_path_factory.mktemp("cluster"), 2, "--protocol", "tls", **environment)
+            client, _ = stack.enter_context(cluster)
+        yield client.scheduler.address
 
 
 @pytest.mark.filterwarnings("ignore:Workers do not suit PyTorch")  # each has one core of several
