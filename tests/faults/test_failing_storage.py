@@ -52,6 +52,7 @@ def read_from_faulty_storage(photos, seed, told, client):
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.timing
 @pytest.mark.weekly
 def test_every_photo_is_read_whole_from_faulty_storage(photos, seed, told):
     assert read_from_faulty_storage(photos, seed, told, "obstore") < LIMIT_S

@@ -3,19 +3,15 @@
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import date
 from io import BytesIO
 
 import pytest
-from distributed import Client
 from PIL import Image
-from waiting import until
+from processes import dask_cluster
+from waiting import until, until_replaced
 
 from workshop_utils.classify import classify
 from workshop_utils.photos import list_photos
@@ -41,39 +37,17 @@ def test_each_worker_killed_once_costs_no_image_and_doubles_none(client, dogs, w
         for pid in killed:
             until(lambda: any(client.processing().values()))
             os.kill(pid, signal.SIGKILL)
-            time.sleep(8)  # its successor begins
+            until_replaced(client, pid)
         frame = result.result(timeout=280)
     assert frame.path.tolist() == many and frame.error.isna().all()
     assert not set(killed) & set(client.run(os.getpid).values())
     told(f"each of {len(killed)} workers killed once during classify", f"{len(frame):,} of 2,000 images, each once")
 
 
-@contextmanager
-def cluster_of_processes(folder):
-    """Yield (client, the scheduler's process) of a cluster whose scheduler is a process of its own."""
-    file = folder / "scheduler.json"
-    module, quiet = [sys.executable, "-m"], {"cwd": folder, "stderr": subprocess.DEVNULL}
-    address = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard"]
-    scheduler = [*module, "distributed.cli.dask_scheduler", *address, "--scheduler-file", str(file)]
-    worker = [*module, "distributed.cli.dask_worker", "--scheduler-file", str(file), "--no-dashboard", "--nworkers=2"]
-    with (
-        subprocess.Popen(scheduler, **quiet) as first,
-        subprocess.Popen([*worker, "--nthreads=1", "--death-timeout=5"], **quiet) as second,
-    ):
-        try:
-            until(file.exists)
-            with Client(scheduler_file=str(file), timeout="60s") as client:
-                client.wait_for_workers(2, timeout=120)
-                yield client, first
-        finally:
-            first.kill()
-            second.terminate()
-
-
 @pytest.mark.weekly
 def test_a_scheduler_that_stands_still_for_ten_seconds_costs_these_seconds_alone(dogs, weights, tmp_path, told):
     many = list_photos(dogs) * 60
-    with cluster_of_processes(tmp_path) as (client, scheduler), ThreadPoolExecutor(1) as pool:
+    with dask_cluster(tmp_path, 2) as (client, scheduler), ThreadPoolExecutor(1) as pool:
         before = set(client.run(os.getpid).values())
         result = pool.submit(classify, client, many, batch_size=8, weights=weights)
         until(lambda: any(client.processing().values()))

@@ -7,7 +7,6 @@ import secrets
 import shutil
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from contextlib import suppress
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waiting import until
 
 WORKSHOP = Path(sys.executable).parent / "workshop"
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
@@ -80,6 +80,10 @@ def test_all_sockets_of_a_running_workshop_are_on_loopback_and_the_lab_asks_for_
     mark = secrets.token_hex(16)
     environment = {**os.environ, MARK: mark, "HOME": str(tmp_path), "WORKSHOP_CACHE": str(tmp_path / "cache")}
     logs = {name: tmp_path / f"{name}.log" for name in ("lab", "room", "script")}
+
+    def said():
+        return {name: log.read_text()[-2000:] for name, log in logs.items()}
+
     commands = {
         "lab": [WORKSHOP, "lab", "--no-browser"],
         "room": [WORKSHOP, "room"],
@@ -89,17 +93,17 @@ def test_all_sockets_of_a_running_workshop_are_on_loopback_and_the_lab_asks_for_
         for name, command in commands.items():
             log = logs[name].open("w")
             subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
-        wait_for(lambda: re.search(r"http://127\.0\.0\.1:\S+token=\w+", logs["lab"].read_text()), logs)
-        wait_for(lambda: "WORKSHOP_ROOM=" in logs["room"].read_text(), logs)
-        wait_for((tmp_path / "ready").exists, logs)
+        until(lambda: re.search(r"http://127\.0\.0\.1:\S+token=\w+", logs["lab"].read_text()), said)
+        until(lambda: "WORKSHOP_ROOM=" in logs["room"].read_text(), said)
+        until((tmp_path / "ready").exists, said)
         lab, token = re.search(r"(http://127\.0\.0\.1:\d+)/\S*token=(\w+)", logs["lab"].read_text()).groups()
-        wait_for(lambda: ask_or_none(f"{lab}/api"), logs)
+        until(lambda: ask_or_none(f"{lab}/api"), said)
         assert ask(f"{lab}/api/kernels") == 403 and ask(f"{lab}/api/kernels?token=x") == 403
         kernels = urllib.request.Request(f"{lab}/api/kernels?token={token}", data=b"{}", method="POST")
         with urllib.request.urlopen(kernels, timeout=60) as answer:
             assert json.load(answer)["id"]  # a kernel listens on five ports
-        wait_for(lambda: any("ipykernel" in program for program, _ in listening(mark)), logs)
-        wait_for(lambda: any("tensorboard" in program for program, _ in listening(mark)), logs)
+        until(lambda: any("ipykernel" in program for program, _ in listening(mark)), said)
+        until(lambda: any("tensorboard" in program for program, _ in listening(mark)), said)
         found = listening(mark)
         for part in PARTS:
             assert any(part in program for program, _ in found), (part, found)
@@ -115,10 +119,3 @@ def ask_or_none(address):
     with suppress(OSError):
         return ask(address)
     return None
-
-
-def wait_for(condition, logs):
-    give_up = time.monotonic() + 240
-    while not condition():
-        assert time.monotonic() < give_up, {name: log.read_text()[-2000:] for name, log in logs.items()}
-        time.sleep(0.2)
