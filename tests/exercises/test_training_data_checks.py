@@ -100,7 +100,7 @@ test_split_by_dog = judged(
     (lambda *args: by_dog(*args)[0], "two lists of positions, .*, not array"),
     (lambda *args: by_dog(*args)[::-1], "swapped"),
     (lambda breeds, dogs, val_fraction, seed: by_dog(breeds, dogs, 0, seed), "nothing for validation"),
-    (lambda breeds, dogs, val_fraction, seed: by_dog(breeds, dogs, 0.25, seed), "0.4 .*other shots"),
+    (lambda breeds, dogs, val_fraction, seed: by_dog(breeds, dogs, 0.25, seed), "0.5 .*other shots"),
     (lambda breeds, dogs, val_fraction, seed: by_dog(breeds, dogs, val_fraction, 0), "every seed"),
     (lambda breeds, dogs, val_fraction, seed: by_dog(breeds, dogs, val_fraction, None), "in two ways"),
     (lambda *args: (by_dog(*args)[0][1:], by_dog(*args)[1]), "1 of 96.*neither list"),

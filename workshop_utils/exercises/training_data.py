@@ -46,10 +46,10 @@ def check_split_by_dog(split_by_dog: Function, breeds: np.ndarray, dogs: np.ndar
     others = [_parts(split_by_dog, breeds, dogs, val_fraction, seed)[1] for seed in (1, 2, 3)]
     expect(any(other != val for other in others), "every seed gives the same split: use the seed to draw the dogs.")
     # Other shots, whose number differs from dog to dog and which are in another order.
-    breed_of = np.repeat(np.arange(4), [5, 10, 20, 25])  # some breeds have more dogs than others
+    breed_of = np.repeat(np.arange(4), [5, 10, 15, 30])  # some breeds have more dogs than others
     shuffled = np.random.default_rng(1).permutation(np.repeat(np.arange(60), 1 + np.arange(60) % 5))
     which = " Seen with other shots, in another order."
-    _parts(split_by_dog, breed_of[shuffled], shuffled + 100, 0.4, seed=0, which=which)
+    _parts(split_by_dog, breed_of[shuffled], shuffled + 100, 0.5, seed=0, which=which)
     n_dogs = len(set(np.asarray(dogs)[val].tolist()))
     passed(f"{n_dogs} dogs are for validation, with all of their shots, the same share of each breed.")
 
