@@ -9,7 +9,7 @@ import nbformat
 WORDS, LINES = 130, 20  # words of prose and lines of code that are read in a minute
 MINUTES = {"exercise": 2, "guess": 1, "check": 0}  # a cell with such a tag takes this, whatever it says
 SOLVED = 2  # lines of our solution, beyond those of the stub, that an attendee writes in a minute
-SKIPPED = ("import ", "from ")  # lines that nobody reads one by one
+IMPORTS = re.compile(r"^(?:import|from) .*?(?:\(\n[^)]*\))?$", re.MULTILINE)  # nobody reads them line by line
 FURTHER = "## Going further"  # the section for home, which does not count
 UNREAD = re.compile(
     r"<details><summary>(?:Hint|Solution).*?</details>|!\[[^\]]*\]\([^)]*\)", re.DOTALL
@@ -60,7 +60,7 @@ def _of_code(cell, stub):
     tags = cell.metadata.get("tags", ())
     if "solution" in tags:
         return len(_lines(cell) - stub) / SOLVED
-    n_lines = sum(bool(line.strip()) and not line.startswith(SKIPPED) for line in cell.source.splitlines())
+    n_lines = sum(bool(line.strip()) for line in IMPORTS.sub("", cell.source).splitlines())
     return next((MINUTES[tag] for tag in tags if tag in MINUTES), n_lines / LINES)
 
 
