@@ -39,12 +39,11 @@ USUAL = {
     "freeze_batchnorm": False,
     "epochs": 2,
     "batch_size": 32,
-    "accumulate": 1,
     "precision": "fp32",
     "compression": None,
     "warmup_steps": 3,
 }
-HEAD = {"training": "head alone", "epochs": 4, "freeze_epochs": 4, "lr": 0.1, "freeze_batchnorm": True}
+HEAD = {"training": "head alone", "epochs": 4, "freeze_epochs": 4, "lr": 0.01, "freeze_batchnorm": True}
 SCALES = [(1, 1), (2, 1), (4, 1), (1, CPU_COUNT)]  # (workers, PyTorch threads of each)
 STUDIES = {
     "trainings": [
@@ -52,7 +51,6 @@ STUDIES = {
         {"epochs": 4, "training": "from scratch", "pretrained": False, "lr": 0.03},
         HEAD,
         HEAD | {"training": "head alone, statistics adapt", "freeze_batchnorm": False},
-        {"epochs": 4, "training": "all layers, frozen statistics", "freeze_batchnorm": True},
     ],
     "learning rate": [HEAD | {"lr": lr} for lr in (0.1, 0.03, 0.01, 0.003)],
     "strong scaling": [
@@ -66,22 +64,24 @@ STUDIES = {
         {"compression": "fp16"},
         {"compression": "bf16"},
         {"batch_size": 64},
-        {"batch_size": 64, "accumulate": 2},
     ],
 }
 
 
 @click.command()
-@click.option("--rounds", default=3, show_default=True, help="How often each run is made.")
+@click.option("--rounds", default=5, show_default=True, help="How often each run is made.")
 def main(rounds):
     source = find_data(PER_BREED, HELD_OUT, light="dusk")
     gpus = n_gpus()
     client = start_sharing(4) if gpus == 1 else start_cluster(None if gpus else 4)
     usual_workers = 1 if gpus == 1 else min(2, len(client.nthreads()))
     daskrun.run(client, prepare, source)  # imports PyTorch, outside the clock
+    plans = planned(len(client.nthreads()), usual_workers)
+    for plan in plans:
+        if "settings" in plan["studies"]:  # the first run with a compression or a precision takes seconds more
+            daskrun.run(client, teach, source, plan, 0, n_workers=plan["workers"])
     rows, runs = [], []
     for round_ in range(rounds):
-        plans = planned(len(client.nthreads()), usual_workers)
         random.Random(round_).shuffle(plans)
         for plan in plans:
             run = {"run": len(runs), "round": round_, **plan}
