@@ -28,7 +28,8 @@ endif
 # The stored outputs were made with the sketches and their weights, whatever this machine's user has set or downloaded.
 OFFLINE := WORKSHOP_DATA= WORKSHOP_WEIGHTS= WORKSHOP_NAMES= WORKSHOP_SHARED= WORKSHOP_ROOM= DASK_SCHEDULER_ADDRESS= WORKSHOP_CACHE="$(CURDIR)/$(VENV)/cache"
 COMPARE := $(OFFLINE) $(BIN)/python tests/notebooks/compare.py
-SIDE_BY_SIDE := -n 2 --dist loadfile
+# Two tests at a time: threads that spin while they wait would keep the other test's from working.
+SIDE_BY_SIDE := env OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 --dist loadfile
 
 .PHONY: always lab run bench faults figures book links test test-parts style lint unit test-notebooks test-clusters test-weekly newest oldest film setup setup-test horovod pins clean
 
@@ -65,7 +66,7 @@ test:  # does the workshop work on this machine? Prints the minutes of its parts
 test-parts:
 	@tools/timed.sh set-up $(MAKE) --no-print-directory setup-test
 	@tools/timed.sh style $(MAKE) --no-print-directory style
-	tools/timed.sh tests $(BIN)/pytest -m smoke $(SIDE_BY_SIDE)
+	tools/timed.sh tests $(SIDE_BY_SIDE) -m smoke
 	@! command -v nvidia-smi >/dev/null || tools/timed.sh "GPU tests" $(BIN)/pytest -m gpu
 	tools/timed.sh "notebooks 01, 02, 04, 07 and 12" env $(COMPARE) 01 02 04 07 12
 
@@ -77,14 +78,14 @@ lint: style
 	$(BIN)/mypy
 
 unit: setup-test  # all tests but those of several hosts, and the weekly ones
-	$(BIN)/pytest $(SIDE_BY_SIDE) --junitxml=build/unit.xml
+	$(SIDE_BY_SIDE) --junitxml=build/unit.xml
 
 test-notebooks: setup-test  # all of them, or ONLY="01 06"
 	$(COMPARE) --side-by-side $(ONLY)
 
 test-clusters: setup-test  # several hosts, SSH and Slurm on this machine; what cannot be had here is skipped with its reason
 	bash tests/clusters/install.sh $(BIN)
-	$(BIN)/pytest -m "clusters and not weekly" $(SIDE_BY_SIDE) --junitxml=build/clusters.xml tests/clusters
+	$(SIDE_BY_SIDE) -m "clusters and not weekly" --junitxml=build/clusters.xml tests/clusters
 
 test-weekly: setup-test oldest links  # what takes longest: a bare Debian, every fault, one core, every cell twice
 	bash tests/clusters/install.sh $(BIN)

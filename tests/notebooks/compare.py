@@ -20,6 +20,7 @@ NBVAL = ("--nbval", "--nbval-current-env", f"--nbval-sanitize-with={SANITIZE}", 
 SIDE_BY_SIDE = ("-n=2", "--dist=loadscope")  # each notebook in one process, as its cells need its kernel
 QUIET = {
     "DASK_WORKSHOP__DASHBOARD_PORT": "0",  # any: 8787 may belong to another notebook, and each would say so
+    "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin while they wait would keep another notebook's from working
     "TQDM_DISABLE": "1",  # a bar appears where something takes long, and the copies have none
     # On stderr in some containers, and no fault of a notebook: which cores are near the GPU is hidden from dask-cuda,
     # or PyTorch finds NVML's bindings in a package of an older name.
