@@ -134,6 +134,7 @@ def test_the_deploy_script_goes_on_in_a_folder_whose_name_looks_like_a_pattern(t
         ("step-00000200", [".metadata", "0"]),
         ("step-00000300", ["0"]),
         ("step-00000100", [".metadata"]),
+        ("step-96", [".metadata"]),  # after all others, as text
     ):
         for file in files:
             fs.makedirs(f"{path}/{step}", exist_ok=True)

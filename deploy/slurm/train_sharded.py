@@ -51,17 +51,20 @@ def sharded_model():
 def newest(folder):
     """Return (the address of the newest whole checkpoint, its step), or (None, 0). DCP writes .metadata last."""
     fs, path = open_address(folder)
-    whole = sorted(fs.glob(f"{glob.escape(path)}/step-*/.metadata"))
-    if not whole:
+    whole = fs.glob(f"{glob.escape(path)}/step-*/.metadata")
+    steps = {int(name.split("/")[-2].removeprefix("step-")): name.split("/")[-2] for name in whole}
+    if not steps:
         return None, 0
-    name = whole[-1].split("/")[-2]
-    return f"{folder}/{name}", int(name.removeprefix("step-"))
+    last = max(steps)  # by number: as text, step-10000 is before step-9996
+    return f"{folder}/{steps[last]}", last
 
 
 def teach(source, folder, n_steps):
     model, device = sharded_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    checkpoint, first = newest(folder)
+    found = [newest(folder)]
+    dist.broadcast_object_list(found, src=0)  # rank 0 decides: others might see another folder, and would wait for ever
+    checkpoint, first = found[0]
     if checkpoint:
         of_model, of_optimizer = get_state_dict(model, optimizer)  # makes a step of a new optimiser: only before a load
         state = {"model": of_model, "optimizer": of_optimizer}
