@@ -28,6 +28,12 @@ def test_every_answer_says_why_and_the_question_says_how_many_are_right(question
 
 
 @each_question
+def test_code_is_marked_as_the_quiz_shows_it(question):
+    texts = [question["question"], *(answer[key] for answer in question["answers"] for key in ("answer", "feedback"))]
+    assert not [text for text in texts if "`" in text], "the quiz shows HTML: write <code>…</code>"
+
+
+@each_question
 def test_the_notebook_that_it_asks_about_says_so(question):
     notebook = read(LESSONS[question["notebook"]])
     printed = [output.get("text", "") for cell in code_cells(notebook) for output in cell.outputs]
