@@ -14,15 +14,16 @@ from measured import numbers  # noqa: E402, as it is beside this file
 
 
 def begin(address):
-    """Return what to type first, and where to find the workshop, as the last slide says it."""
+    """Return what to type first, and where the workshop is: nothing if this build knows no address."""
     clone = (
         f"git clone {address} \\\n  workshop && cd workshop"
         if address
         else "cd workshop  # your copy of the repository"
     )
+    link = f"Notebooks, book, slides: [{address.partition('://')[2]}]({address})"
     return {
         "begin": f"```sh\n{clone}\nmake lab\n```",
-        "address": f"[{address.partition('://')[2]}]({address})" if address else "ask the speaker for the address",
+        "address": f"{{.address}}\n{link}" if address else "",
     }
 
 

@@ -184,14 +184,13 @@ def wrapped(text):
 
 def gains():
     """Return a table: two workers of a core each against one process with both cores, in times as fast."""
-    in_turn = printed("08", r"^in turn, (?:all cores|a share of the cores) +([\d.]+) s")
-    [(at_once,)] = printed("08", r"^at once +([\d.]+) s")
+    models = result("many-models")
     [(waits,)] = printed("07", r"^storage that waits +([\d.]+) times as fast")
     [(tiny,)] = printed("07", r"^images in memory +([\d.]+) times as fast")
     [(threads,), *_] = printed("07", r"^.*1 worker x 2 threads +([\d.]+) \(")
     [(ranks,), *_] = printed("07", r"^.*2 workers x 1 thread +([\d.]+) \([\d.]+ to")
     shown = {
-        "many models, one a worker": min(float(seconds) for (seconds,) in in_turn) / float(at_once),
+        "many models, one a worker": times(contestant("Dask")(models), contestant("sequential")(models)),
         "training, slow storage": float(waits),
         "classifying photos": times_best_loop(result("inference")),
         "training a ResNet-18": float(ranks) / float(threads),
