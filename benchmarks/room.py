@@ -25,8 +25,6 @@ from record import RESULTS, result_path, write_result
 PAGE = Path(__file__).parents[1] / "docs/instructor/room.md"
 BEGIN, END = "<!-- filled by benchmarks/room.py: begin -->\n", "<!-- end -->\n"
 CELLS = {"classify": "classify 960 sketches, s", "train": "nine training steps, s"}
-SLOWEST = 2.0  # times as long as alone that a cell may take
-MACHINES = (8, 32, 128)  # cores
 
 
 @click.command()
@@ -150,7 +148,7 @@ def fill(page, figures):
 def block(figures):
     """Return the part of the page that has numbers, as Markdown; without figures, a sentence that says so."""
     if not figures:
-        return "\n*Not measured yet: on a quiet machine, run `workshop bench room`, and this becomes two tables.*\n\n"
+        return "\n*Not measured yet: on a quiet machine, run `workshop bench room`, and this becomes a table.*\n\n"
     alone, machine = figures["seats"][0]["seconds"], figures["machine"]
     lines = [
         "",
@@ -164,20 +162,7 @@ def block(figures):
         lines.append(
             f"| {row['seats']} | {seconds[0]:.1f} | {seconds[1]:.1f} | {slowdown(row, alone):.1f} | {row['mib']:.0f} |"
         )
-    most = max(row["seats"] for row in figures["seats"] if slowdown(row, alone) <= SLOWEST)
-    mib = max(row["mib"] for row in figures["seats"]) + figures["server_mib"]
-    lines += [
-        "",
-        f"JupyterLab's server takes {figures['server_mib']:.0f} MiB more. So up to {most} seats share "
-        f"{machine['cores']} cores before a cell takes more than {SLOWEST:g} times as long as alone. Computed "
-        "from that, not measured:",
-        "",
-        "| cores | seats | memory for them, GiB |",
-        "|---:|---:|---:|",
-    ]
-    for cores in MACHINES:
-        n = cores * most // machine["cores"]
-        lines.append(f"| {cores} | {n} | {n * mib / 1024:.0f} |")
+    lines += ["", f"JupyterLab's server takes {figures['server_mib']:.0f} MiB more."]
     return "\n".join([*lines, "", ""])
 
 

@@ -155,7 +155,7 @@ def test_axe_finds_nothing_wrong(page_of, site, pages, scheme):
 @pytest.mark.weekly
 @pytest.mark.parametrize(
     ("path", "n_pages"),
-    [("cheat-sheet", range(1, 3)), ("instructor/handouts", [len(LESSONS)])],
+    [("cheat-sheet", range(1, 3)), ("instructor/index", [len(LESSONS)])],
 )
 def test_what_is_made_for_paper_fits_on_it(page_of, site, path, n_pages):
     page = page_of()
