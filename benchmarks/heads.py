@@ -9,8 +9,6 @@ mean over the training images ("own"). A round draws first weights and an order 
 share them. The data are the sketches at dusk, or what WORKSHOP_DATA and WORKSHOP_WEIGHTS name; see notebook 01.
 """
 
-from collections import Counter
-
 import click
 import torch
 from record import RESULTS, write_result
@@ -24,7 +22,6 @@ PER_BREED, VAL_SHARE = 66, 42 / 66  # sketches; notebook 06 trains on as many of
 RATES = (0.003, 0.01, 0.03, 0.1)
 EPOCHS, BATCH_SIZE = 4, 32
 STATISTICS = ("stored", "own")
-CONFUSED = ("stored", 0.03)  # the runs whose answers are counted: (true breed, answer, in all rounds)
 
 
 @click.command()
@@ -33,22 +30,18 @@ def main(rounds):
     source = find_data(PER_BREED, HELD_OUT, light="dusk")
     model, train_set, _ = prepare(source)
     train_set, val_set = train_val_split(train_set.dataset, VAL_SHARE, seed=0)
-    runs, confused = [], Counter()
+    runs = []
     for statistics in STATISTICS:
         if statistics == "own":
             estimate_anew(model, train_set)
         train_part, val_part = features(model, train_set), features(model, val_set)
         for round_ in range(rounds):
             for rate in RATES:
-                curve, pairs = taught(train_part, val_part, rate, round_)
+                curve = taught(train_part, val_part, rate, round_)
                 run = {"round": round_, "statistics": statistics, "lr": rate, "accuracy": curve[-1], "curve": curve}
                 runs.append(run)
-                if (statistics, rate) == CONFUSED:
-                    confused.update(pairs)
     sizes = {"n_train": len(train_set), "n_val": len(val_set), "epochs": EPOCHS, "batch_size": BATCH_SIZE}
-    named = [[HELD_OUT[truth].name, HELD_OUT[answer].name, n] for (truth, answer), n in sorted(confused.items())]
-    about = {"data": source.noun, "rounds": rounds, **sizes}
-    path = write_result("heads", {**about, "confused": named, "runs": runs})
+    path = write_result("heads", {"data": source.noun, "rounds": rounds, **sizes, "runs": runs})
     print(f"written to {path.relative_to(RESULTS.parents[1])}: {len(runs)} runs")
 
 
@@ -74,7 +67,7 @@ def features(model, images):
 
 
 def taught(train_part, val_part, rate, seed):
-    """Train a new head; return its accuracy after each epoch, and a Counter of (true breed, answer) at the end."""
+    """Train a new head; return its accuracy after each epoch."""
     torch.manual_seed(seed)
     (x, y), (val_x, val_y) = train_part, val_part
     head = torch.nn.Linear(x.shape[1], len(HELD_OUT))
@@ -88,7 +81,7 @@ def taught(train_part, val_part, rate, seed):
             optimizer.step()
         answers = head(val_x).argmax(1)
         curve.append(round((answers == val_y).float().mean().item(), 4))
-    return curve, Counter(zip(val_y.tolist(), answers.tolist(), strict=True))
+    return curve
 
 
 if __name__ == "__main__":

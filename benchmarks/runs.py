@@ -14,7 +14,6 @@ import json
 import os
 import random
 import time
-from collections import Counter
 
 import click
 import torch
@@ -22,7 +21,6 @@ import torch.distributed as dist
 from dask.system import CPU_COUNT
 from record import RESULTS, write_result
 from sharing import start_sharing
-from torch.utils.data import DataLoader, Subset
 
 import daskrun
 from daskrun import log_metrics
@@ -133,28 +131,14 @@ def can_be(plan, n_workers):
 
 
 def teach(source, plan, seed):
-    """Train as planned; return `train`'s numbers and how many weights learned.
-
-    Beside `train`'s rows, rank 0 logs the accuracy before the first step, and each rank, where the trainings are
-    compared, which breed it took for which, how often, on its part of the validation set.
-    """
+    """Train as planned; return `train`'s numbers. Rank 0 also logs the accuracy before the first step."""
     torch.set_num_threads(plan["threads"])
     model, train_set, val_set = prepare(source, pretrained=plan["pretrained"])
-    before, rank = evaluate(model, val_set), dist.get_rank()
-    if rank == 0:
+    before = evaluate(model, val_set)
+    if dist.get_rank() == 0:
         log_metrics(step=0, val_accuracy=before["accuracy"], val_loss=before["loss"])
     settings = {name: plan[name] for name in USUAL if name != "pretrained"}
-    numbers = train(model, train_set, val_set, seed=seed, **settings)
-    if "trainings" in plan["studies"]:
-        device = next(model.parameters()).device
-        part, pairs = Subset(val_set, range(rank, len(val_set), dist.get_world_size())), Counter()
-        with torch.inference_mode():
-            for images, labels in DataLoader(part, 64):
-                pairs.update(zip(labels.tolist(), model(images.to(device)).argmax(1).tolist(), strict=True))
-        for (truth, answer), n in pairs.items():
-            log_metrics(breed=HELD_OUT[truth].name, prediction=HELD_OUT[answer].name, n=n)
-    learned = model.fc if plan["freeze_epochs"] >= plan["epochs"] else model
-    return numbers | {"weights": sum(weight.numel() for weight in learned.parameters())}
+    return train(model, train_set, val_set, seed=seed, **settings)
 
 
 def tidy(row):
