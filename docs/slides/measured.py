@@ -185,7 +185,7 @@ def wrapped(text):
 def gains():
     """Return a table: two workers of a core each against one process with both cores, in times as fast."""
     models = result("many-models")
-    trained = dict(printed("07", r"^(all layers|head alone): ([\d.]+) \(.*\) times as fast"))
+    trained = dict(printed("07", r"^(all layers|head alone): ([\d.]+) times as fast"))
     shown = {
         "many models, one a worker": times(contestant("Dask")(models), contestant("sequential")(models)),
         "training a ResNet-18's head": float(trained["head alone"]),

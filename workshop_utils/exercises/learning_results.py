@@ -1,5 +1,6 @@
 """Checks of notebook 07 · Learning from results."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
@@ -7,6 +8,7 @@ import numpy as np
 import pandas as pd
 import torch
 from torch.nn.functional import interpolate
+from torch.profiler import ProfilerActivity, profile
 
 from workshop_utils.exercises import Answer, Function, exercise, expect, expect_type, number, pair, passed
 
@@ -52,6 +54,19 @@ def _interval_error(interval, values):
         high - low > 0.4 * (ends[1] - ends[0]), "far too narrow: each resample has as many values as there are rounds."
     )
     return (low - ends[0]) / error, (high - ends[1]) / error
+
+
+def warm_up_profiler() -> None:
+    """Profile nothing, once in this process: the first profile takes longer, and prints an error that is none."""
+    stderr = os.dup(2)  # the line comes from C++, past sys.stderr
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            with profile(activities=[ProfilerActivity.CPU]):
+                pass
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
 
 
 def batches(
