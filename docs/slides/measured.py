@@ -188,8 +188,8 @@ def gains():
     trained = dict(printed("07", r"^(all layers|head alone): ([\d.]+) times as fast"))
     shown = {
         "many models, one a worker": times(contestant("Dask")(models), contestant("sequential")(models)),
-        "training a ResNet-18's head": float(trained["head alone"]),
         "classifying photos": times_best_loop(result("inference")),
+        "training a ResNet-18's head": float(trained["head alone"]),
         "training all its layers": float(trained["all layers"]),
     }
     most = max(shown.values())
