@@ -4,7 +4,7 @@
 
 A frozen network gives an image the same features in every epoch, so it sees each image once, and a round of training
 takes a fraction of a second. The problem is that of notebook 06, with as many training images and 504 for validation.
-`statistics` says which ones BatchNorm has in the frozen network: those that came with the weights ("stored"), or the
+`statistics` says which ones BatchNorm has in the frozen network: those stored with the weights ("stored"), or the
 mean over the training images ("own"). A round draws first weights and an order of the images; all runs of the round
 share them. The data are the sketches at dusk, or what WORKSHOP_DATA and WORKSHOP_WEIGHTS name; see notebook 01.
 """

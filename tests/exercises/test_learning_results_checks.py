@@ -40,6 +40,8 @@ test_interval = pytest.mark.smoke(
         (lambda values: right_interval(values)[::-1], "high end comes first"),
         (without_replacement, "with replacement"),
         (lambda values: np.percentile(values, [2.5, 97.5]), "single differences"),
+        (lambda values: np.sort(means(values, (2000, len(values))))[[0, -1]], "then the 2.5th"),
+        (lambda values: np.percentile(means(values, (2000, len(values))), [0.025, 0.975]), "counts to 100"),
         (lambda values: np.percentile(means(values, (2000, len(values))), [5, 95]), "too narrow"),
         (lambda values: np.percentile(means(values, (2000, 100)), [2.5, 97.5]), "as many values as"),
         (lambda values: np.percentile(means(values, (2000, len(values) - 1)), [2.5, 97.5]), "too wide"),

@@ -44,14 +44,19 @@ def _interval_error(interval, values):
     means = np.random.default_rng(99).choice(values, (20_000, n)).mean(axis=1)
     ends, error = np.percentile(means, [2.5, 97.5]), means.std()
     expect(high - low > 1e-9, "all your resamples are the same: draw with replacement, again for each.")
-    expect(not low <= high < ends[0] and not ends[1] < low, f"your interval misses the mean, {values.mean():.2f}.")
+    expect(
+        ends[0] <= high and low <= ends[1],
+        f"your interval misses the mean, {values.mean():.2f}: np.percentile counts to 100, np.quantile to 1.",
+    )
     single = float(np.subtract(*np.percentile(values, [97.5, 2.5])))
     expect(
         n < 8 or high - low < 0.8 * single,
-        "this is where single differences lie: take the mean of each resample, then the percentiles of the means.",
+        "far too wide: single differences lie there. Take the mean of each resample, then the 2.5th and the 97.5th "
+        "percentile of the means.",
     )
     expect(
-        high - low > 0.4 * (ends[1] - ends[0]), "far too narrow: each resample has as many values as there are rounds."
+        high - low > 0.4 * (ends[1] - ends[0]),
+        "far too narrow: take the mean of each resample, which has as many values as there are rounds.",
     )
     return (low - ends[0]) / error, (high - ends[1]) / error
 
