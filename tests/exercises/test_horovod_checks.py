@@ -115,6 +115,30 @@ def unequal_by_one_tensor_after_another(model):
             yield name
 
 
+def unequal_in_place(model):
+    import horovod.torch as hvd
+
+    mine = {name: value.clone() for name, value in model.state_dict().items()}
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    return [name for name, value in model.state_dict().items() if not torch.equal(value, mine[name])]
+
+
+def unequal_in_place_without_a_copy(model):
+    import horovod.torch as hvd
+
+    mine = model.state_dict()
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    return [name for name, value in model.state_dict().items() if not torch.equal(value, mine[name])]
+
+
+def buffers(model):
+    return dict(model.named_buffers())
+
+
+def shapes(model):
+    return {name: torch.tensor(value.shape) for name, value in model.state_dict().items()}
+
+
 def unequal_on_any_rank(model):
     import horovod.torch as hvd
 
@@ -127,11 +151,15 @@ test_unequal = judged(
     (unequal, "Correct"),
     (unequal_by_gathering, "Correct"),
     (unequal_by_one_tensor_after_another, "Correct"),
+    (unequal_in_place, "Correct"),
+    (unequal_in_place_without_a_copy, "overwrites this rank's tensors"),
     (lambda model: None, "a list of names, not None"),
     (lambda model: len(unequal(model)), "a list of names, not [01]"),
     (lambda model: [model.state_dict()[name] for name in unequal(model)] or ["0.weights"], "no names"),
     (partial(unequal, of=parameters), "no parameters"),
     (partial(unequal, of=sums), "number by number"),
+    (partial(unequal, of=shapes), "number by number"),
+    (partial(unequal, of=buffers), "every tensor of model.state_dict"),
     (unequal_on_any_rank, "rank 0 is not unlike itself"),
     (lambda model: list(model.state_dict()) if unequal(model) else [], "equal to rank 0's"),
 )

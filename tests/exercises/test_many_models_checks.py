@@ -135,6 +135,11 @@ def with_weights_put_into_the_old_state(state, data, seed):
     return after
 
 
+def with_the_newest_row_first(state, data, seed):
+    after = epoch(state, data, seed)
+    return {**after, "rows": after["rows"][::-1]}
+
+
 def with_a_tensor_in_its_row(state, data, seed):
     after = epoch(state, data, seed)
     return {**after, "rows": [*state["rows"], torch.tensor(after["rows"][-1])]}
@@ -156,6 +161,7 @@ test_repeatable = judged(
     (task(loads=False), "load_state_dict"),
     (task(trains=False), "it began with"),
     (task(keeps=False), "second row"),
+    (with_the_newest_row_first, "second row after"),
     (lambda state, data, seed: {"rows": 1}, "'rows', a list"),
     (lambda state, data, seed: copy.deepcopy(state), "1 row, not 0"),
 )

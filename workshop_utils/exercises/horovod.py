@@ -3,6 +3,7 @@
 import os
 import tempfile
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from functools import partial
 
 import torch
@@ -10,7 +11,17 @@ from torch.nn.functional import cross_entropy
 
 from daskrun import horovod
 from workshop_utils.checkpoint import WeightsError, load_checkpoint, save_checkpoint
-from workshop_utils.exercises import Answer, Function, NotYet, exercise, expect, expect_equal, expect_type, passed
+from workshop_utils.exercises import (
+    Answer,
+    Function,
+    NotYet,
+    exercise,
+    expect,
+    expect_equal,
+    expect_type,
+    passed,
+    shown,
+)
 from workshop_utils.exercises.horovod_in_threads import END, WAITING, in_threads
 from workshop_utils.storage import new_shared_folder
 
@@ -18,7 +29,7 @@ IMAGES_A_STEP = 1680  # divisible by 1 to 8, 10, 12, 14, 15 and 16 ranks
 STOPPED_AFTER, N_STEPS = 5, 10
 CLOSE = 1e-4  # equal losses may differ by so much
 STATISTICS = ("1.running_mean", "1.running_var", "1.num_batches_tracked")  # of BatchNorm in with_statistics()
-CASES: tuple[tuple[str, ...], ...] = ((), STATISTICS, ("0.bias",), ("1.running_var", "3.weight"))  # what differs
+CASES: tuple[tuple[str, ...], ...] = ((), ("0.bias",), STATISTICS, ("1.running_var", "3.weight"))  # what differs
 
 
 def batch(step: int, rank: int = 0, size: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,7 +63,7 @@ def go_on(resume: Callable, folder: str) -> dict:
     model, optimizer = _begin(seed=100 + rank)
     optimizer = resume(f"{folder}/of-rank-{rank}.pt", model, optimizer)
     if not all(hvd.allgather_object(isinstance(optimizer, torch.optim.Optimizer), name=END)):
-        return {"losses": None, "returned": repr(optimizer)}
+        return {"losses": None, "returned": shown(optimizer)}
     losses = []
     for step in range(STOPPED_AFTER, N_STEPS):
         images, labels = batch(step, rank, size)
@@ -180,12 +191,15 @@ def check_unequal(unequal: Function, client: Answer) -> None:
 
 def _judge_unequal(on_ranks, _, unequal):
     for rank, found in enumerate(on_ranks(_differences, unequal)):
-        for case, names in zip(CASES, found, strict=True):
-            _compare_names(rank, case, names)
+        for case, (names, overwrites) in zip(CASES, found, strict=True):
+            _compare_names(rank, case, names, overwrites)
 
 
 def _differences(unequal):
-    """Return, for each case, the names that `unequal` finds on this rank, as a list if they are several."""
+    """Return, for each case, what `unequal` finds on this rank, and whether it has changed the model.
+
+    Names that are no list, such as those of a generator, come as a list.
+    """
     import horovod.torch as hvd
 
     found = []
@@ -194,10 +208,14 @@ def _differences(unequal):
         if hvd.rank() > 0:
             for name in differ:
                 _turn_around(model.state_dict()[name])
+        before = deepcopy(model.state_dict())
         names = unequal(model)
         hvd.allgather_object(None, name=END)
-        several = isinstance(names, Iterable) and not isinstance(names, str)
-        found.append([str(name) for name in names] if several else names)
+        if isinstance(names, Iterable) and not isinstance(names, str):
+            names = [str(name) for name in names]
+        after = model.state_dict()
+        overwrites = any(not torch.equal(tensor, after[name]) for name, tensor in before.items())
+        found.append((names, overwrites))
     return found
 
 
@@ -207,16 +225,21 @@ def _turn_around(tensor):
         tensor.copy_(tensor.flip(0) if tensor.dim() and (tensor != tensor.flip(0)).any() else tensor + 1)
 
 
-def _compare_names(rank, case, names):
+def _compare_names(rank, case, names, overwrites):
     expect_type(names, list, "on every rank, unequal should return a list of names")
     unknown = set(names) - set(with_statistics(seed=0).state_dict())
     expect(not unknown, f"{sorted(unknown)} are no names: those in model.state_dict() look like '0.weight'.")
-    expect(rank or not names, f"on rank 0, unequal found {sorted(set(names))}: rank 0 is not unlike itself.")
+    if rank == 0:
+        expect(not names, f"on rank 0, unequal found {sorted(set(names))}: rank 0 is not unlike itself.")
+        return
     missed, too_many = set(case) - set(names), set(names) - set(case)
-    statistics = "BatchNorm's statistics are no parameters; model.state_dict() has them, too." if rank else ""
-    hint = statistics if missed and missed <= set(STATISTICS) else "Compare number by number, not sums or shapes."
-    expect(not rank or not missed, f"on rank {rank}, {sorted(missed)} differ, and unequal does not say so. {hint}")
-    expect(not rank or not too_many, f"on rank {rank}, {sorted(too_many)} are equal to rank 0's.")
+    hint = "Compare every tensor of model.state_dict() with the one that rank 0 sent, number by number."
+    if overwrites:
+        hint = "It overwrites this rank's tensors before it compares them: keep clones, or use hvd.broadcast_object."
+    elif missed <= set(STATISTICS):
+        hint = "BatchNorm's statistics are no parameters; model.state_dict() has them, too."
+    expect(not missed, f"on rank {rank}, {sorted(missed)} differ, and unequal does not say so. {hint}")
+    expect(not too_many, f"on rank {rank}, {sorted(too_many)} are equal to rank 0's.")
 
 
 def _in_both_places(client, judge, answer):

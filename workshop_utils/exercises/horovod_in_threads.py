@@ -60,6 +60,9 @@ class _StandIn(ModuleType):
         self.size, self.rank = lambda: size, lambda: self._here.rank
         self.init = self.shutdown = lambda *_: None  # both have been called for your function, on the cluster too
 
+    def __getattr__(self, name):
+        raise AttributeError(f"the stand-in for Horovod, which is not built here, has no {name!r}")
+
     def on(self, rank, function, *args):
         self._here.rank = rank
         try:

@@ -103,57 +103,71 @@ SCENES: list[tuple[Losses, Given, int]] = [  # losses so far, tasks given, and t
 @exercise
 def check_repeatable(careful_epoch: Function, client: Client, first: Future, data: Future) -> None:
     here = {"workers": list(client.nthreads())[:1], "pure": False}  # one worker, so that a changed state shows
+
+    def epoch(state, seed=0):
+        return client.submit(careful_epoch, state, data, seed, **here)
+
     start = client.submit(copy.deepcopy, first, **here)
     before = start.result()
-    states = [client.submit(careful_epoch, start, data, 0, **here) for _ in range(2)]
-    once, again = [state.result() for state in states]
-    now = start.result()
-    changes = "your task changes the state that it was given: on its worker, "
-    expect(
-        before["rows"] == now["rows"],
-        f"{changes}its rows were {before['rows']} and are {now['rows']}. Make a new list.",
-    )
-    expect(_same_weights(before, now), f"{changes}its weights are others now. Return a new dict.")
-    expect_type(once, dict, "your task should return a new state, a dict with 'rows' and 'model'")
-    has_both = {"rows", "model"} <= set(once) and isinstance(once["rows"], list)
-    expect(has_both, "your task should return a dict with 'rows', a list, and 'model', the weights.")
-    n_rows = len(before["rows"]) + 1
-    expect(len(once["rows"]) == n_rows, f"after an epoch there should be {n_rows} row, not {len(once['rows'])}.")
-    no_number = "the row that you add is a tensor, and keeps what the backward pass needs: add loss.item()."
-    expect(not isinstance(once["rows"][-1], torch.Tensor), no_number)
-    expect(not _same_weights(before, once), "the weights are those it began with: return the trained ones.")
+    futures = [epoch(start), epoch(start)]
+    once, again = [future.result() for future in futures]
+    _expect_unchanged(before, start.result())
+    _expect_new_state(before, once)
     expect(
         _same(once, again),
         "the same task, run twice, gives two results: where do its random numbers come from? Set them from `seed`, "
         "with torch.manual_seed, inside the task.",
     )
     halved = {name: value / 2 for name, value in before["model"].items()}
-    elsewhere = client.submit(careful_epoch, {**before, "model": halved}, data, 0, **here).result()
     expect(
-        not _same_weights(once, elsewhere),
+        not _same_weights(once, epoch({**before, "model": halved}).result()),
         "states with different weights end with the same: begin with those of the state, by "
         'model.load_state_dict(state["model"]).',
     )
-    other = client.submit(careful_epoch, start, data, 1, **here).result()
-    expect(not _same(once, other), "seeds 0 and 1 give the same result: use the argument `seed`.")
-    laters, latest = [], once
-    for _ in range(10):  # later epochs, each with the weights of the beginning
-        latest = client.submit(careful_epoch, {**latest, "model": before["model"]}, data, 0, **here).result()
-        laters.append(latest)
-    expect(
-        not any(_same_weights(once, later) for later in laters),
-        "the first and the second epoch draw the same random numbers, so each epoch takes the pairs in the same order. "
-        'Set them from `seed` and from the number of epochs so far, len(state["rows"]).',
-    )
-    expect(
-        not any(_same_weights(other, later) for later in laters),
-        "the first epoch of seed 1 draws the same random numbers as a later one of seed 0. Make a number that no two "
-        "share, such as 1000 * seed plus the number of epochs so far.",
-    )
-    second = client.submit(careful_epoch, states[0], data, 0, **here).result()
-    expect(len(second["rows"]) == n_rows + 1, "a second epoch should add a second row to those of its state.")
-    expect(_same(once, states[0].result()), "your task changes the state that it was given. Copy its rows.")
+    _expect_numbers_of_its_own(epoch, before, once)
+    second = epoch(futures[0]).result()
+    expect(second["rows"][:-1] == once["rows"], "a second epoch should put a second row after those of its state.")
+    expect(_same(once, futures[0].result()), "your task changes the state that it was given. Copy its rows.")
     passed("Each run gives the same result and leaves its argument as it was, so Dask may run it anywhere, and again.")
+
+
+def _expect_unchanged(before, now):
+    changes = "your task changes the state that it was given: on its worker, "
+    expect(
+        before["rows"] == now["rows"],
+        f"{changes}its rows were {before['rows']} and are {now['rows']}. Make a new list.",
+    )
+    expect(_same_weights(before, now), f"{changes}its weights are others now. Return a new dict.")
+
+
+def _expect_new_state(before, state):
+    expect_type(state, dict, "your task should return a new state, a dict with 'rows' and 'model'")
+    has_both = {"rows", "model"} <= set(state) and isinstance(state["rows"], list)
+    expect(has_both, "your task should return a dict with 'rows', a list, and 'model', the weights.")
+    n_rows = len(before["rows"]) + 1
+    expect(len(state["rows"]) == n_rows, f"after an epoch there should be {n_rows} row, not {len(state['rows'])}.")
+    no_number = "the row that you add is a tensor, and keeps what the backward pass needs: add loss.item()."
+    expect(not isinstance(state["rows"][-1], torch.Tensor), no_number)
+    expect(not _same_weights(before, state), "the weights are those it began with: return the trained ones.")
+
+
+def _expect_numbers_of_its_own(epoch, before, once):
+    """Check that no two epochs draw the same numbers: all begin with the same weights here, and should end apart."""
+    other = epoch(before, seed=1).result()
+    expect(not _same(once, other), "seeds 0 and 1 give the same result: use the argument `seed`.")
+    later = once
+    for _ in range(10):  # later epochs of seed 0
+        later = epoch({**later, "model": before["model"]}).result()
+        expect(
+            not _same_weights(once, later),
+            "the first and the second epoch draw the same random numbers, so each epoch takes the pairs in the same "
+            'order. Set them from `seed` and from the number of epochs so far, len(state["rows"]).',
+        )
+        expect(
+            not _same_weights(other, later),
+            "the first epoch of seed 1 draws the same random numbers as a later one of seed 0. Make a number that no "
+            "two share, such as 1000 * seed plus the number of epochs so far.",
+        )
 
 
 def _same(one, other):
