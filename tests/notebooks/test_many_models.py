@@ -109,6 +109,12 @@ def test_a_model_that_failed_is_missing_among_the_losses_and_stops_nobody(traine
     assert lesson["lowest_losses"](futures) == {"plain": min(row["val_loss"] for row in undisturbed["plain"])}
 
 
+def test_if_all_models_failed_the_notebook_says_why(trained, lesson):
+    lesson["client"] = trained.client  # the notebook's own
+    with pytest.raises(ArithmeticError, match="lower lr"):
+        lesson["lowest_losses"]({"one": trained(FAILS), "other": trained(FAILS)})
+
+
 def test_losses_of_ones_own_grid_leave_the_projects_record_alone_which_is_not_taken_for_another_grid(
     trained, lesson, monkeypatch, capsys
 ):
