@@ -52,6 +52,14 @@ def resume_with_rank_0_as_the_source(path, model, optimizer):
     return optimizer
 
 
+def resume_with_a_larger_rate(path, model, optimizer):
+    import horovod.torch as hvd
+
+    optimizer = resume(path, model, optimizer)
+    optimizer.param_groups[0]["lr"] *= hvd.size()
+    return optimizer
+
+
 def resume_with_allgather(path, model, optimizer):
     import horovod.torch as hvd
 
@@ -74,6 +82,7 @@ test_resume = pytest.mark.smoke(
         (partial(resume, load="all"), "Only rank 0 finds"),
         (partial(resume, send="from rank 0 alone"), "rank 0 waits in broadcast_object.*rank 1 is at the end"),
         (partial(resume, send="weights"), "on all ranks"),
+        (resume_with_a_larger_rate, "Is the rate unchanged"),
         (partial(resume, load="model"), "momentum is gone: "),
         (partial(resume, op="sum"), "factor 2"),
         (partial(resume, wrap="last", op="sum"), "momentum is gone, and"),

@@ -127,7 +127,7 @@ def _compare(answer, expected, folder, size):
         f"The gradients are {large}": _resumed(folder, scale=size),
         f"The momentum is gone, and the gradients are {large}": _resumed(folder, momentum=False, scale=size),
     }
-    otherwise = "Is the optimiser's state on all ranks, in the optimiser that makes the steps?"
+    otherwise = "Is the checkpoint's momentum on all ranks, in the optimiser that steps? Is the rate unchanged?"
     about = (
         f"step 6 is right, but the losses of steps 7 to 10 are {_in_words(losses[1:])}, not {_in_words(expected[1:])}. "
     )
