@@ -140,6 +140,14 @@ def unequal_in_place_without_a_copy(model):
     return [name for name, value in model.state_dict().items() if not torch.equal(value, mine[name])]
 
 
+def unequal_by_what_the_threads_lack(model):
+    import horovod.torch as hvd
+
+    mine = model.state_dict()
+    handles = {name: hvd.broadcast_async(value, 0, name=name) for name, value in mine.items()}
+    return [name for name, value in mine.items() if not torch.equal(value, hvd.synchronize(handles[name]))]
+
+
 def buffers(model):
     return dict(model.named_buffers())
 
@@ -162,6 +170,7 @@ test_unequal = judged(
     (unequal_by_one_tensor_after_another, "Correct"),
     (unequal_in_place, "Correct"),
     (unequal_in_place_without_a_copy, "overwrites this rank's tensors"),
+    (unequal_by_what_the_threads_lack, "not built here, has no 'broadcast_async'"),
     (lambda model: None, "a list of names, not None"),
     (lambda model: len(unequal(model)), "a list of names, not [01]"),
     (lambda model: [model.state_dict()[name] for name in unequal(model)] or ["0.weights"], "no names"),
