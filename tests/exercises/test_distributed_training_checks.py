@@ -1,6 +1,7 @@
 """Notebook 06: wrong answers get a hint, never a traceback, and right ones pass in any sensible type."""
 
 import sys
+from functools import partial
 
 import cloudpickle
 import torch
@@ -8,6 +9,7 @@ import torch.distributed as dist
 from answers import judged
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from workshop_utils.exercises import distributed_training
 
@@ -28,67 +30,141 @@ def fit(images, labels, batch_size, n_epochs):
     return model.state_dict()
 
 
-def together(*, wrap=True, share="strided", divide_by="share", seed=0, returned="module", steps=1, no_zero_grad=False):
-    """Return a `fit_together` that is right by default, and else wrong in one way."""
+def fit_on_a_rank(
+    images,
+    labels,
+    batch_size,
+    n_epochs,
+    *,
+    wrap=DistributedDataParallel,
+    call=lambda model: model,
+    cut=lambda x, rank, world_size, part: x[rank::world_size],
+    cut_labels=None,
+    divide_by=lambda x, batch_size, world_size: batch_size / world_size,
+    seed=0,
+    pieces=1,
+    drop_last=False,
+    zero_grad=True,
+    after_backward=lambda model: None,
+    returned=lambda model: model.module.state_dict(),
+):
+    """Train as `fit`, on the ranks: right by default, and else wrong in one way."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(seed)
+    model = wrap(torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3)).double())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    part = batch_size // world_size
+    for _ in range(n_epochs):
+        for start in range(0, len(images) - drop_last * (batch_size - 1), batch_size):
+            x, y = images[start : start + batch_size], labels[start : start + batch_size]
+            x, y = cut(x, rank, world_size, part), (cut_labels or cut)(y, rank, world_size, part)
+            for piece in range(pieces):
+                a, b = x[piece::pieces], y[piece::pieces]
+                total = cross_entropy(call(model)(a), b, reduction="sum")
+                (total / divide_by(a, batch_size, world_size)).backward()
+                after_backward(model)
+                optimizer.step()
+                if zero_grad:
+                    optimizer.zero_grad()
+    return returned(model)
+
+
+def together(**changes):
+    return partial(fit_on_a_rank, **changes)
+
+
+def blocks(x, rank, world_size, part):
+    return x[rank * part : (rank + 1) * part]
+
+
+def a_block_of_the_set(x, rank, world_size):
+    n = len(x) // world_size
+    return x[rank * n : (rank + 1) * n]
+
+
+def its_images(x, batch_size, world_size):
+    return len(x)
+
+
+def the_mean(x, batch_size, world_size):  # loss = cross_entropy(model(x), y) * len(x) * world_size / batch_size
+    return batch_size / world_size * torch.tensor(1.0 * len(x)) / len(x)
+
+
+def in_smaller_batches(images, labels, batch_size, n_epochs):
+    def everything(x, rank, world_size, part):
+        return x
+
+    return fit_on_a_rank(images, labels, batch_size // dist.get_world_size(), n_epochs, cut=everything)
+
+
+def of_a_part_of_the_set(cut):
+    """Return a `fit_together` that cuts the whole set, not each batch."""
 
     def fit_together(images, labels, batch_size, n_epochs):
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        torch.manual_seed(seed)
-        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3)).double()
-        model = DistributedDataParallel(model) if wrap else model
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        mine = [cut(each, rank, world_size) for each in (images, labels)]
         part = batch_size // world_size
-        if share == "set":
-            mine = len(images) // world_size
-            images, labels = (each[rank * mine :][:mine] for each in (images, labels))
-            batch_size = part
-        for _ in range(n_epochs):
-            for start in range(0, len(images), batch_size):
-                x, y = images[start : start + batch_size], labels[start : start + batch_size]
-                mine = {
-                    "strided": slice(rank, None, world_size),
-                    "blocks": slice(rank * part, (rank + 1) * part),
-                    "all": slice(None),
-                    "set": slice(None),
-                    "first": slice(0, part),
-                    "overlapping": slice(rank, rank + part),
-                    "one twice": slice(rank * (part - 1), (rank + 1) * part),
-                }
-                x, y = x[mine[share]], y[mine[share]]
-                for piece in range(steps):
-                    a, b = x[piece::steps], y[piece::steps]
-                    total = cross_entropy(model(a), b, reduction="sum")
-                    loss = total / {"share": batch_size / world_size, "part": len(a), "batch": batch_size}[divide_by]
-                    loss.backward()
-                    optimizer.step()
-                    if not no_zero_grad:
-                        optimizer.zero_grad()
-        if returned == "module":
-            return (model.module if wrap else model).state_dict()
-        return {"wrapped": model.state_dict(), "nothing": None}[returned]
+        return fit_on_a_rank(*mine, part, n_epochs, cut=lambda x, *others: x, divide_by=lambda *others: part)
 
     return fit_together
 
 
+def with_a_sampler(shuffle):
+    def fit_together(images, labels, batch_size, n_epochs):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3)).double()
+        model = DistributedDataParallel(net)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        dataset = TensorDataset(images, labels)
+        part = batch_size // dist.get_world_size()
+        loader = DataLoader(dataset, part, sampler=DistributedSampler(dataset, shuffle=shuffle))
+        for _ in range(n_epochs):
+            for x, y in loader:
+                (cross_entropy(model(x), y, reduction="sum") / part).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return model.module.state_dict()
+
+    return fit_together
+
+
+def sum_gradients(model):
+    for weight in model.parameters():
+        dist.all_reduce(weight.grad)
+
+
+unwrapped = {"wrap": lambda model: model, "returned": lambda model: model.state_dict()}
+
 test_fit_together = judged(
     lambda answer, client: distributed_training.check_fit_together(answer, fit, client),
     (together(), "Correct"),
-    (together(share="blocks"), "Correct"),
+    (together(cut=blocks), "Correct"),
+    (together(divide_by=the_mean), "Correct"),
+    (together(**unwrapped, divide_by=lambda x, size, world: size, after_backward=sum_gradients), "Correct"),
     (fit, "nothing has changed"),
-    (together(returned="nothing"), "0.weight"),
-    (together(share="all"), "one image in 2"),
-    (together(share="first"), "same images"),
-    (together(share="overlapping"), "on no rank"),
-    (together(share="one twice"), "an image is there twice"),
-    (together(wrap=False), "different weights.*wrapped"),
-    (together(returned="wrapped"), "begin with 'module.'"),
-    (together(divide_by="batch"), "0.5 times.*divide"),
-    (together(divide_by="part"), "last batch of 3 images.*divides by batch_size"),
-    (together(divide_by="part", share="blocks"), "last batch of 3 images"),  # rank 1 divides by 0
+    (together(returned=lambda model: None), "0.weight"),
+    (together(returned=lambda model: model.module), "0.weight"),
+    (together(cut=lambda x, *others: x), "one image in 2"),
+    (in_smaller_batches, r"1 in fit, \[2, 2\] on your ranks"),
+    (together(cut=lambda x, rank, world, part: x[:part]), "same images"),
+    (together(cut=lambda x, rank, world, part: x[rank : rank + part]), "on no rank"),
+    (together(cut=lambda x, rank, world, part: x[rank * (part - 1) : (rank + 1) * part]), "an image is there twice"),
+    (together(cut=lambda x, rank, *others: x[: len(x) * (1 - rank)]), "nothing to do"),
+    (together(cut_labels=blocks), "does each image keep its label"),
+    (together(**unwrapped), "different weights.*wrapped"),
+    (together(call=lambda model: model.module), "different weights.*the wrapper that you call"),
+    (together(returned=lambda model: model.state_dict()), "begin with 'module.'"),
+    (together(divide_by=lambda x, size, world: size), "0.5 times.*divide"),
+    (together(divide_by=its_images), "last batch of 1 image.*divides by batch_size"),
+    (together(divide_by=its_images, cut=blocks), "last batch of 1 image.*divides by batch_size"),
     (together(seed=1), "begin with the same"),
-    (together(steps=2), r"2, 2"),
-    (together(no_zero_grad=True), "after 2 epochs"),
-    (together(share="set", divide_by="batch"), r"step 1 of fit takes images 0 to 7; .* \[0, 1, 2, 3, 9, 10, 11, 12\]"),
+    (together(pieces=2), r"2, 2"),
+    (together(drop_last=True), r"6 in fit, \[4, 4\] on your ranks"),
+    (together(zero_grad=False), "after 2 epochs"),
+    (of_a_part_of_the_set(a_block_of_the_set), r"6 in fit, \[4, 4\].*not the whole set"),
+    (of_a_part_of_the_set(lambda x, rank, world: x[rank::world]), "with 17 images in batches of 8, one rank waits"),
+    (with_a_sampler(shuffle=True), "not the whole set"),
+    (with_a_sampler(shuffle=False), r"\[0\] on top"),
 )
 
 

@@ -18,7 +18,7 @@ from workshop_utils.exercises import (
 )
 from workshop_utils.exercises.ranks import ask_ranks, run_on_ranks
 
-IMAGES_A_RANK = 4  # a rank's images of each batch in `check_fit_together`
+IMAGES_A_RANK = 4  # a rank's images of a whole batch in `check_fit_together`
 EXACT = 1e-9  # the order of sums changes float64 weights by less
 ROUNDED = 6e-3  # an accuracy may be rounded to two places
 
@@ -27,40 +27,21 @@ ROUNDED = 6e-3  # an accuracy may be rounded to two places
 def check_fit_together(fit_together: Function, fit: Callable, client: Client) -> None:
     expect(not _does_what(fit_together, fit), "fit_together still does what fit does: nothing has changed yet.")
     n_ranks = _n_ranks(client)
-    batch_size, n_last = IMAGES_A_RANK * n_ranks, n_ranks + 1
-    images = torch.rand(2 * batch_size + n_last, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    images[:, 0] = torch.arange(len(images)) / 1000  # identifies each image
-    labels = torch.arange(len(images)) % 3
-    one_batch = images[:batch_size], labels[:batch_size], batch_size
-    short_batch = images[-n_last:], labels[-n_last:], batch_size
+    batch_size = IMAGES_A_RANK * n_ranks
 
     # One step of SGD moves the weights in proportion to the gradient, so it also shows a wrong scale.
-    [(first, _)], [(target, whole)] = (_fit_on_ranks(client, fit, *one_batch, n, n_workers=1) for n in (0, 1))
-    ranks = _fit_on_ranks(client, fit_together, *one_batch, 1, n_workers=n_ranks)
-    for weights, _ in ranks:
-        expect(
-            not any(name.startswith("module.") for name in weights),
-            "the names begin with 'module.', which fit's network does not know: return the state of the network "
-            "inside the wrapper.",
-        )
-        expect(weights.keys() == target.keys(), f"return the weights as fit does, a dict with {', '.join(target)}.")
-    _expect_shares([seen for _, seen in ranks], whole[0], n_ranks)
-    expect(
-        all(_apart(weights, ranks[0][0]) <= EXACT for weights, _ in ranks),
-        "the ranks end with different weights: nothing averages their gradients. Is the model wrapped?",
-    )
-    expect(_apart(ranks[0][0], target) <= EXACT, _wrong_step(first, ranks[0][0], target))
+    found, target = _fit_both(client, fit_together, fit, n_ranks, _data(batch_size), batch_size, 1)
+    if not _equal(found, target):
+        first, _ = _fit(fit, *_data(batch_size), batch_size, 0)
+        raise NotYet(_wrong_step(first, found, target))
 
-    [(target, whole)] = _fit_on_ranks(client, fit, images, labels, batch_size, 2, n_workers=1)
-    ranks = _fit_on_ranks(client, fit_together, images, labels, batch_size, 2, n_workers=n_ranks)
-    _expect_same_batches([seen for _, seen in ranks], whole)
-    if not all(_apart(weights, target) <= EXACT for weights, _ in ranks):
-        [(target, _)] = _fit_on_ranks(client, fit, *short_batch, 1, n_workers=1)
-        short, _ = _fit_on_ranks(client, fit_together, *short_batch, 1, n_workers=n_ranks)[0]
+    found, target = _fit_both(client, fit_together, fit, n_ranks, _data(2 * batch_size + 1), batch_size, 2)
+    if not _equal(found, target):
+        found, target = _fit_both(client, fit_together, fit, n_ranks, _data(1), batch_size, 1)
         expect(
-            _apart(short, target) <= EXACT,
-            f"whole batches are right, a last batch of {n_last} images is not: there, too, fit divides by batch_size, "
-            "not by the number of images that are left.",
+            _equal(found, target),
+            "whole batches are right, a last batch of 1 image is not: there, too, fit divides by batch_size, not by "
+            "the number of images that are left.",
         )
         raise NotYet("the first step is right, and after 2 epochs of 3 steps the weights differ from fit's.")
     passed("Every rank ends with the weights of one process.")
@@ -109,55 +90,88 @@ def _n_ranks(client):
     return len(daskrun.run(client, int, backend="gloo"))
 
 
-def _fit_on_ranks(client, function, images, labels, batch_size, n_epochs, n_workers):
-    """Return for each rank (weights; numbers of the images of each forward pass)."""
+def _data(n_images):
+    """Return (images, labels) for `fit`; the first number of an image identifies it."""
+    images = torch.rand(n_images, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    images[:, 0] = torch.arange(n_images) / 1000
+    return images, torch.arange(n_images) % 3
 
-    def on_each_rank():
-        import torch
 
-        seen = []
+def _fit(function, images, labels, batch_size, n_epochs):
+    """Return (weights, numbers of the images of each forward pass) of one process or rank."""
+    seen = []
 
-        def note(layer, inputs):
-            if getattr(layer, "in_features", None) == 8:
-                seen.append((inputs[0][:, 0] * 1000).round().int().tolist())
+    def note(layer, inputs):
+        if getattr(layer, "in_features", None) == 8:
+            seen.append((inputs[0][:, 0] * 1000).round().int().tolist())
 
-        hook = torch.nn.modules.module.register_module_forward_pre_hook(note)
-        try:
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(note)
+    try:
+        with torch.random.fork_rng(devices=[]):
             weights = function(images, labels, batch_size, n_epochs)
-        finally:
-            hook.remove()
-        found = weights.items() if isinstance(weights, dict) else ()  # a wrapped model could not be sent back
-        return dict(found), seen
-
-    return run_on_ranks(client, on_each_rank, n_workers=n_workers)
+    finally:
+        hook.remove()
+    found = weights.items() if isinstance(weights, dict) else ()  # a wrapped model could not be sent back
+    return dict(found), seen
 
 
-def _expect_shares(seen, whole, n_ranks):
-    mine = [sorted(image for batch in batches for image in batch) for batches in seen]
+def _fit_both(client, fit_together, fit, n_ranks, data, batch_size, n_epochs):
+    """Return the weights of all ranks, and fit's; expect that the ranks share each batch and end with equal weights."""
+    about = f"with {len(data[0])} images in batches of {batch_size}, "
+    target, whole = _fit(fit, *data, batch_size, n_epochs)
+    run = fit_together, *data, batch_size, n_epochs
+    ranks = run_on_ranks(client, _fit, *run, n_workers=n_ranks, about=about)
+    for weights, _ in ranks:
+        expect(
+            not any(name.startswith("module.") for name in weights),
+            "the names begin with 'module.', which fit's network does not know: return the state of the network "
+            "inside the wrapper.",
+        )
+        expect(weights.keys() == target.keys(), f"return the weights as fit does, a dict with {', '.join(target)}.")
+    _expect_shares([seen for _, seen in ranks], whole, batch_size)
+    found = ranks[0][0]
+    expect(
+        all(_equal(weights, found) for weights, _ in ranks),
+        f"{about}the ranks end with different weights: nothing averages their gradients. Is the model wrapped, and is "
+        "it the wrapper that you call?",
+    )
+    return found, target
+
+
+def _expect_shares(seen, whole, batch_size):
+    """Expect that in each step the ranks share a batch of fit's.
+
+    seen: for each rank, the images of each of its forward passes. whole: the images of each of fit's.
+    """
+    n_passes = [len(batches) for batches in seen]
+    expect(
+        set(n_passes) == {len(whole)},
+        f"calls of the network: {len(whole)} in fit, {n_passes} on your ranks. Cut each batch of fit, not the whole "
+        "set, and let each rank call the network once for each batch, with its own part.",
+    )
+    for step, batch in enumerate(whole):
+        parts = [sorted(batches[step]) for batches in seen]
+        _expect_parts(parts, sorted(batch), f"step {step + 1} of fit takes images {min(batch)} to {max(batch)}; ")
+        if len(batch) == batch_size:
+            expect(all(parts), f"of a whole batch, the ranks take {parts}: one of them has nothing to do.")
+
+
+def _expect_parts(parts, batch, about):
+    n_ranks = len(parts)
     if n_ranks > 1:
         expect(
-            any(one != sorted(whole) for one in mine),
+            any(part != batch for part in parts),
             f"every rank computes the whole batch: give each rank its own part, one image in {n_ranks}.",
         )
-        same = all(one == mine[0] for one in mine)
-        expect(not same, f"every rank takes the same images, {mine[0]}: let its rank choose.")
-    for image in sorted(whole):
-        expect(any(image in one for one in mine), f"image {image} of a batch is on no rank.")
-    expect(sum(map(len, mine)) == len(whole), f"the ranks take {mine}: an image is there twice.")
-    n_steps = [len(batches) for batches in seen]
-    expect(set(n_steps) == {1}, f"for one batch of fit, the ranks take {n_steps} steps: each should take one.")
-
-
-def _expect_same_batches(seen, whole):
-    for step, batch in enumerate(whole):
-        together = sorted(image for batches in seen for part in batches[step : step + 1] for image in part)
-        expect(
-            together == sorted(batch),
-            f"step {step + 1} of fit takes images {min(batch)} to {max(batch)}; in theirs, your ranks together take "
-            f"{together or 'none'}. Cut each batch, not the whole set.",
-        )
-    n_steps = [len(batches) for batches in seen]
-    expect(set(n_steps) == {len(whole)}, f"fit takes {len(whole)} steps, your ranks take {n_steps}.")
+        differ = any(part != parts[0] for part in parts)
+        expect(differ, f"every rank takes the same images, {parts[0]}: let its rank choose.")
+    together = sorted(image for part in parts for image in part)
+    others, missing = sorted(set(together) - set(batch)), sorted(set(batch) - set(together))
+    about += f"your ranks take {parts}"
+    expect(not (others and missing), f"{about}. Take each batch as fit does, and cut that, not the whole set.")
+    expect(not others, f"{about}: {others} on top. (A DistributedSampler repeats images until each rank has as many.)")
+    expect(not missing, f"{about}: {missing} on no rank.")
+    expect(together == batch, f"{about}: an image is there twice.")
 
 
 def _wrong_step(first, found, target):
@@ -171,7 +185,7 @@ def _wrong_step(first, found, target):
         )
     return (
         "after one step the weights differ from fit's, and not by a factor: do all ranks begin with the "
-        "same weights, and with fit's loss?"
+        "same weights, does each image keep its label, and is the loss fit's?"
     )
 
 
@@ -179,5 +193,5 @@ def _does_what(answer, fit):
     return unanswered(answer, given=fit) and unanswered(fit, given=answer)
 
 
-def _apart(weights, others):
-    return max((weights[name] - others[name]).abs().max().item() for name in others)
+def _equal(weights, others):
+    return all(torch.allclose(weights[name], others[name], rtol=0, atol=EXACT) for name in others)
