@@ -157,12 +157,15 @@ test_fit_together = judged(
     (together(divide_by=lambda x, size, world: size), "0.5 times.*divide"),
     (together(divide_by=its_images), "last batch of 1 image.*divides by batch_size"),
     (together(divide_by=its_images, cut=blocks), "last batch of 1 image.*divides by batch_size"),
-    (together(seed=1), "begin with the same"),
+    (together(seed=1), "begin with fit's weights"),
     (together(pieces=2), r"2, 2"),
     (together(drop_last=True), r"6 in fit, \[4, 4\] on your ranks"),
     (together(zero_grad=False), "after 2 epochs"),
     (of_a_part_of_the_set(a_block_of_the_set), r"6 in fit, \[4, 4\].*not the whole set"),
-    (of_a_part_of_the_set(lambda x, rank, world: x[rank::world]), "with 17 images in batches of 8, one rank waits"),
+    (
+        of_a_part_of_the_set(lambda x, rank, world: x[rank::world]),
+        "with 17 images in batches of 8, the last of 1, one rank waits",
+    ),
     (with_a_sampler(shuffle=True), "not the whole set"),
     (with_a_sampler(shuffle=False), r"\[0\] on top"),
 )

@@ -32,7 +32,7 @@ def check_fit_together(fit_together: Function, fit: Callable, client: Client) ->
     # One step of SGD moves the weights in proportion to the gradient, so it also shows a wrong scale.
     found, target = _fit_both(client, fit_together, fit, n_ranks, _data(batch_size), batch_size, 1)
     if not _equal(found, target):
-        first, _ = _fit(fit, *_data(batch_size), batch_size, 0)
+        first, _ = _fit(fit, _data(batch_size), batch_size, 0)
         raise NotYet(_wrong_step(first, found, target))
 
     found, target = _fit_both(client, fit_together, fit, n_ranks, _data(2 * batch_size + 1), batch_size, 2)
@@ -97,7 +97,7 @@ def _data(n_images):
     return images, torch.arange(n_images) % 3
 
 
-def _fit(function, images, labels, batch_size, n_epochs):
+def _fit(function, data, batch_size, n_epochs):
     """Return (weights, numbers of the images of each forward pass) of one process or rank."""
     seen = []
 
@@ -108,7 +108,7 @@ def _fit(function, images, labels, batch_size, n_epochs):
     hook = torch.nn.modules.module.register_module_forward_pre_hook(note)
     try:
         with torch.random.fork_rng(devices=[]):
-            weights = function(images, labels, batch_size, n_epochs)
+            weights = function(*data, batch_size, n_epochs)
     finally:
         hook.remove()
     found = weights.items() if isinstance(weights, dict) else ()  # a wrapped model could not be sent back
@@ -117,10 +117,12 @@ def _fit(function, images, labels, batch_size, n_epochs):
 
 def _fit_both(client, fit_together, fit, n_ranks, data, batch_size, n_epochs):
     """Return the weights of all ranks, and fit's; expect that the ranks share each batch and end with equal weights."""
-    about = f"with {len(data[0])} images in batches of {batch_size}, "
-    target, whole = _fit(fit, *data, batch_size, n_epochs)
-    run = fit_together, *data, batch_size, n_epochs
-    ranks = run_on_ranks(client, _fit, *run, n_workers=n_ranks, about=about)
+    n_images = len(data[0])
+    about = f"with {n_images} images in batches of {batch_size}, "
+    if n_images % batch_size:
+        about += f"the last of {n_images % batch_size}, "
+    target, whole = _fit(fit, data, batch_size, n_epochs)
+    ranks = run_on_ranks(client, _fit, fit_together, data, batch_size, n_epochs, n_workers=n_ranks, about=about)
     for weights, _ in ranks:
         expect(
             not any(name.startswith("module.") for name in weights),
@@ -181,11 +183,11 @@ def _wrong_step(first, found, target):
     if torch.allclose(moved, scale * wanted, atol=EXACT):
         return (
             f"after one step the weights have moved {scale:.3g} times as far as fit's. "
-            "DDP takes the mean over the ranks; what does the loss divide by?"
+            "DDP takes the mean over the ranks; what does the loss divide by, and is the rate fit's?"
         )
     return (
-        "after one step the weights differ from fit's, and not by a factor: do all ranks begin with the "
-        "same weights, does each image keep its label, and is the loss fit's?"
+        "after one step the weights differ from fit's, and not by a factor: do the ranks begin with fit's "
+        "weights, does each image keep its label, and is the loss fit's?"
     )
 
 
