@@ -119,10 +119,6 @@ def test_two_ranks_end_with_the_weights_of_one_process(alone, on_two_ranks):
     assert changed(alone[1], resnet().state_dict()) >= {"conv1.weight", "fc.weight"}
 
 
-def test_a_batch_in_parts_gives_the_gradient_of_the_whole(alone):
-    assert difference(trained(accumulate=4, **FIVE_STEPS)[1], alone[1]) <= 1e-5
-
-
 def test_ranks_that_drift_apart_are_found_at_the_next_comparison(client):
     def spoiled_at(step):
         model, seen = resnet(), []
@@ -546,7 +542,6 @@ def test_a_checkpoint_remembers_how_the_model_it_began_with_was_built_but_not_th
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"batch_size": 30, "accumulate": 4}, "30 .* multiple of 4"),
         ({"batch_size": 81}, "80.* 81"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"epochs": 1.5}, "epochs is 1.5"),
@@ -603,7 +598,6 @@ def stopped(tmp_path_factory):
         ({"seed": 1}, "seed 0, now 1"),
         ({"epochs": 2}, "epochs 1, now 2"),
         ({"batch_size": 8}, "batch_size 16, now 8"),
-        ({"accumulate": 2}, "accumulate 1, now 2"),
         ({"lr": 0.02, "warmup_steps": 3}, "lr 0.1, now 0.02, warmup_steps 0, now 3"),
         ({"images": noise(81)}, "n_images 80, now 81"),
     ],
@@ -666,7 +660,12 @@ def test_a_dataset_that_does_not_give_all_images_is_refused_in_training_and_eval
 def test_ranks_do_not_part_where_a_dataset_leaves_an_image_out(client):
     dataset = LeavesOut(*noise().tensors)
     with pytest.raises(ValueError, match="7 images instead of 8"):
-        daskrun.run(client, trained, dataset, n_workers=2, timeout=240, accumulate=2, **FIVE_STEPS)
+        daskrun.run(client, trained, dataset, n_workers=2, timeout=240, **FIVE_STEPS)
+
+
+def test_a_batch_that_the_ranks_cannot_share_is_refused(client):
+    with pytest.raises(ValueError, match="batch_size 15 cannot be shared by 2 ranks: give a multiple of 2"):
+        daskrun.run(client, trained, n_workers=2, **FIVE_STEPS | {"batch_size": 15})
 
 
 def test_settings_may_be_numpys_numbers_and_the_checkpoint_still_loads(tmp_path):

@@ -4,7 +4,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from numbers import Integral, Real
 from typing import Any, NamedTuple
@@ -48,7 +48,6 @@ class Settings:
 
     epochs: int = 1  #: passes over the training set
     batch_size: int = 32  #: images per optimizer step, over all ranks
-    accumulate: int = 1  #: forward passes per step; each takes batch_size / (world size * accumulate) images
     lr: float = 0.01  #: learning rate for 32 images a step; see `learning_rate`
     freeze_epochs: int = 0  #: the first epochs, so many, train the head `fc` alone
     warmup_steps: int = 0  #: steps in which the learning rate rises to its peak
@@ -61,7 +60,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         # NumPy's numbers become Python's, as torch.load reads no others.
-        lowest = {"epochs": 1, "batch_size": 1, "accumulate": 1, "freeze_epochs": 0, "warmup_steps": 0, "seed": 0}
+        lowest = {"epochs": 1, "batch_size": 1, "freeze_epochs": 0, "warmup_steps": 0, "seed": 0}
         for name, least in lowest.items():
             setattr(self, name, _whole(name, getattr(self, name), least))
         if not isinstance(self.lr, Real) or isinstance(self.lr, bool) or not 0 <= self.lr < math.inf:
@@ -254,17 +253,10 @@ def _take_step(
     run: Settings,
     sent: _Sent,
 ) -> _Step:
-    start, loss = _moment(), torch.zeros((), device=_own_device())
+    start = _moment()
     labels = labels.to(_own_device(), non_blocking=True)
-    parts = zip(images.chunk(run.accumulate), labels.chunk(run.accumulate), strict=True)
-    for position, (part, part_labels) in enumerate(parts, start=1):
-        # Gradients add up on this rank, and travel with the last part.
-        silent = position < run.accumulate and isinstance(parallel, DistributedDataParallel)
-        with parallel.no_sync() if silent else nullcontext():  # type: ignore[operator]
-            logits = _logits(parallel, part, run.precision)  # (images of a part, n_classes)
-            part_loss = cross_entropy(logits, part_labels, reduction="sum") / len(images)
-            part_loss.backward()
-        loss += part_loss.detach()
+    loss = cross_entropy(_logits(parallel, images, run.precision), labels)
+    loss.backward()
     arrived = _moment()
     optimizer.step()
     optimizer.zero_grad()
@@ -364,11 +356,10 @@ def _check_run(
     n_images, n_val_images = len(train_set), 0 if val_set is None else len(val_set)  # type: ignore[arg-type]
     sizes = {"n_images": n_images, "n_val_images": n_val_images}
     check_all_alike({**sizes, "has a val_set": val_set is not None, "check_every": check_every, **asdict(run)})
-    parts = world()[1] * run.accumulate
-    if run.batch_size % parts:
+    n_ranks = world()[1]
+    if run.batch_size % n_ranks:
         raise ValueError(
-            f"batch_size {run.batch_size} cannot be shared by {world()[1]} ranks with accumulate={run.accumulate}: "
-            f"give a multiple of {parts}."
+            f"batch_size {run.batch_size} cannot be shared by {n_ranks} ranks: give a multiple of {n_ranks}."
         )
     if n_images < run.batch_size:
         raise ValueError(
