@@ -99,7 +99,7 @@ def test_a_busy_dashboard_port_is_replaced_by_a_working_one_that_the_warning_nam
         ):
             assert any(client.dashboard_link in str(warning.message) for warning in caught)
             assert f":{port}/" not in client.dashboard_link
-            with urllib.request.urlopen(client.dashboard_link, timeout=60) as answer:
+            with urllib.request.urlopen(client.dashboard_link, timeout=240) as answer:
                 assert answer.status == 200
 
 

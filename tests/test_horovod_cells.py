@@ -29,7 +29,7 @@ print("=====")
 print(chosen.outputs[0].text, end="")
 """
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=240)
     assert done.returncode == 0, done.stderr
     said, stored = done.stdout.split("ordinary\nThere is no stored output of this cell: it was changed.\n=====\n")
     first, shown = said.split("\n", 1)
@@ -54,7 +54,7 @@ with mock.patch.object(horovod_cells, "available", lambda: False):
 print("=====")
 print(cell.outputs[0].text, end="")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     shown, stored = done.stdout.split("=====\n")
     assert shown.endswith(f"your guess            12\n{stored}") and "measured" in stored

@@ -23,13 +23,13 @@ server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTT
 threading.Thread(target=server.serve_forever, daemon=True).start()
 with hold_back_requests(f"http://127.0.0.1:{server.server_port}", 0) as address:
     try: os.killpg(0, signal.SIGINT); signal.pause()
-    except KeyboardInterrupt: print(urllib.request.urlopen(address, timeout=60).status)
+    except KeyboardInterrupt: print(urllib.request.urlopen(address, timeout=240).status)
 """
 
 
 class Echo(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"  # keeps its connections
-    everybody = threading.Barrier(N_CONNECTIONS, timeout=60)
+    everybody = threading.Barrier(N_CONNECTIONS, timeout=240)
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -56,7 +56,7 @@ def address():
 
 def seconds_for(address, *bodies, path="/"):
     """Return the seconds of each request, one after the other on one connection."""
-    connection, seconds = http.client.HTTPConnection(address, timeout=60), []
+    connection, seconds = http.client.HTTPConnection(address, timeout=240), []
     for body in bodies:
         start = time.perf_counter()
         connection.request("POST", path, body)

@@ -292,7 +292,7 @@ class OfTheNotebook(TensorDataset):
 
 def test_the_children_of_a_rank_read_a_dataset_that_they_cannot_import(client):
     images = TensorDataset(*noise(33).tensors)
-    settings = {"n_workers": 1, "batch_size": 16, "timeout": 120}
+    settings = {"n_workers": 1, "batch_size": 16}
     (expected,) = daskrun.run(client, trained, Subset(images, range(32)), **settings)
     own = OfTheNotebook(*images.tensors)
     (found,) = daskrun.run(client, trained, Subset(own, range(32)), num_workers=1, **settings)
@@ -304,7 +304,7 @@ def test_the_children_of_a_rank_read_a_dataset_that_they_cannot_import(client):
 def test_a_users_own_loader_reads_a_dataset_that_its_children_cannot_import(client):
     def read():
         own = OfTheNotebook(*noise(8).tensors)
-        load = partial(DataLoader, batch_size=4, num_workers=1, timeout=60, collate_fn=lambda samples: samples)
+        load = partial(DataLoader, batch_size=4, num_workers=1, collate_fn=lambda samples: samples)
         with pytest.raises(Unreadable, match="the last image"):
             list(load(own))
         samples = [sample for batch in load(Subset(own, range(7))) for sample in batch]
@@ -312,7 +312,7 @@ def test_a_users_own_loader_reads_a_dataset_that_its_children_cannot_import(clie
 
     expected = noise(8).tensors[0][:7]
     for known, images in (
-        *daskrun.run(client, read, n_workers=1, timeout=120),
+        *daskrun.run(client, read, n_workers=1),
         client.submit(read, pure=False).result(),
     ):
         assert known == [True] * 7 and torch.equal(images, expected)
@@ -338,7 +338,7 @@ class Counted(TensorDataset):
 def test_what_children_send_leaves_the_classes_of_their_parent_as_they_are(client):
     def read():
         before, Counted.n_made = Counted.tell, 100
-        (sample,) = DataLoader(Counted(torch.zeros(1, 3)), batch_size=None, num_workers=1, timeout=60)
+        (sample,) = DataLoader(Counted(torch.zeros(1, 3)), batch_size=None, num_workers=1)
         sample.tell()
         return type(sample) is Counted, Counted.n_made, Counted.tell is before, TOLD
 
@@ -356,7 +356,7 @@ def test_a_function_that_a_child_cannot_import_shares_tensors_and_queues_with_it
             queue.put("done")
 
         (child := context.Process(target=work)).start()
-        answer = queue.get(timeout=60)
+        answer = queue.get()
         child.join()
         return answer, count.item()
 

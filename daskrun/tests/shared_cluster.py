@@ -72,7 +72,7 @@ class SharedCluster:
     def mend(self):
         """Restart the workers; where that does not help, start another cluster."""
         with suppress(Exception):  # whatever a test did to the client or to the cluster
-            self.client.restart(timeout=30)
+            self.client.restart(timeout=120)
         if not self.is_idle_soon():
             self.close()
             self.client = local.start_local(self.n_workers)
@@ -80,7 +80,7 @@ class SharedCluster:
     def close(self):
         for part in (self.client, self.client.cluster):
             with suppress(Exception):
-                part.close(timeout=30)
+                part.close(timeout=120)
 
 
 @pytest.fixture(scope="session")

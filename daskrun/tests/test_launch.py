@@ -905,7 +905,7 @@ def test_a_hundred_launches_leave_nothing_behind(client):
     gc.collect()
     before = everywhere()
     for _ in range(100):
-        assert daskrun.run(client, total, timeout=60) == [2.0, 2.0]
+        assert daskrun.run(client, total) == [2.0, 2.0]
     gc.collect()
 
     def leaked():

@@ -210,7 +210,7 @@ def total():
     import torch
 
     numbers = torch.utils.data.TensorDataset(torch.arange(4))
-    return sum(int(batch.sum()) for (batch,) in torch.utils.data.DataLoader(numbers, num_workers=1, timeout=60))
+    return sum(int(batch.sum()) for (batch,) in torch.utils.data.DataLoader(numbers, num_workers=1))
 
 if __name__ == "__main__":
     with start_local(1) as client, client.cluster:

@@ -34,7 +34,7 @@ def kernel(tmp_path, monkeypatch):
     manager.start_kernel(cwd=str(tmp_path))
     client = manager.blocking_client()
     client.start_channels()
-    client.wait_for_ready(timeout=60)
+    client.wait_for_ready(timeout=240)
     reply = client.execute_interactive(STARTED, timeout=120, output_hook=lambda message: None)
     assert reply["content"]["status"] == "ok", reply["content"]
     process = psutil.Process(manager.provisioner.pid)
@@ -62,5 +62,5 @@ def kill(manager, process):
 def test_a_kernel_leaves_no_orphan(kernel, end):
     manager, process, processes = kernel
     end(manager, process)
-    _, alive = psutil.wait_procs(processes, timeout=60)
+    _, alive = psutil.wait_procs(processes, timeout=240)
     assert not [command_of(one) for one in alive if not has_ended(one.pid)]

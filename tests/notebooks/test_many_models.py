@@ -41,7 +41,7 @@ def trained(lesson):
 
     submit.client = client
     yield submit
-    client.wait_for_workers(2, timeout=60)  # one that still starts would not hear the shutdown
+    client.wait_for_workers(2, timeout=240)  # one that still starts would not hear the shutdown
     client.shutdown()
 
 
