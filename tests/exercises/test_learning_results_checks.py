@@ -29,6 +29,11 @@ def without_replacement(values):
     return np.percentile(drawn, [2.5, 97.5])
 
 
+def normal(values):
+    drawn = means(values, (2000, len(values)))
+    return drawn.mean() + np.array([-1.96, 1.96]) * drawn.std()
+
+
 test_interval = pytest.mark.smoke(
     judged(
         learning_results.check_interval,
@@ -39,8 +44,11 @@ test_interval = pytest.mark.smoke(
         (lambda values: None, "two numbers, .low, high., not None"),
         (lambda values: right_interval(values)[::-1], "high end comes first"),
         (without_replacement, "with replacement"),
-        (lambda values: np.percentile(values, [2.5, 97.5]), "single differences"),
-        (lambda values: np.sort(means(values, (2000, len(values))))[[0, -1]], "then the 2.5th"),
+        (lambda values: np.percentile(values, [2.5, 97.5]), "nor single values"),
+        (lambda values: [means(values, (2000, len(values))).mean()] * 2, "average each by itself"),
+        (lambda values: len(values) * right_interval(values), "not its sum"),
+        (normal, "percentile method"),
+        (lambda values: np.sort(means(values, (2000, len(values))))[[0, -1]], "then the 2.5th and the 97.5th"),
         (lambda values: np.percentile(means(values, (2000, len(values))), [0.025, 0.975]), "counts to 100"),
         (lambda values: np.percentile(means(values, (2000, len(values))), [5, 95]), "too narrow"),
         (lambda values: np.percentile(means(values, (2000, 100)), [2.5, 97.5]), "as many values as"),
