@@ -35,9 +35,6 @@ N_LAYERS, LAYER_NUMBERS = 20, 558_000  # float32: together 44.6 MB, as the gradi
 N_RANKS = (1, 2, 4, 8)
 SIZES = (2**16, 2**18, 2**20, 2**22)  # float32 of an all-reduce
 WARM_UP = 3  # DDP makes its buckets again after the first step
-NETWORK = {"name": "25 Gbit/s Ethernet, 50 us a message", "bytes_per_s": 25e9 / 8, "latency_s": 50e-6}
-NETWORK_COMPUTE_S = (FORWARD_S + BACKWARD_S, 0.06)  # as measured here on a core; and as if 20 times faster, on a GPU
-NETWORK_RANKS = (1, 2, 4, 8, 16, 32, 64)
 
 
 class Layer(torch.nn.Module):
@@ -217,38 +214,16 @@ def main(n_steps, mbit, rank_of):
     )
 
 
-def curve(buckets):
-    """Return rows of a step on more ranks, with NETWORK between them."""
-    link = NETWORK["latency_s"], NETWORK["bytes_per_s"]
-    return [
-        {
-            "compute_s": compute_s,
-            "ranks": n,
-            "predicted_s": (step := predict(n, compute_s, buckets, *link)),
-            "efficiency": compute_s / step,
-        }
-        for compute_s in NETWORK_COMPUTE_S
-        for n in NETWORK_RANKS
-    ]
-
-
 def report(rows, about):
     """Print the tables, and write the same as JSON."""
-    beyond = curve(about["buckets"])
     lines = [
         f"fitted to 1 rank: {about['compute_s']:.3f} s of compute; to 2: {about['bytes_per_s'] * 8e-6:.0f} of "
         f"{about['mbit']} Mbit/s, {about['latency_s'] * 1000:.2f} ms latency",
         "ranks  predicted s  measured s   error",
         *(f"{row['ranks']:5}{row['predicted_s']:13.3f}{row['measured_s']:12.3f}{row['error']:8.1%}" for row in rows),
-        f"{NETWORK['name']}, not measured",
-        "compute s  ranks  predicted s  efficiency",
-        *(
-            f"{row['compute_s']:9.2f}{row['ranks']:7}{row['predicted_s']:13.4f}{row['efficiency']:12.1%}"
-            for row in beyond
-        ),
     ]
     print("\n".join(lines))
-    result = about | {"rows": rows, "network": NETWORK, "curve": beyond, "printed": lines}
+    result = about | {"rows": rows, "printed": lines}
     print(f"written to {write_result('steps', result).relative_to(Path(__file__).parents[1])}")
 
 

@@ -4,10 +4,7 @@ import os
 from functools import partial
 from math import ceil
 
-import pandas as pd
 import pytest
-import torch
-import torch.distributed as dist
 from answers import judged
 
 from workshop_utils.checkpoint import checkpoint_exists, load_checkpoint, save_checkpoint
@@ -75,7 +72,7 @@ class TwoHosts:
         return self._result
 
 
-def move(shared, n_steps, at="{shared}/small.pt", done=1, exists=checkpoint_exists, skip=(), each=True, out=dict):
+def move(shared, n_steps, at="{shared}/small.pt", done=1, exists=checkpoint_exists, skip=(), every=1, out=dict):
     model, optimizer = exercises.small_model()
     at, first, losses = at.format(shared=shared), 0, {}
 
@@ -91,10 +88,10 @@ def move(shared, n_steps, at="{shared}/small.pt", done=1, exists=checkpoint_exis
     try:
         for step in range(first, n_steps):
             losses[step] = exercises.take_step(model, optimizer, step)
-            if each:
+            if every and (step + 1) % every == 0:
                 save(step)
     finally:  # a host that is taken away does not get here
-        if not each:
+        if not every:
             save(step)
     return out(losses)
 
@@ -103,8 +100,10 @@ test_no_wrong_move_passes = judged(
     lambda answer: exercises.check_move(answer, TwoHosts()),
     (lambda *_: None, "takes no step"),
     (partial(move, out=list), "not .5, 6, 7, 8, 9"),
-    (partial(move, each=False), "after each step"),  # a save at the end passed before
-    (partial(move, exists=os.path.exists), "began anew"),
+    (partial(move, every=None), "after each step"),
+    (partial(move, every=5), "gone before step 6.*step 5 was taken on both.*after each step"),
+    (partial(move, every=3), "gone before step 5.*step 4 was taken on both.*after each step"),
+    (partial(move, exists=os.path.exists), "began again"),
     (partial(move, exists=lambda _: True), "ask checkpoint_exists"),
     (partial(move, done=0), "step 4"),
     (partial(move, done=2), "not 5 to 9"),
@@ -118,53 +117,3 @@ def test_a_right_move_passes_and_the_home_folder_is_as_before(at, capsys):
     exercises.check_move(partial(move, at=at), TwoHosts())
     assert capsys.readouterr().out.startswith("Correct. Host b went on where host a had stopped")
     assert before == (os.environ.get("HOME"), os.getcwd())
-
-
-def by_flag(operation, then=bool, only=lambda mine: True):
-    def time_is_up(mine):
-        flag = torch.tensor(float(mine))
-        if only(mine):
-            dist.all_reduce(flag, op=operation)
-        return then(flag)
-
-    return time_is_up
-
-
-ANY = dist.ReduceOp.MAX
-
-
-def gathered(mine):
-    everybody = [None] * dist.get_world_size()
-    dist.all_gather_object(everybody, mine)
-    return any(everybody)
-
-
-test_time_is_up = judged(
-    lambda answer, two_ranks: exercises.check_time_is_up(answer, None),
-    (by_flag(ANY), "Correct"),
-    (gathered, "Correct"),
-    (exercises.given_time_is_up, "have to agree"),
-    (by_flag(ANY, then=lambda flag: None), "time is up on no rank, it returns None"),
-    (by_flag(dist.ReduceOp.MIN), "as soon as one"),
-    (lambda mine: True, "nobody has to stop yet"),
-    (by_flag(ANY, only=lambda mine: dist.get_rank() == 0), "on no rank, the ranks wait for each other.*all_reduce"),
-)
-
-
-LOG = pd.DataFrame(
-    {"rank": rank, "step": step, "began": began, "ready": began + work_s, "ended": began + 0.2}
-    for rank, work_s, first in ((0, 0.2, 100), (1, 0.05, 110))
-    for step, began in enumerate([first, first + 0.2, first + 0.4])
-)
-
-
-test_late = judged(
-    lambda answer: exercises.check_late(answer, LOG),
-    ([0, 10.02], "Correct"),
-    (0, "a pair"),
-    ((2, 10), "ranks are 0 and 1"),
-    ((1, 10), "Whom does it wait for"),
-    ((0, -10), "wrong way round"),
-    ((0, 9.85), "the same on both"),
-    ((0, 0), "how far apart"),
-)

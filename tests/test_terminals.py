@@ -1,0 +1,81 @@
+"""A terminal's command has a home of its own, and all that it started ends with it, and with its notebook."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from waiting import until
+
+from workshop_utils.terminals import Terminal, free_port, terminal_on
+
+TYPIST = """
+from workshop_utils.terminals import Terminal
+terminal = Terminal("a")
+terminal.run("sleep 600 & echo $! >pid; wait")
+print(terminal.home, flush=True)
+input()
+"""
+TWO_SLEEPERS = "echo $$ >pids; sleep 600 & echo $! >>pids; echo done >>pids; wait"
+
+
+def sleepers(terminal):
+    """Return the processes that TWO_SLEEPERS started, once they are there."""
+    file = terminal.home / "pids"
+    until(lambda: file.exists() and "done" in file.read_text())
+    return [psutil.Process(int(pid)) for pid in file.read_text().split()[:2]]
+
+
+def all_ended(processes):
+    return not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes)
+
+
+@pytest.fixture
+def terminal():
+    terminal = Terminal("a")
+    yield terminal
+    terminal.end()
+
+
+@pytest.mark.parametrize("how", ["end", "kill"])
+def test_a_command_ends_with_all_that_it_started(terminal, how):
+    terminal.run(TWO_SLEEPERS)
+    started = sleepers(terminal)
+    assert terminal.is_running
+    getattr(terminal, how)()
+    until(lambda: all_ended(started))
+    assert not terminal.is_running
+
+
+def test_a_new_command_ends_the_one_before_and_finds_an_empty_home(terminal):
+    terminal.run(TWO_SLEEPERS)
+    started = sleepers(terminal)
+    terminal.run("ls >listed; echo $HOME >home; echo wrong >&2")
+    until(lambda: all_ended(started))
+    until(lambda: "wrong" in (terminal.home / "log").read_text())
+    assert set((terminal.home / "listed").read_text().split()) == {"log", "listed"}
+    assert (terminal.home / "home").read_text().strip() == str(terminal.home)
+
+
+def test_a_command_ends_when_the_process_that_typed_it_is_killed():
+    with subprocess.Popen(
+        [sys.executable, "-c", TYPIST], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as typist:
+        file = Path(typist.stdout.readline().strip()) / "pid"
+        until(lambda: file.exists() and file.read_text().strip())
+        sleeper = psutil.Process(int(file.read_text()))
+        typist.kill()
+    until(lambda: all_ended([sleeper]))
+
+
+def test_a_host_has_one_terminal_and_an_address():
+    a, b = terminal_on("a"), terminal_on("b")
+    assert a is terminal_on("a") and a is not b
+    assert (a.address == b.address) == (sys.platform != "linux")
+
+
+def test_a_free_port_can_be_taken():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", free_port()))
