@@ -47,6 +47,7 @@ test_plan = pytest.mark.smoke(
         (changed(machines=lambda right, *_: right - 0.5), "round up"),
         (changed(machines=lambda _, *a: ceil(work_of(*a) / a[1])), "all of the 1 hours"),
         (changed(machines=lambda right, *_: right - 1), "0 machine.*not done"),
+        (changed(machines=lambda _, *a: max(1, round(work_of(*a) / (a[1] - a[3])))), "2 machine.*not done"),
         (changed(machines=lambda right, *_: right + 1), "2 machines.*but 1 would"),
         (changed(money=lambda _, n, *a: work_of(*a) * a[4]), "paid while it boots"),
         (changed(money=lambda _, n, *a: n * a[1] * a[4]), "until the deadline"),
@@ -96,6 +97,16 @@ def move(shared, n_steps, at="{shared}/small.pt", done=1, exists=checkpoint_exis
     return out(losses)
 
 
+class OneHost(TwoHosts):
+    def nthreads(self):
+        return {"tcp://a": 1}
+
+
+def test_with_one_host_the_check_says_what_is_missing():
+    with pytest.raises(exercises.NotYet, match="a single worker is left: start one on the other host"):
+        exercises.check_move(move, OneHost())
+
+
 test_no_wrong_move_passes = judged(
     lambda answer: exercises.check_move(answer, TwoHosts()),
     (lambda *_: None, "takes no step"),
@@ -104,6 +115,9 @@ test_no_wrong_move_passes = judged(
     (partial(move, every=5), "gone before step 6.*step 5 was taken on both.*after each step"),
     (partial(move, every=3), "gone before step 5.*step 4 was taken on both.*after each step"),
     (partial(move, exists=os.path.exists), "began again"),
+    (partial(move, at="{shared}small.pt"), "with a / before the name"),
+    (partial(move, at="{shared}"), "nothing was left below"),
+    (partial(move, at="memory://other/small.pt"), "whole address used"),
     (partial(move, exists=lambda _: True), "ask checkpoint_exists"),
     (partial(move, done=0), "step 4"),
     (partial(move, done=2), "not 5 to 9"),

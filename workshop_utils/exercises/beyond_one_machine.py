@@ -28,13 +28,15 @@ from workshop_utils.exercises import (
 
 N_STEPS = 10
 GONE_BEFORE = 5, 6  # steps; with the first alone, a checkpoint of every fifth step would do
+BELOW = "/bucket/folder/"  # the shared folder, as fsspec's memory has it
 CENT = 0.0051  # money may be rounded to cents
 exercises = sys.modules[__name__]  # the notebook's name for this module, which given_move repeats
 
 
 @exercise
 def check_plan(plan: Function) -> None:
-    questions = (1e6, 12, 80, 0.1, 0.5), (1e6, 1, 80, 0.25, 0.5), (36e4, 1.5, 100, 0.5, 2), (1e6, 100, 50, 0, 1)
+    questions = [(1e6, 12, 80, 0.1, 0.5), (1e6, 1, 80, 0.25, 0.5), (36e4, 1.5, 100, 0.5, 2), (1e6, 100, 50, 0, 1)]
+    questions += [(828e3, 1.05, 100, 0.05, 0.5), (72e4, 1.25, 100, 0.25, 0.5)]  # 2.3 machines' work, and 2 exactly
     for n_images, deadline_h, rate, boot_h, price in questions:
         about = f"plan({n_images:g}, {deadline_h}, {rate}, {boot_h}, {price})"
         answer, work_h = plan(n_images, deadline_h, rate, boot_h, price), n_images / rate / 3600
@@ -126,7 +128,9 @@ def check_move(move: Function, client: Answer) -> None:
 
 def _check_move_before(gone_before, move, client, right):
     """Take the first host away just before a step. right: the losses of a run that is never moved."""
-    shared, (first_host, second_host) = "memory://bucket/folder", list(client.nthreads())[:2]
+    shared, hosts = "memory://bucket/folder", list(client.nthreads())
+    expect(len(hosts) > 1, "a single worker is left: start one on the other host, and wait until it has joined.")
+    first_host, second_host = hosts[:2]
 
     def at(host, files, dies_before):
         task = client.submit(_on_a_host, move, shared, files, dies_before, workers=host, pure=False)
@@ -139,7 +143,8 @@ def _check_move_before(gone_before, move, client, right):
     expect(
         files,
         f"the first host was gone before step {gone_before}, and nothing was left below {shared!r}, which is no path "
-        "of a disk, as s3://bucket/folder is none. Is the whole address used, and is it saved after each step?",
+        "of a disk, just like s3://bucket/folder. Is the whole address used, with a / before the name, and is it saved "
+        "after each step?",
     )
     after, taken, _ = at(second_host, files, None)
     expect_type(after, dict, "move should return {step: loss}")
@@ -207,4 +212,4 @@ def _on_a_host(move, shared, files, dies_before):
 
 
 def _files(fs):
-    return {path: fs.cat_file(path) for path in fs.find("")}
+    return {path: fs.cat_file(path) for path in fs.find("") if path.startswith(BELOW)}
