@@ -119,6 +119,8 @@ def given_move(shared: str, n_steps: int) -> dict[int, float]:
 
 @exercise
 def check_move(move: Function, client: Answer) -> None:
+    one_left = "a single worker is left: start one on the other host, and wait until it has joined."
+    expect(len(client.nthreads()) > 1, one_left)
     model, optimizer = small_model()
     right = [take_step(model, optimizer, step) for step in range(N_STEPS)]
     for gone_before in GONE_BEFORE:
@@ -128,9 +130,7 @@ def check_move(move: Function, client: Answer) -> None:
 
 def _check_move_before(gone_before, move, client, right):
     """Take the first host away just before a step. right: the losses of a run that is never moved."""
-    shared, hosts = "memory://bucket/folder", list(client.nthreads())
-    expect(len(hosts) > 1, "a single worker is left: start one on the other host, and wait until it has joined.")
-    first_host, second_host = hosts[:2]
+    shared, (first_host, second_host) = "memory://bucket/folder", list(client.nthreads())[:2]
 
     def at(host, files, dies_before):
         task = client.submit(_on_a_host, move, shared, files, dies_before, workers=host, pure=False)
