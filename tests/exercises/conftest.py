@@ -23,7 +23,7 @@ class Ranks:
 
     def __init__(self, monkeypatch):
         self.own, self.changed = threading.local(), threading.Condition()
-        for name in ("get_rank", "get_world_size", "barrier", "all_reduce", "all_gather_object"):
+        for name in ("get_rank", "get_world_size", "barrier", "all_reduce", "all_gather_object", "broadcast"):
             monkeypatch.setattr(dist, name, getattr(self, name))
 
     def get_rank(self):
@@ -38,6 +38,15 @@ class Ranks:
     def all_reduce(self, tensor, op=dist.ReduceOp.SUM):
         combine = {dist.ReduceOp.SUM: torch.sum, dist.ReduceOp.MAX: torch.amax, dist.ReduceOp.MIN: torch.amin}[op]
         tensor.copy_(combine(torch.stack(self.meet("all_reduce", tensor.clone())), 0))
+
+    def broadcast(self, tensor, src):
+        """Send what rank `src` has, without waiting for the other, as gloo does with little."""
+        if self.own.rank == src:
+            with self.changed:
+                self.calls[src].append(("broadcast", tensor.clone()))
+                self.changed.notify_all()
+        else:
+            tensor.copy_(self.meet("broadcast", None)[src])
 
     def all_gather_object(self, found, value):
         found[:] = self.meet("all_gather_object", value)
