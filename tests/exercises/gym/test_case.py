@@ -1,6 +1,7 @@
 """The gym scores answers, refuses what cannot be one, replays a seed, and proves cures by a rerun."""
 
 import re
+import time
 import uuid
 from itertools import count
 from types import SimpleNamespace
@@ -60,10 +61,13 @@ def test_a_false_alarm_and_an_overlooked_fault_cost_points_and_a_healthy_job_giv
     assert sum(points(none, none).values()) == FULL
 
 
-def test_swapped_collectives_may_be_called_a_collective_on_one_rank_and_not_the_other_way_round():
+def test_two_kinds_that_look_the_same_and_have_the_same_cure_count_for_each_other_both_ways_round():
     swapped, alone = Diagnosis("collectives swapped", 0, 16), Diagnosis("collective on one rank", 0, 16)
-    assert points(swapped, alone)["kind"] > 0
-    assert points(alone, swapped)["kind"] == 0
+    assert points(swapped, alone)["kind"] == points(alone, swapped)["kind"] == POINTS["kind"]
+    for fault in BY_KIND.values():
+        if fault.alike:
+            twin = BY_KIND[fault.alike]
+            assert (twin.alike, twin.cure, twin.look) == (fault.kind, fault.cure, fault.look)
 
 
 # --- a case whose jobs are tables, so that their clock is a column
@@ -171,6 +175,22 @@ def test_a_rerun_holds_what_a_good_run_holds_and_says_what_failed(start, capsys,
     assert case.rerun("shard by rank") == (not failed)
     shown = capsys.readouterr().out
     assert re.findall(r"FAILED  (.*?):", shown) == failed and ("holds " in shown or "TimeoutError: late" in shown)
+
+
+def test_a_rerun_that_goes_on_logging_is_waited_for_and_one_that_is_quiet_hangs(start, capsys, monkeypatch):
+    clock = SimpleNamespace(now=0.0, time=time.time, monotonic=lambda: clock.now, sleep=lambda s: pass_by(s))
+
+    def pass_by(seconds):
+        clock.now += seconds
+
+    monkeypatch.setattr(gym_case, "time", clock)
+    monkeypatch.setattr(gym_case, "QUIET_S", 0.2)
+    grows = [table()[:n] for n in range(2, 56) for _ in range(3)]
+    case = start(seed_of("none"), Job(table()), Job(*grows, table()), Job(*[table()[:20]] * 99, table()))
+    assert case.rerun("shard by rank") and clock.now > 1  # many times as long as a rerun may be quiet
+    capsys.readouterr()
+    assert not case.rerun("shard by rank")
+    assert "FAILED  it ends: No rank has logged a step for 0.2 s. all is well" in capsys.readouterr().out
 
 
 def test_a_healthy_case_is_not_called_repaired(start, capsys):

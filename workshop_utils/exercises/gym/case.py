@@ -38,7 +38,7 @@ from workshop_utils.storage import cache_folder, copy_for_workers, new_shared_fo
 N_RANKS = 2
 N_EACH = PER_EPOCH * BATCH_SIZE // len(HELD_OUT)  # sketches of each breed
 BEGIN_S = 60  # time limit for both ranks to log a step: spawned workers import PyTorch first
-RERUN_S = 45  # time limit of a rerun, which takes seconds on free cores
+QUIET_S = 30  # a rerun hangs if no rank logs a step for so long; a step takes milliseconds on free cores
 CLOSE = 2e-5  # relative difference of losses from those of the clean run; the weakest fault makes 1.6e-4
 SLOWEST = 2.5  # times the steps before any fault, that the faster ones of the later may take
 WELL = "The job has ended well"
@@ -87,7 +87,7 @@ def start(client: Client, seed: int) -> "Case":
     clean = _clean[client.id]
     case = Case(client, int(seed), clean, draw(int(seed), possible_with(clean.memory_limit)))
     _current.append(case)
-    case._wait_until_it_runs()
+    _wait_until_it_runs(case._job)
     return case
 
 
@@ -188,11 +188,12 @@ class Case:
         return self._first
 
     def rerun(self, cure: Answer = None, **mended: Any) -> bool:
-        """Run the case again with a cure, print whether the run is as good as the clean one, and return that.
+        """Run the case again, print whether the run is as good as the clean one, and return that.
 
-        cure: one of `CURES`, which undoes what it is for and nothing else. mended: instead, your own version of a piece
-        of the training, in the place of the one that may be broken. With keep=function, function(original, *args) is
-        called where the training calls `RunCheckpoint.keep`, the original: see `gym.run.ORIGINALS`.
+        cure: one of `CURES`: the right one takes the fault out, and any other leaves it in. mended: instead, your own
+        version of a piece of the training, in the place of the one that may be broken. With keep=function,
+        function(original, *args) is called where the training calls `RunCheckpoint.keep`, the original: see
+        `gym.run.ORIGINALS`. A run hangs when no rank logs a step for half a minute; how long it takes is no matter.
         Raises NotYet for an unknown cure or piece, or more than one piece. A rerun counts as a look.
         """
         for piece in mended:
@@ -203,8 +204,8 @@ class Case:
         self.stop()
         self._looks["rerun"] += 1
         truth = Diagnosis() if cure == self._truth.cure else self._truth
-        with self._launch(truth, RERUN_S, **mended) as job:
-            said = _outcome(job, RERUN_S + 30)
+        with self._launch(truth, **mended) as job:
+            said = _end_or_hang(job)
         held = _invariants(_tidy(job), self._clean, said)
         if said.startswith(WELL):
             held["a step's time"] = _as_fast_as_before(_tidy(job))
@@ -218,14 +219,6 @@ class Case:
         """End the job, and free its workers."""
         self._job.cancel()
 
-    def _wait_until_it_runs(self) -> None:
-        give_up = time.monotonic() + BEGIN_S
-        while not self._job.done() and time.monotonic() < give_up:
-            rows = self._job.metrics()
-            if not rows.empty and rows["rank"].nunique() == N_RANKS:
-                return
-            time.sleep(0.05)
-
     def points_for(self, answer: Diagnosis) -> dict[str, int]:
         """Return the points of an answer; those of the first one are kept."""
         got = points(self._truth, answer)
@@ -233,15 +226,13 @@ class Case:
             self._first = sum(got.values())
         return got
 
-    def _launch(self, truth: Diagnosis, timeout: float | None = None, **mended: Piece) -> Job:
-        return launch(self._client, self._clean.plan(truth, **mended), timeout)
+    def _launch(self, truth: Diagnosis, **mended: Piece) -> Job:
+        return launch(self._client, self._clean.plan(truth, **mended))
 
 
-def launch(client: Client, plan: Plan, timeout: float | None = None) -> Job:
+def launch(client: Client, plan: Plan) -> Job:
     """Launch a run of the plan on two of the client's workers."""
-    return daskrun.launch(
-        client, train_sketches, plan, n_workers=N_RANKS, backend="gloo", wait_for_workers=60, timeout=timeout
-    )
+    return daskrun.launch(client, train_sketches, plan, n_workers=N_RANKS, backend="gloo", wait_for_workers=60)
 
 
 def make_clean(client: Client) -> Clean:
@@ -256,6 +247,15 @@ def make_clean(client: Client) -> Clean:
     metrics = metrics[metrics["step"] > RESUMED_AT].reset_index(drop=True)
     limits = [worker["memory_limit"] for worker in known_workers(client).values()]
     return Clean(place, photos, max(limits) if all(limits) else None, metrics)
+
+
+def _wait_until_it_runs(job):
+    give_up = time.monotonic() + BEGIN_S
+    while not job.done() and time.monotonic() < give_up:
+        rows = job.metrics()
+        if not rows.empty and rows["rank"].nunique() == N_RANKS:
+            return
+        time.sleep(0.05)
 
 
 def _tidy(job):
@@ -287,6 +287,19 @@ def _outcome(job, wait_s):
     except Exception as error:
         notes = "\n".join(getattr(error, "__notes__", ()))
         return f"{type(error).__name__}: {error}\n{notes}".strip()
+
+
+def _end_or_hang(job):
+    """Return the outcome, or what the ranks wait for once none of them has logged a step for `QUIET_S` seconds."""
+    _wait_until_it_runs(job)  # new workers take seconds, which are not the job's
+    n_rows, logged_at = len(job.metrics()), time.monotonic()
+    while not job.done():
+        if len(job.metrics()) > n_rows:
+            n_rows, logged_at = len(job.metrics()), time.monotonic()
+        if time.monotonic() - logged_at > QUIET_S:
+            return f"No rank has logged a step for {QUIET_S} s. {job.explain()}"
+        time.sleep(0.05)
+    return _outcome(job, 0)
 
 
 def _invariants(metrics, clean, said):

@@ -16,6 +16,7 @@ SAVED_STEPS = ANY_STEP[::SAVED_EVERY]
 LAST_STEPS = (PER_EPOCH, 2 * PER_EPOCH)  # of an epoch
 FIRST_STEPS = (PER_EPOCH + 1, 2 * PER_EPOCH + 1)
 ALL_RANKS = (None,)
+SAME_CALLS = "same collectives on all ranks"
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Fault:
 
     branch: "hangs", "slow", "dead" or "wrong". look: the method of `Case` that shows it best. cure: what undoes it.
     ranks, steps: where it may begin; rank None means all ranks. tolerance: how many steps an answer may be off.
-    alike: another kind that looks the same, and counts, too.
+    alike: another kind that looks the same and has the same cure, so it counts, too.
     """
 
     kind: str
@@ -39,8 +40,8 @@ class Fault:
 
 # What a seed draws depends on their order. `pieces` makes them.
 _ALL = (
-    Fault("collective on one rank", "hangs", "explain", "same collectives on all ranks", (0,), SAVED_STEPS),
-    Fault("collectives swapped", "hangs", "explain", "same collectives on all ranks", alike="collective on one rank"),
+    Fault("collective on one rank", "hangs", "explain", SAME_CALLS, (0,), SAVED_STEPS, alike="collectives swapped"),
+    Fault("collectives swapped", "hangs", "explain", SAME_CALLS, alike="collective on one rank"),
     Fault("uneven batches", "hangs", "explain", "as many batches on all ranks", steps=LAST_STEPS, tolerance=0),
     Fault("stalled read", "hangs", "stacks", "time limit for reads"),
     Fault("GIL held", "hangs", "explain", "release the GIL"),

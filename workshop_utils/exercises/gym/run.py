@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from unittest.mock import patch
 
 import psutil
 import torch
@@ -125,16 +124,22 @@ def called_through(pieces: Pieces) -> Iterator[None]:
         return call
 
     def measured_send(group: Any, bucket: Any) -> Any:
-        pieces.gradient = bucket.buffer().norm().item()
+        pieces.gradient = bucket.buffer().norm().item()  # one bucket holds all gradients
         return plain_send(group, bucket)
 
     plain_send, start_method = COMPRESSIONS[None], multiprocessing.get_start_method(allow_none=True)
-    with ExitStack() as stack:
+    with ExitStack() as afterwards:
+
+        def replace(owner: Any, attribute: str, new: Piece) -> None:
+            afterwards.callback(setattr, owner, attribute, getattr(owner, attribute))
+            setattr(owner, attribute, new)
+
         for name, (owner, attribute) in ORIGINALS.items():
-            stack.enter_context(patch.object(owner, attribute, through(name, getattr(owner, attribute))))
-        stack.enter_context(patch.dict(COMPRESSIONS, {None: through("send", measured_send)}))
-        stack.enter_context(patch.object(torch.cuda, "is_available", lambda: False))
-        stack.callback(multiprocessing.set_start_method, start_method, force=True)
+            replace(owner, attribute, through(name, getattr(owner, attribute)))
+        replace(torch.cuda, "is_available", lambda: False)
+        afterwards.callback(COMPRESSIONS.update, {None: plain_send})
+        COMPRESSIONS[None] = through("send", measured_send)
+        afterwards.callback(multiprocessing.set_start_method, start_method, force=True)
         multiprocessing.set_start_method("fork", force=True)  # a DataLoader's child has the pieces, too
         yield
 
