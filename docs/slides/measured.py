@@ -5,7 +5,6 @@ import re
 import statistics
 from pathlib import Path
 
-from book.stored import read_stored
 from figures import times
 from table import contestant, ratios
 
@@ -164,6 +163,7 @@ def faults():
             for kind in kinds
         }
         rows.append((f"`{tool}`", *(f"{sum(each)} of {len(each)}" for each in told.values())))
+    [(hours, minutes)] = printed("12", r"^gloo's time limit: (\d+):(\d+):00$")
     [(explained, *_)] = printed("12", r"^(The ranks' collective \d+ .* barrier, at cell.*)$")
     return {
         "faults": table(
@@ -173,7 +173,7 @@ def faults():
         "n_faults": len(cases),
         "limit_s": found["limit_s"],
         "explained": f"```text\n{wrapped(explained)}\n```",
-        "silence_s": read_stored(ROOT, "12", "my_guess_s").measured,
+        "silence_min": 60 * int(hours) + int(minutes),
     }
 
 

@@ -1,13 +1,17 @@
 """Notebook 12: wrong answers get a hint, never a traceback, and right ones pass in any sensible form."""
 
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import nbformat
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 from answers import judged
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import get_total_norm
 
 import daskrun
 from workshop_utils.exercises import NotYet
@@ -41,6 +45,16 @@ def in_place_and_as_a_tensor(loss):
     return loss / 2 < 1.6
 
 
+def as_rank_0_says(loss):
+    """Return what is right, after a broadcast of rank 0 that rank 1 never takes part in."""
+    mean = loss.clone()
+    dist.all_reduce(mean)
+    stops = mean.item() / 2 < 1.6
+    if dist.get_rank() == 0:
+        dist.broadcast(torch.tensor(float(stops)), 0)
+    return stops
+
+
 test_stop = judged(
     lambda stop, two_ranks: checks.check_stop(stop, None),
     (in_place_and_as_a_tensor, "Correct"),
@@ -49,6 +63,7 @@ test_stop = judged(
     (stop_below(1.6), "both ranks say go on: both are low"),
     (stop_below(1.6, dist.ReduceOp.MIN), "both ranks say stop: the mean is 2.0"),
     (stop_below(asks=lambda loss: loss.item() < 1.6), "the ranks wait for each other. .* Call the same collectives"),
+    (as_rank_0_says, "the ranks wait for each other"),
     (stop_below(as_a=lambda is_low: None), "it returns None"),
 )
 
@@ -131,8 +146,56 @@ def test_the_first_answer_counts_also_where_the_check_refused_it(case_of, capsys
     assert "Your first answer counts: 5 of 10." in shown
 
 
-def test_without_an_answer_nothing_is_run_again():
+def code_cell_with(words):
     cells = [cell.source for cell in nbformat.read(NOTEBOOK, 4).cells if cell.cell_type == "code"]
-    (rerun,) = [source for source in cells if "case.rerun(" in source]
-    exec(rerun, found := {"answer": None})
+    (source,) = [source for source in cells if words in source]
+    return source
+
+
+def test_without_an_answer_nothing_is_run_again():
+    exec(code_cell_with("case.rerun("), found := {"answer": None})
     assert found["repaired"] is None
+
+
+# --- what the notebook measures and says
+
+
+def test_the_gradient_that_the_loop_logs_is_that_of_all_buckets(tmp_path, monkeypatch):
+    logged, bucket_sizes = [], []
+
+    def in_small_buckets(model):
+        parallel = DistributedDataParallel(model, bucket_cap_mb=0.001)
+        register = parallel.register_comm_hook
+
+        def counted(hook):
+            return lambda state, bucket: bucket_sizes.append(bucket.buffer().numel()) or hook(state, bucket)
+
+        parallel.register_comm_hook = lambda state, hook: register(state, counted(hook))
+        return parallel
+
+    monkeypatch.setattr(daskrun, "log_metrics", lambda **row: logged.append(row))
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        exec(code_cell_with("import daskrun").split("\nos.environ")[0], cells := {})
+        for words in ("def small_model", "def train"):
+            exec(code_cell_with(words), cells)
+        cells["DistributedDataParallel"] = in_small_buckets
+        cells["train"](n_steps=2)
+        torch.manual_seed(0)
+        model = cells["small_model"]()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+        for step in (1, 2):
+            optimizer.zero_grad()
+            cells["loss_of"](model, *cells["load"](step)).backward()
+            optimizer.step()
+    finally:
+        dist.destroy_process_group()
+    whole = get_total_norm([weight.grad for weight in model.parameters()]).item()
+    assert len(bucket_sizes) >= 3  # DDP makes its buckets after the first step
+    assert logged[1]["gradient"] == pytest.approx(whole, rel=1e-4)
+
+
+def test_the_box_on_nccl_names_pytorchs_own_time_limit():
+    (box,) = [cell.source for cell in nbformat.read(NOTEBOOK, 4).cells if "On NCCL" in cell.source]
+    limit = dist.constants.default_pg_nccl_timeout  # None if this PyTorch was built without NCCL
+    assert limit in (None, timedelta(minutes=10)) and "The time limit is 10 minutes" in box
