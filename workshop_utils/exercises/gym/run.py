@@ -137,7 +137,7 @@ def called_through(pieces: Pieces) -> Iterator[None]:
         for name, (owner, attribute) in ORIGINALS.items():
             replace(owner, attribute, through(name, getattr(owner, attribute)))
         replace(torch.cuda, "is_available", lambda: False)
-        afterwards.callback(COMPRESSIONS.update, {None: plain_send})
+        afterwards.callback(COMPRESSIONS.__setitem__, None, plain_send)
         COMPRESSIONS[None] = through("send", measured_send)
         afterwards.callback(multiprocessing.set_start_method, start_method, force=True)
         multiprocessing.set_start_method("fork", force=True)  # a DataLoader's child has the pieces, too
