@@ -11,7 +11,7 @@ import statistics
 from pathlib import Path
 
 import click
-from table import FAR, NEAR, OURS, cells, contestant, judge_all, ratios, stored
+from table import NEAR, OURS, cells, contestant, judge_all, ratios, stored
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/figures.md")
@@ -208,38 +208,30 @@ def stepping(results):
 
 
 def how_fast(results):
-    """Return the README's table: cold beside warm, and what is slower here beside what is faster."""
-    photos, s3, ddp, launchers = (results[name] for name in ("inference", "storage", "ddp", "launchers"))
-    ours, int8, naive, loop, bound = (
-        f"{rate(photos, contestant(start)(photos)):.1f}" for start in ("classify", "int8", "up", "DataLoader", "bound")
-    )
-    peers = [name for name in ("Ray Data", "Daft") if any(way.startswith(name) for way in photos["seconds"])]
-    beside = "".join(f", {rate(photos, contestant(name)(photos)):.1f} with {name}" for name in peers)
-    step = {tool: statistics.median(run["step"] for run in ran) for tool, ran in ddp["runs"].items()}
+    """Return the README's table of four rows; `docs/figures.md` has all."""
+    photos, s3, launchers = (results[name] for name in ("inference", "storage", "launchers"))
+    ours, naive, loop = (f"{rate(photos, contestant(start)(photos)):.1f}" for start in ("classify", "up", "DataLoader"))
     here, there = launchers["rows"][OURS], launchers["rows"]["torchrun"]
     rows = [
         [
             "ResNet-50 over photos, with `classify` of notebook 04",
             f"{ours} photos/s",
-            f"{naive} with a task a photo, {loop} with the best `DataLoader` loop{beside}; {bound} if the cores did "
-            "nothing but decode and forward passes",
+            f"{naive} with a task a photo, {loop} with the best `DataLoader` loop",
         ],
-        ["the same in int8", f"{int8} photos/s", f"{ours} in {photos['precision']}"],
         ["a batch from S3, with `ImageFolder`", *from_s3(s3, NEAR)],
-        ["the same, if each answer takes 20 ms", *from_s3(s3, FAR)],
-        ["from nothing to the first training step", *pair(here["cold_s"], there["cold_s"], 1)],
-        ["the same on a cluster that runs", *pair(here["warm_s"], there["cold_s"], 1)],
-        [f"a step of ResNet-18 with {ddp['batch_size']} images a rank", *pair(step["dask"], step["torchrun"], 2)],
-        ["a step of a smaller training", *pair(here["step_s"], there["step_s"], 2)],
+        [
+            "from `launch`, on a cluster that runs, to the first training step",
+            *pair(here["warm_s"], there["cold_s"], 1),
+        ],
         [
             f"from the kill of a rank until its job goes on ({runs(launchers['kills'])} each)",
             *pair(here["again_s"], there["again_s"], 1),
         ],
     ]
-    rows[5][2] += ": it starts Python and imports PyTorch for each run"
-    where = " and on ".join(dict.fromkeys(on(found["machine"]) for found in (photos, s3, ddp, launchers)))
+    rows[2][2] += f", which starts Python each time; with the start of a cluster, {here['cold_s']:.1f} s here"
+    where = " and on ".join(dict.fromkeys(on(found["machine"]) for found in (photos, s3, launchers)))
     about = f"Measured on {where}. Each row compares runs on the same machine, one after the other. "
-    about += "All tables, and the command for yours, are in the book's [figures](docs/figures.md)."
+    about += "All tables, and the command for yours, are in [figures](docs/figures.md)."
     return f"{about}\n\n{markdown(('what', 'here', 'compared with'), rows, right=(1,))}"
 
 
