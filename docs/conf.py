@@ -79,11 +79,12 @@ html_extra_path = ["_root"]
 html_domain_indices = False  # the reference lists its modules itself
 html_show_sphinx = False
 html_context = {"default_mode": "auto"}  # light or dark as the reader's system
-html_sidebars = {"**": ["search-button-field.html", "sbt-sidebar-nav.html"]}
+html_logo = html_favicon
+html_sidebars = {"**": ["navbar-logo.html", "search-button-field.html", "menu.html"]}
 html_theme_options = {
     # Without entries the theme draws no bar at the top, whose buttons, hidden, would take the clicks of the page's.
     **{f"navbar_{place}": [] for place in ("start", "center", "end", "persistent")},
-    "home_page_in_toc": True,
+    "logo": {"text": project, "alt_text": "One process above three, the mark of the workshop"},
     "show_toc_level": 2,
     "max_navbar_depth": 1,  # what opens deeper levels has no name for a screen reader
     "toc_title": "On this page",

@@ -1,6 +1,6 @@
 // What the theme lacks: the contents of a page follow the reader, also when they jump; feedback names its section;
 // the boxes of a checklist can be ticked; the menu shows where one is; the search quotes a page without its contents;
-// what explains a guess is open, as its cell has run.
+// what explains a guess is open, as its cell has run; the film on the first page plays by itself.
 
 const contents = () => [...document.querySelectorAll("#pst-page-toc-nav a[href^='#']")];
 const headingOf = (link) => document.getElementById(decodeURIComponent(link.hash.slice(1)));
@@ -30,6 +30,12 @@ document.querySelector("a.feedback")?.addEventListener("click", ({ currentTarget
 for (const box of document.querySelectorAll(".task-list-item-checkbox")) {
   box.disabled = false;
   box.setAttribute("aria-label", box.closest("li").textContent.trim());
+}
+
+// The film plays by itself, unless the reader's system asks for stillness; who clicks it gets the controls.
+for (const film of document.querySelectorAll("video.film")) {
+  if (!matchMedia("(prefers-reduced-motion: reduce)").matches) film.play();
+  for (const event of ["click", "focus"]) film.addEventListener(event, () => (film.controls = true), { once: true });
 }
 
 for (const fold of document.querySelectorAll("details")) {

@@ -137,6 +137,28 @@ def test_imports_and_solutions_are_folded_until_they_are_wanted_and_lessons_open
     expect(page.locator(".cell_input pre", has_text="def train_alone").first).to_be_visible()
 
 
+def test_the_search_begins_with_the_reference_for_an_argument(page, site):
+    page.goto(f"{site}/search.html?q=max_restarts")
+    expect(page.locator("#search-results li a").first).to_have_attribute("href", re.compile("docs/reference/daskrun"))
+
+
+def test_the_film_has_controls_for_who_wants_them_and_the_first_page_has_a_card_for_each_lesson(page, site):
+    page.goto(f"{site}/docs/index.html")
+    film = page.locator("video.film")
+    expect(film).not_to_have_attribute("controls", "")
+    film.click()
+    expect(film).to_have_attribute("controls", "")
+    expect(page.locator(".lessons .sd-card")).to_have_count(len(LESSONS))
+
+
+def test_instructors_have_a_menu_of_their_own(page, site):
+    page.goto(f"{site}/docs/instructor/room.html")
+    menu = page.get_by_role("navigation", name="For instructors")
+    expect(menu.locator("li.current")).to_have_text("The room")
+    menu.get_by_role("link", name="For learners").click()
+    expect(page).to_have_url(f"{site}/docs/index.html")
+
+
 @pytest.mark.weekly
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_wrong(page_of, site, pages, scheme):

@@ -3,14 +3,21 @@
     ```{lessons} 01 03 04
     ```
 lists these notebooks, and {minutes}`01 03 04` is their minutes in class, added up.
+
+    ```{cards}
+    ```
+shows a card for each notebook: its first picture, and what the README says of it.
 """
 
+import base64
+import io
 import json
 import re
 from pathlib import Path
 from typing import NamedTuple
 
 from docutils import nodes
+from PIL import Image
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
@@ -18,6 +25,10 @@ TITLE = re.compile(r"^# (.+)", re.MULTILINE)
 MINUTES = re.compile(r"\*\*Time:\*\* (\d+) minutes in class")
 ABLE = re.compile(r"\*\*After this notebook you can\*\*\n\n((?:- .+\n)+)")
 KEY_POINTS = re.compile(r"^## Key points\n\n(?:\*.+\*\n\n)?((?:- .+\n)+)", re.MULTILINE)
+
+ROW = re.compile(r"^\| (\d\d) \| \[(.+?)\]\(notebooks/(\S+)\.ipynb\) \| (.+) \|$", re.MULTILINE)
+DRAWING = re.compile(r"!\[[^\]]*\]\((\S+\.svg)\)")
+WIDTH = 480  # pixels of a card's picture, where it is a plot or photos
 
 
 class Lesson(NamedTuple):
@@ -85,15 +96,58 @@ class Minutes(SphinxRole):
         return [nodes.Text(in_words(total))], []
 
 
+class Cards(SphinxDirective):
+    """A card for each notebook that the README's table has."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return the nodes of a grid."""
+        readme = Path(self.env.srcdir, "README.md")
+        self.env.note_dependency(str(readme))
+        lines = ["::::{grid} 1 2 3 3", ":gutter: 3", ":class-container: lessons", ""]
+        for number, title, name, able in ROW.findall(readme.read_text(encoding="utf-8")):
+            lines += [
+                f":::{{grid-item-card}} {number} · {title}",
+                f":link: ../notebook_output/{name}",
+                ":link-type: doc",
+            ]
+            lines += [f":img-top: {picture(Path(self.env.srcdir, 'notebook_output', f'{name}.ipynb'))}"]
+            lines += [f":img-alt: The first picture of notebook {number}"]
+            lines += [able, ":::"]
+        return self.parse_text_to_nodes("\n".join([*lines, "::::"]))
+
+
+def picture(notebook: Path) -> str:
+    """Return the first picture of a rendered notebook: the path of a drawing, or a small PNG as an address `data:`.
+
+    Raises ValueError if the notebook has none.
+    """
+    for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "markdown" and (drawing := DRAWING.search("".join(cell["source"]))):
+            return drawing[1]
+        for output in cell.get("outputs", []):
+            if png := output.get("data", {}).get("image/png"):
+                return _small("".join(png))
+    raise ValueError(f"{notebook.name} has no picture for its card.")
+
+
+def _small(png: str) -> str:
+    target = io.BytesIO()
+    with Image.open(io.BytesIO(base64.b64decode(png))) as whole:
+        whole.thumbnail((WIDTH, WIDTH))
+        whole.convert("P", palette=Image.Palette.ADAPTIVE).save(target, "png", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(target.getvalue()).decode()}"
+
+
 def note_notebooks(app: Sphinx, env: object, added: set[str], changed: set[str], removed: set[str]) -> list[str]:
-    """Return the pages to read again because notebooks have changed: those that use the list or the role."""
+    """Return the pages to read again because notebooks have changed: those that use these directives."""
     notebooks = {name for name in added | changed | removed if name.startswith("notebook_output/")}
     users = {name for name in app.env.found_docs if name.startswith("docs/") and "/" not in name.removeprefix("docs/")}
     return sorted(users - removed) if notebooks else []
 
 
 def setup(app: Sphinx) -> None:
-    """Register the list and the role."""
+    """Register the directives and the role."""
     app.add_directive("lessons", Lessons)
+    app.add_directive("cards", Cards)
     app.add_role("minutes", Minutes())
     app.connect("env-get-outdated", note_notebooks)

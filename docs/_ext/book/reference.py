@@ -60,6 +60,8 @@ def process(app: Sphinx, what: str, name: str, obj: object, options: object, lin
     except (TypeError, ValueError):  # a module, a constant, a property
         parameters = []
     lines[:] = as_fields("\n".join(lines), parameters).split("\n")
+    if what == "function" and (arguments := [name for name in parameters if "_" in name]):
+        lines[:0] = [".. index::", *(f"   ! single: {argument}" for argument in arguments), ""]  # the search finds them
 
 
 def no_signature(app: Sphinx, what: str, name: str, *_: object) -> tuple[str, None] | None:
