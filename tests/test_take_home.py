@@ -1,0 +1,29 @@
+"""The file of docs/take-home.md, as a reader runs it: from a shell, with a kill in the middle."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[1] / "deploy/train.py"
+
+
+def epochs(lines):
+    return [(int(attempt), int(epoch)) for attempt, epoch in re.findall(r"attempt (\d+)  epoch (\d+)", "".join(lines))]
+
+
+def test_it_goes_on_after_a_kill_and_a_second_run_does_what_is_left(tmp_path):
+    command, lines = [sys.executable, SCRIPT, tmp_path / "model.pt"], []
+    with subprocess.Popen([*command, "20"], stdout=subprocess.PIPE, text=True) as running:
+        for line in running.stdout:
+            lines.append(line)
+            if killed := re.search(r"attempt 0  epoch 1 .* process (\d+)", line):
+                os.kill(int(killed[1]), signal.SIGKILL)
+    assert running.returncode == 0
+    attempts = dict(epochs(lines))
+    assert set(attempts) == {0, 1}, "the kill came too late, or the job did not go on"
+    assert [epoch for _, epoch in epochs(lines)] == [*range(attempts[0] + 1), *range(attempts[0] + 1, 20)]
+    again = subprocess.run([*command, "21"], capture_output=True, text=True, check=True)
+    assert epochs(again.stdout) == [(0, 20)]
