@@ -16,6 +16,7 @@ from table import NEAR, OURS, cells, contestant, judge_all, ratios, stored
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/figures.md")
 DEVICE = "cpu2"
+STOPPED = re.compile(r"(\d+) of (\d+) cells were stopped; each ran afterwards")
 PART = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
 
@@ -144,8 +145,19 @@ def told(results):
 
 
 def broken(results):
-    """Return what tests/faults found."""
-    rows = [[fault, row["outcome"], row["date"]] for fault, row in results["robustness"].items()]
+    """Return what tests/faults found; the stop button of all notebooks is one row."""
+    rows, stops = [], []
+    for fault, row in results["robustness"].items():
+        if stopped := STOPPED.fullmatch(row["outcome"]):
+            stops.append((*map(int, stopped.groups()), row["date"]))
+        else:
+            rows.append([fault, row["outcome"], row["date"]])
+    if stops:
+        n_stopped, n_cells = (sum(stop[place] for stop in stops) for place in (0, 1))
+        outcome = f"{n_stopped} of {n_cells} cells were stopped; each ran afterwards"
+        rows.append(
+            [f"the stop button in each cell of {len(stops)} notebooks", outcome, max(stop[2] for stop in stops)]
+        )
     return markdown(("what was done", "what came of it", "last run"), rows, right=())
 
 
