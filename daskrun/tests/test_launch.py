@@ -687,8 +687,12 @@ def test_a_group_that_could_not_be_made_does_not_break_the_next_job(client, back
             with pytest.raises(RuntimeError, match="(?i)timeout|timed out"):
                 dist.init_process_group("gloo", timeout=timedelta(seconds=1))
 
+    def joins():
+        dist.init_process_group("gloo")
+        dist.barrier()  # who leaves before breaks the group of those who are still connecting
+
     daskrun.run(client, alone, backend=backend)
-    daskrun.run(client, dist.init_process_group, "gloo", backend=None)  # and leaves it
+    daskrun.run(client, joins, backend=None)  # and leaves the group behind
     assert daskrun.run(client, dist.get_rank) == [0, 1]
 
 
