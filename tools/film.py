@@ -25,12 +25,13 @@ from workshop_utils.tool.lab import FIRST, workspace
 PROJECT = Path(__file__).parents[1]
 CHROMIUM = Path("/usr/bin/chromium")
 FILM = "notebooks/kill-a-worker.ipynb"
-WIDTH, HEIGHT, CAPTION = 1280, 720, 50  # pixels of the film, and of these, the height of its caption
+WIDTH, HEIGHT, CAPTION = 1280, 720, 64  # pixels of the film, and of these, the height of its caption
 ZOOM = 1.25  # pixels of the film for each pixel that JupyterLab is laid out for
-LENGTH_S, LAST_S, FPS = 18, 2, 8  # the training is shown in this time, if it took longer; then its end stands still
+FIRST_S, LENGTH_S, FPS = 2, 8, 8  # what is shown begins so long before the kill, and is shown in this time at most
 WAIT_MS = 180_000  # time limit of anything that the page waits for
 KILL_AT = 5  # the step after which a worker is killed
 DONE, KILLED = "Trained.", "Worker killed"
+AGAIN = 6  # the last step of attempt 1 that is shown
 PREPARE = """\
 import os, signal, tempfile
 import daskrun
@@ -209,22 +210,26 @@ def watch(page: Page, folder: Path) -> list[tuple[float, str]]:
 
 
 def cut(frames: list[tuple[float, str]], folder: Path, target: Path) -> None:
-    """Write the pictures in `folder` as a WebM with VP9, each shown until the next, and the last as a still beside it.
+    """Write the pictures around the kill as a WebM with VP9, each shown until the next, and the kill as a still.
 
-    frames: what `watch` returned.
+    frames: what `watch` returned. The film begins FIRST_S before the kill and ends with step AGAIN of attempt 1, as a
+    page shows it again and again.
     """
-    speed = max(1.0, round(frames[-1][0] / LENGTH_S, 1))
-    shown = f"   (film: {speed:g} times as fast)" if speed > 1 else ""
-    took_s = next(time_s for time_s, said in frames if DONE in said)
+    killed = next(index for index, (_, said) in enumerate(frames) if caption(said).startswith(KILLED))
+    first = next(index for index, (time_s, _) in enumerate(frames) if time_s >= frames[killed][0] - FIRST_S)
+    last = next(index for index, (_, said) in enumerate(frames) if re.search(rf"attempt 1 +step {AGAIN} ", said))
+    begun_s = frames[first][0]
+    speed = max(1.0, round((frames[last][0] - begun_s) / LENGTH_S, 1))
+    shown = f"   ({speed:g} times as fast)" if speed > 1 else ""
     lines = []
-    for index, (time_s, said) in enumerate(frames):
+    for index in range(first, last + 1):
+        time_s, said = frames[index]
         picture = folder / f"{index:05}.png"
-        write_caption(picture, caption(said), f"{min(time_s, took_s):.0f} s{shown}")
-        next_s = frames[index + 1][0] if index + 1 < len(frames) else time_s + LAST_S * speed
+        write_caption(picture, caption(said), f"{time_s - begun_s:.0f} s{shown}")
+        next_s = frames[index + 1][0] if index < last else time_s + speed
         lines += [f"file {picture.name}", f"duration {(next_s - time_s) / speed:.3f}"]
-    still = target.with_suffix(".png")
-    shutil.copy(picture, still)
-    write_caption(still, caption(said), f"{took_s:.0f} s")
+    dead = next(index for index, (time_s, _) in enumerate(frames) if time_s >= frames[killed][0] + 0.5)
+    shutil.copy(folder / f"{dead:05}.png", target.with_suffix(".png"))  # with its caption
     (folder / "frames.txt").write_text("\n".join([*lines, lines[-2]]), encoding="utf-8")
     source = ["-f", "concat", "-i", str(folder / "frames.txt")]
     video = ["-vf", f"fps={FPS}", "-c:v", "libvpx-vp9", "-pix_fmt", "yuv420p", "-an"]
@@ -236,20 +241,18 @@ def caption(said: str) -> str:
     """Return what happens where the cell has printed `said`.
 
     >>> caption("attempt 0   step 5   loss 1.00\\nattempt 1   step 4   loss 1.10")
-    'Attempt 1 goes on from the checkpoint of step 3.'
+    'It goes on from the checkpoint of step 3.'
     """
-    if DONE in said:
-        return "The training is complete, though a worker was killed."
     if again := re.search(r"attempt 1 +step (\d+)", said):
-        return f"Attempt 1 goes on from the checkpoint of step {int(again[1]) - 1}."
+        return f"It goes on from the checkpoint of step {int(again[1]) - 1}."
     if f"step {KILL_AT} " in said:
-        return f"{KILLED}. The other rank's task fails (black). New processes start."
-    return "Two workers train one ResNet, with a checkpoint every 3 steps."
+        return f"{KILLED}. Both ranks end, and new processes start."
+    return "Two workers train one ResNet, and save every 3 steps."
 
 
 def write_caption(picture: Path, left: str, right: str) -> None:
     """Write two texts below the picture in a file, which then is HEIGHT pixels high."""
-    font = ImageFont.load_default(size=22)
+    font = ImageFont.load_default(size=30)
     whole = Image.new("RGB", (WIDTH, HEIGHT), "#a3161b" if left.startswith(KILLED) else "#22313f")
     with Image.open(picture) as page:
         whole.paste(page.crop((0, 0, WIDTH, HEIGHT - CAPTION)))
