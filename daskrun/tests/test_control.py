@@ -3,11 +3,9 @@
 from unittest import mock
 
 import pytest
-from distributed import CancelledError
 from fake_cluster import FOLLOWS, Plan, World
 
-from daskrun import JobError, WorkerDied, WorkersBusy
-from daskrun.errors import SchedulerLost
+from daskrun import JobError, WorkerDied
 
 HANGS, LONG, SHORT, TELLS = Plan("hangs"), Plan(takes_s=90), Plan(takes_s=2), Plan("tells and hangs", 2)
 
@@ -24,12 +22,6 @@ def ended(*ranks, events=(), slots="", size=None, world=(), **limits):
 
 def pids(cluster):
     return [process.pid for _, process in sorted(cluster.processes.items())]
-
-
-def test_after_a_success_processes_stay_warm():
-    control, cluster = ended(SHORT, LONG)
-    assert len(control.results) == 2 and control.error is None and control.doing == "finished"
-    assert pids(cluster) == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -113,62 +105,18 @@ def test_a_cause_that_is_known_comes_before_the_end_of_the_time():
     assert isinstance(ended(TELLS, HANGS, timeout=2.5)[0].error, KeyError)
 
 
-STEPS = [step / 10 for step in range(100)]  # seconds: the job waits, runs, loses b, frees, waits, runs, fetches
-
-
-@pytest.mark.parametrize(
-    "event, error",
-    [(["stop"], CancelledError), (["lose_client"], SchedulerLost), (["end", "a"], ()), (["end", "b"], ())],
-)
-def test_whatever_a_job_does_it_can_be_stopped_or_lose_a_worker(event, error):
-    how = {"max_restarts": 2, "wait_for_workers": 9, "world": {"delay_s": 0.05, "sending_s": 0.5}}
-    for at in STEPS:
-        control, _ = ended(SHORT, LONG, events=[(3, "end", "b"), (at, *event)], **how)
-        assert control.results or isinstance(control.error, error), f"{at}: {control.error!r}"
-    assert control.results  # it had ended before
-
-
-def test_a_job_that_is_stopped_before_it_runs_claims_nothing():
-    with World() as world:
-        control = world.launch()
-        control.stop(CancelledError("stop"))
-        world.run()
-    assert isinstance(control.error, CancelledError) and not control.attempt and not world.owned()
-
-
 def test_a_stop_ends_the_grace_of_ranks_that_do_not_end():
     _, cluster = ended(HANGS, HANGS, events=[(2, "end", "b"), (2.5, "stop")], max_restarts=1)
     assert cluster.loop.now < 103
-
-
-def test_a_process_in_which_nothing_began_is_not_replaced():
-    _, cluster = ended(HANGS, Plan(begins_s=9), events=[(2, "stop")])
-    assert pids(cluster) == [3, 2]
 
 
 def test_tasks_that_somebody_cancels_end_the_job():
     assert "lost its tasks" in str(ended(HANGS, HANGS, events=[(2, "cancel_tasks")])[0].error)
 
 
-@pytest.mark.parametrize("wait_s", [0, 60])
-def test_a_job_waits_for_the_workers_of_another_if_told_to(wait_s):
-    with World() as world:
-        world.run((0, "launch"), (1, "launch", {}, (1, 1), {"wait_for_workers": wait_s}))
-    other = world.controls["job1"].error
-    assert isinstance(other, type(None) if wait_s else WorkersBusy) and not world.wrongs
-
-
 def test_the_next_attempt_waits_for_workers_whose_nannies_are_slow_to_kill_them():
     control, _ = ended(SHORT, HANGS, events=[(0, "slow_down", "a"), (1, "end", "b")], max_restarts=1)
     assert control.results and len(control.failures) == 1
-
-
-@pytest.mark.parametrize("end, restarts", [((14, "stop"), 0), ((1, "end", "a"), 1)])
-def test_a_rank_that_begins_once_its_attempt_is_over_is_ended(end, restarts):
-    """Its worker does not answer until 20 s: while a's nanny is asked to kill a, or while b is wanted again."""
-    events = [(0.2, "go_mute", "b"), (0.2, "slow_down", "a"), end]
-    control, cluster = ended(HANGS, Plan(begins_s=1), events=events, max_restarts=restarts)
-    assert min(pids(cluster)) > 2 and bool(control.results) == bool(restarts)
 
 
 def test_a_process_is_replaced_if_word_of_its_rank_comes_while_the_job_ends_and_its_worker_does_not_answer():
@@ -203,14 +151,6 @@ def test_a_worker_that_dies_while_it_sends_its_result_is_a_death(restarts, is_ad
     control, _ = ended(SHORT, SHORT, events=[(3, "end", "b")], world=world, max_restarts=restarts)
     assert bool(control.results) == bool(restarts)
     assert isinstance(control.failures[0] if restarts else control.error, WorkerDied)
-
-
-@pytest.mark.parametrize("events, n_deaths", [([(2.6, "end", "b")], 1), ([], 0)])
-def test_results_that_are_lost_are_a_death_if_a_worker_died(events, n_deaths):
-    with mock.patch("daskrun.cluster.Cluster.results", side_effect=[JobError("lost"), [b"", b""]]):
-        control, _ = ended(SHORT, SHORT, events=events, max_restarts=1)
-    assert len(control.failures) == n_deaths and bool(control.results) == bool(n_deaths)
-    assert control.results or "lost" in str(control.error)
 
 
 @pytest.mark.parametrize("begins_s", [0.1, 3])

@@ -78,13 +78,6 @@ def test_ranks_in_different_collectives_are_named_with_what_each_calls():
     assert "ranks 1 and 2 call all_reduce of [3], at" in said
 
 
-def test_a_rank_that_is_ahead_has_called_what_the_recorder_has_forgotten():
-    """The recorder keeps the latest calls alone."""
-    ahead = at(0, calls=[(2500, "all_reduce of [1]", True)])
-    behind = at(1, calls=[(3, "all_reduce of [1]", False)])
-    assert "not called" not in verdict([ahead, behind])
-
-
 def test_the_oldest_unfinished_collective_counts_and_not_the_latest():
     """DDP begins several before it waits for the first."""
     slow = at(0, calls=[(5, "all_reduce of [9]", False)])
@@ -100,11 +93,6 @@ def test_a_rank_outside_of_a_group_is_not_said_to_miss_its_collective():
     said = verdict([*inside, at(2, "train.py:60 in log")])
     assert "Rank 0 waits in all_reduce 1 of [2] in group 1" in said and "Rank 1 has not called it" in said
     assert "Rank 2" not in said
-
-
-def test_where_nobody_waits_each_rank_is_named_with_its_place():
-    said = verdict([at(0, "train.py:3 in read"), at(1, "train.py:4 in step")])
-    assert "rank 0 is at train.py:3 in read; rank 1 is at train.py:4 in step" in said
 
 
 @pytest.mark.parametrize(
