@@ -12,11 +12,10 @@ import dask
 import pytest
 import torch
 import torch.distributed as dist
-from waiting import settled, until, wait_for
+from waiting import until, wait_for
 
 import daskrun
 from daskrun import WorkerDied, log_metrics, start_local
-from daskrun.why.look import write_stacks
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending large graph")
 
@@ -30,24 +29,6 @@ def test_a_rank_that_holds_the_gil_is_looked_at_by_its_nanny(client):
     said = r"Rank 1 does not answer: .* waits, at .*in holds_the_gil. .* Rank 0 waits in all_reduce"
     with daskrun.launch(client, holds_the_gil, wait_for_workers=60) as job:
         until(lambda: re.search(said, job.explain()))
-
-
-@pytest.mark.weekly
-def test_a_rank_runs_where_its_stacks_cannot_be_written(client):
-    def lose_the_folder(dask_worker):
-        write_stacks.cache_clear()
-        dask_worker.local_directory = "/nowhere/at/all"
-
-    def find_it(folder, dask_worker):
-        dask_worker.local_directory = folder
-
-    folders = settled(client).run(lambda dask_worker: dask_worker.local_directory)
-    client.run(lose_the_folder)
-    try:
-        assert daskrun.run(client, dist.get_rank, wait_for_workers=60) == [0, 1]
-    finally:
-        for address, folder in folders.items():
-            client.run(find_it, folder, workers=[address])
 
 
 def quiet(*gates):

@@ -34,21 +34,6 @@ def test_jobs_follow_one_another_with_any_number_of_ranks_and_beside_ddp(client)
 
 
 @built
-def test_a_rank_that_raises_ends_the_job_with_its_own_error(client):
-    def fail(message, *, rank):
-        import horovod.torch as hvd
-
-        hvd.allreduce(torch.ones(1))
-        if hvd.rank() == rank:
-            raise ZeroDivisionError(message)
-        hvd.allreduce(torch.ones(1))  # waits for the other rank, in C++
-
-    with pytest.raises(ZeroDivisionError, match="mine") as caught:
-        horovod.run(client, fail, "mine", rank=0)
-    assert "Raised by rank 0 of 2" in caught.value.__notes__[0]
-
-
-@built
 def test_training_goes_on_from_its_checkpoint_after_a_death(client, tmp_path):
     def count(path, kill_at):
         import horovod.torch as hvd

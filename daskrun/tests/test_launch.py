@@ -1,7 +1,6 @@
 """A launched function runs as ranks, fails as itself, and leaves free workers behind, whatever ended it."""
 
 import dataclasses
-import gc
 import importlib
 import os
 import pickle
@@ -18,7 +17,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import cloudpickle
-import distributed
 import numpy as np
 import psutil
 import pytest
@@ -175,31 +173,14 @@ class Frozen(Exception):
     code: int = 0
 
 
-class Falsy(ValueError):
-    def __len__(self):
-        return 0
-
-
-class WithoutText(RuntimeError):
-    def __str__(self):
-        return str(1 / 0)
-
-
-class WithoutNotes(ValueError):
-    __notes__ = ()
-
-
 @pytest.mark.parametrize(
     ("error_of", "expected", "message"),
     [
         (lambda: Demanding("rank", 7), Demanding, "rank 7"),
         (Unpicklable, Exception, "Unpicklable.*it has a lock"),
         (lambda: Frozen(7), Exception, r"Frozen\(code=7\)"),
-        (lambda: Falsy("mine"), Falsy, "mine"),
-        (WithoutText, JobError, "Rank 0 raised a WithoutText"),
-        (lambda: WithoutNotes("mine"), WithoutNotes, "mine"),
     ],
-    ids=["Demanding", "Unpicklable", "Frozen", "Falsy", "WithoutText", "WithoutNotes"],
+    ids=["Demanding", "Unpicklable", "Frozen"],
 )
 def test_an_odd_exception_arrives_too(client, error_of, expected, message):
     def fail():
@@ -207,8 +188,7 @@ def test_an_odd_exception_arrives_too(client, error_of, expected, message):
 
     with pytest.raises(expected, match=message) as caught:
         daskrun.run(client, fail, n_workers=1, wait_for_workers=60)
-    assert "fail" in frames(caught.value) or expected is JobError
-    assert expected is WithoutNotes or "Raised by rank 0 of 1" in caught.value.__notes__[0]
+    assert "fail" in frames(caught.value) and "Raised by rank 0 of 1" in caught.value.__notes__[0]
     assert expected is not Demanding or caught.value.number == 7
 
 
@@ -246,14 +226,6 @@ def test_a_rank_left_alone_in_a_collective_is_told_who_returned(client):
     assert "Rank 0 had returned by then" in caught.value.__notes__[0]
 
 
-def test_a_group_that_cannot_be_made_is_reported_as_that(client):
-    def unreached():
-        raise AssertionError("it ran")
-
-    with pytest.raises(JobError, match="needs a GPU of its own for each rank"):
-        daskrun.run(client, unreached, backend="nccl", n_workers=1)
-
-
 @pytest.mark.smoke
 def test_what_cannot_be_sent_is_refused(client):
     lock = threading.Lock()
@@ -281,11 +253,8 @@ def test_what_cannot_be_sent_is_refused(client):
         ({"n_workers": 3, "wait_for_workers": 0.3}, JobError, "needs 3 workers.* has 2"),
         ({"n_workers": (3, 4)}, JobError, r"needs 3 workers.*cluster.adapt\(minimum=3\)"),
         ({"n_workers": 0}, ValueError, "n_workers is 0"),
-        ({"n_workers": 1.5}, ValueError, "n_workers is 1.5"),
-        ({"n_workers": (3, 2)}, ValueError, r"n_workers is \(3, 2\)"),
         ({"n_workers": (1, 2, 3)}, ValueError, r"n_workers is \(1, 2, 3\)"),
         ({"timeout": 0}, ValueError, "timeout is 0"),
-        ({"timeout": float("nan")}, ValueError, "timeout is nan"),
         ({"max_restarts": -1}, ValueError, "max_restarts is -1"),
         ({"wait_for_workers": -1}, ValueError, "wait_for_workers is -1"),
         ({"wait_for_successors": "1 min"}, ValueError, "wait_for_successors is '1 min'"),
@@ -482,12 +451,14 @@ def test_models_that_differ_are_named_with_the_first_tensor_and_its_rank(client)
             model[1].running_mean[0] = 1
         if dist.get_rank() == 1 and what == "another model":
             model.append(torch.nn.Linear(1, 1))
+        if dist.get_rank() == 1 and what == "another shape":
+            model[0].weight.data = torch.zeros(4, 1)  # though all bits are equal
         try:
             daskrun.assert_equal_on_all_ranks(model, **settings)
         except AssertionError as error:
             return str(error)
 
-    names = ("", "weight", "buffer", "buffer left out", "another model")
+    names = ("", "weight", "buffer", "buffer left out", "another model", "another shape")
     said = {what: daskrun.run(client, compare, what) for what in names}
     assert said[""] == said["buffer left out"] == [None, None]
     assert all(first == second for first, second in said.values()), "the ranks come to the same"
@@ -496,37 +467,8 @@ def test_models_that_differ_are_named_with_the_first_tensor_and_its_rank(client)
     assert "1.running_mean: rank 1 has other values" in said["buffer"][0] and "1 of 7 tensors" in said["buffer"][0]
     assert "Only buffers differ" in said["buffer"][0] and ".module" not in said["buffer"][0]
     assert "2.weight: rank 0 has no such tensor. 2 of 9 tensors" in said["another model"][0]
+    assert "another shape or type" in said["another shape"][0]
     daskrun.assert_equal_on_all_ranks(torch.nn.Linear(2, 2))  # one process without a group is equal to itself
-
-
-zeros = torch.zeros
-conjugate = zeros(2, dtype=torch.cfloat).conj()
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "said"),
-    [
-        (zeros(3, 2), zeros(2, 3), "another shape or type"),  # though all their bits are equal
-        (zeros(4), zeros(2, dtype=torch.float64), "another shape or type"),
-        (zeros(2), torch.empty(2, device="meta"), "kept of rank 1 cannot be compared, as it is on the meta device"),
-        (zeros(2), torch.quantize_per_tensor(zeros(2), 0.1, 0, torch.qint8), "as it is quantized"),
-        (zeros(()), zeros(()), ""),
-        (zeros(2, 3).T, zeros(3, 2), ""),
-        (conjugate, conjugate, ""),
-    ],
-)
-def test_tensors_are_compared_with_their_shape_and_type_or_not_at_all(client, first, second, said):
-    def compare():
-        model = torch.nn.Module()
-        model.register_buffer("kept", second if dist.get_rank() else first)
-        try:
-            daskrun.assert_equal_on_all_ranks(model, buffers=True)
-        except (AssertionError, TypeError) as error:
-            return str(error)
-        return ""
-
-    answers = daskrun.run(client, compare)
-    assert all(said in answer if said else answer == "" for answer in answers), answers
 
 
 def test_a_model_in_shards_is_not_compared(client):
@@ -687,12 +629,12 @@ def test_a_group_that_could_not_be_made_does_not_break_the_next_job(client, back
             with pytest.raises(RuntimeError, match="(?i)timeout|timed out"):
                 dist.init_process_group("gloo", timeout=timedelta(seconds=1))
 
-    def joins():
+    def both():  # and leave it
         dist.init_process_group("gloo")
-        dist.barrier()  # who leaves before breaks the group of those who are still connecting
+        dist.barrier()  # who leaves while the other still connects would break that one's group
 
     daskrun.run(client, alone, backend=backend)
-    daskrun.run(client, joins, backend=None)  # and leaves the group behind
+    daskrun.run(client, both, backend=None)
     assert daskrun.run(client, dist.get_rank) == [0, 1]
 
 
@@ -729,26 +671,6 @@ def test_the_backend_suits_the_gpus_of_all_ranks(gpus, backend, expected):
             group.backend_for(backend, gpus)
     else:
         assert group.backend_for(backend, gpus) == expected
-
-
-def test_a_store_listens_on_all_interfaces_only_where_its_address_is_not_this_hosts():
-    for host, address in ((LOOPBACK, LOOPBACK), ("192.0.2.1", "0.0.0.0")):
-        with rank_module.open_port(host) as listening:
-            assert listening.getsockname()[0] == address
-
-
-def test_the_interface_is_found_by_name_and_behind_translation(monkeypatch):
-    class Worker:
-        address = ""
-
-    def get_ip(host, to=distributed.utils.get_ip):
-        return LOOPBACK if host == "192.0.2.1" else to(host)
-
-    monkeypatch.setattr(rank_module, "get_worker", lambda: Worker)
-    monkeypatch.setattr(distributed.utils, "get_ip", get_ip)
-    for host in (LOOPBACK, "127.0.0.7", "localhost", "[::1]", "192.0.2.1"):  # the last as if a route led there
-        Worker.address = f"tcp://{host}:1"
-        assert rank_module.network_interface() == "lo"
 
 
 def made_data():
@@ -883,46 +805,6 @@ def test_a_job_goes_on_from_its_checkpoint_after_a_death(client, tmp_path):
     rows = job.metrics()
     assert set(rows[rows.attempt == 0].step) <= {0, 1, 2, 3}
     assert sorted(rows[rows.attempt == 1].step) == [3, 3, 4, 4, 5, 5]
-
-
-# Many launches
-
-
-@pytest.mark.weekly
-def test_a_hundred_launches_leave_nothing_behind(client):
-    def total():
-        log_metrics(step=1)
-        total = torch.ones(1)
-        dist.all_reduce(total)
-        return total.item()
-
-    def open_things():
-        process = psutil.Process()
-        sockets = [c for c in process.net_connections() if c.status != psutil.CONN_NONE]
-        return {"sockets": len(sockets), "fds": process.num_fds(), "threads": process.num_threads()}
-
-    def everywhere():
-        return {"client": open_things(), **client.run(open_things)}
-
-    for _ in range(5):
-        daskrun.run(client, total)
-    gc.collect()
-    before = everywhere()
-    for _ in range(100):
-        assert daskrun.run(client, total) == [2.0, 2.0]
-    gc.collect()
-
-    def leaked():
-        return [
-            (where, what, count - before[where][what])
-            for where, things in everywhere().items()
-            for what, count in things.items()
-            if count > before[where][what] + 2  # of a hundred; pools breathe
-        ]
-
-    until(lambda: not leaked())
-    assert client.run_on_scheduler(scheduler.owned) == {}
-    until(lambda: not client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks)))
 
 
 @pytest.mark.gpu

@@ -6,9 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
-import threading
 import time
-import weakref
 
 import cloudpickle
 import pytest
@@ -18,11 +16,9 @@ from distributed import CancelledError, Client
 from waiting import awake, settled, until, wait_for
 
 import daskrun
-from daskrun import JobError, WorkersBusy, log_metrics, scheduler
-from daskrun.as_found import environment
-from daskrun.claims import Denied, Request
+from daskrun import WorkersBusy, log_metrics, scheduler
 from daskrun.cluster import Cluster
-from daskrun.rank import TOPIC, AttemptId, Meeting, deliver, leave
+from daskrun.rank import TOPIC
 from daskrun.settings import known_workers
 from daskrun.why.look import may_follow_a_death
 
@@ -31,12 +27,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers canno
 
 def pause_above(fraction, dask_worker=None):
     dask_worker.memory_manager.memory_pause_fraction = fraction
-
-
-def by_name(client):
-    """Return the workers' addresses in rank order."""
-    workers = known_workers(client)
-    return sorted(workers, key=lambda address: str(workers[address]["name"]))
 
 
 def status_of(client, address):
@@ -59,19 +49,6 @@ def test_a_paused_worker_is_named_and_keeps_nobody_else_from_the_cluster(client,
         daskrun.run(client, os.getpid)
     with Client(client.scheduler.address, set_as_default=False) as other:
         assert len(daskrun.run(other, os.getpid, n_workers=1)) == 1
-
-
-def test_a_rank_that_cannot_reach_the_store_ends_the_job_and_is_named(client):
-    def cut_off():  # in a process that is replaced after the job
-        def unreachable(*args, **kwargs):
-            raise dist.DistNetworkError("The client socket has timed out")  # as behind a firewall, after REACH_S
-
-        dist.TCPStore = unreachable
-
-    client = settled(client)
-    client.run(cut_off, workers=by_name(client)[1:])
-    with pytest.raises(JobError, match=r"Rank 1, on worker tcp://.* could not connect to rank 0 at \S+:\d+.*firewall"):
-        daskrun.run(client, dist.barrier)
 
 
 @pytest.mark.smoke
@@ -106,23 +83,6 @@ def test_large_arguments_are_sent_to_the_scheduler_once_for_all_ranks(client, mo
     assert sum(size > 1_000_000 for size in sent) == 1
 
 
-def test_other_threads_of_a_worker_always_see_the_variables_that_a_job_does_not_set():
-    is_over, missing = threading.Event(), []
-
-    def look():
-        while not is_over.is_set():
-            missing.extend(["HOME"] if "HOME" not in os.environ else [])
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    for _ in range(1000):
-        with environment({"RANK": "0"}):
-            pass
-    is_over.set()
-    thread.join()
-    assert not missing
-
-
 @pytest.mark.smoke
 def test_a_client_that_is_closed_leaves_no_rank_no_claim_and_no_message(client):
     def chat():
@@ -141,11 +101,6 @@ def test_a_client_that_is_closed_leaves_no_rank_no_claim_and_no_message(client):
         job.result()
     assert set(daskrun.run(client, os.getpid, wait_for_workers=120)).isdisjoint(before)
     until(lambda: client.run_on_scheduler(topics) == [])
-
-
-def test_a_client_that_is_gone_gets_no_workers_any_more(client):
-    denied = client.run_on_scheduler(scheduler.claim, Request("late", "no such client"))
-    assert isinstance(denied, Denied) and client.run_on_scheduler(scheduler.owned) == {}
 
 
 @pytest.mark.weekly
@@ -196,15 +151,6 @@ def test_a_plain_task_on_a_ranks_worker_is_named_and_the_rank_begins_once_it_has
     until(lambda: f"Rank 1 has not begun: worker {job.workers[1]} is busy with ['plain']" in job.explain())
     end.touch()
     assert job.result()[1] == plain[0].result()
-
-
-def test_a_call_that_arrives_after_its_job_is_over_is_kept_nowhere():
-    attempt, call = AttemptId("job", 0), {"large"}
-    kept = weakref.ref(call)
-    assert leave(attempt) is False
-    deliver(attempt, Meeting("host", 1, call))
-    del call
-    assert kept() is None
 
 
 GLOO = RuntimeError("[gloo/transport/tcp/pair.cc:561] Connection closed by peer")

@@ -63,23 +63,6 @@ def test_workers_draw_other_numbers(client):
 
 @pytest.mark.weekly
 @on_linux
-def test_of_two_clusters_each_keeps_its_threads_and_the_environment_of_its_start(monkeypatch):
-    def seen():
-        return os.getenv("ONLY_FIRST"), os.getenv("ONLY_SECOND"), torch.get_num_threads()
-
-    monkeypatch.setenv("ONLY_FIRST", "1")
-    with start_local(2) as first, first.cluster:
-        monkeypatch.setenv("ONLY_SECOND", "2")
-        with start_local(1) as second, second.cluster:
-            os.kill(victim := min(first.run(os.getpid).values()), signal.SIGKILL)
-            until_replaced(first, victim)
-            assert set(first.run(seen).values()) == {("1", None, max(1, os.cpu_count() // 2))}
-            assert set(second.run(seen).values()) == {("1", "2", os.cpu_count())}
-            assert len(daskrun.run(first, os.getpid)) == 2
-
-
-@pytest.mark.weekly
-@on_linux
 def test_workers_outlive_the_fork_server_no_longer_than_others_take_their_place():
     with start_local(2) as client, client.cluster:
         (server,) = set(client.run(os.getppid).values())
@@ -148,22 +131,6 @@ def test_a_cluster_of_the_users_own_is_as_dasks_settings_say(client):
     with LocalCluster(**settings) as cluster, Client(cluster) as own:
         assert set(own.run(os.getppid).values()) == {os.getpid()}
         assert not any(own.run(lambda: "torch" in sys.modules).values())
-
-
-@on_linux
-@pytest.mark.weekly
-def test_what_a_task_has_started_keeps_no_server_and_no_port(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import os\n"
-        "from daskrun import start_local\n"
-        "if __name__ == '__main__':\n"
-        "    with start_local(1) as client, client.cluster:\n"
-        "        client.submit(os.system, 'sleep 90 >/dev/null 2>&1 &').result()\n"
-        "        print(*client.run(os.getppid).values())\n"
-    )
-    server = int(python(script).stdout)
-    until(lambda: not psutil.pid_exists(server))
 
 
 @pytest.mark.parametrize("value", [0, True, 1.5, "two"])

@@ -1,7 +1,6 @@
 """Rows of metrics come from ranks to the client, and what would not arrive is refused where it is logged."""
 
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -40,15 +39,9 @@ def from_a_dataloader():
     list(torch.utils.data.DataLoader(Logs(), num_workers=1))
 
 
-def from_a_process():
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        pool.submit(log_metrics, step=1).result()
-
-
-@pytest.mark.parametrize("log", [from_a_dataloader, from_a_process])
-def test_a_child_of_a_rank_is_told_that_its_rows_would_not_arrive(client, log):
+def test_a_child_of_a_rank_is_told_that_its_rows_would_not_arrive(client):
     with pytest.raises(ValueError, match="log_metrics was called in process"):
-        daskrun.run(client, log, n_workers=1)
+        daskrun.run(client, from_a_dataloader, n_workers=1)
     (row,) = daskrun.launch(client, log_metrics, n_workers=1, step=1).rows()  # the rank itself may log
     assert row["step"] == 1
 
@@ -61,20 +54,23 @@ def test_the_threads_of_a_rank_log(client):
     assert sorted(row["step"] for row in daskrun.launch(client, log).rows()) == sorted(2 * list(range(8)))
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"loss": torch.ones(2)}, "loss has 2 values"),
-        ({"loss": np.ones((2, 2))}, "loss has 4 values"),
-        ({"losses": [1, 2]}, "losses is a list"),
-        ({"z": 1j}, "z is a complex"),
-        ({"big": 2**70}, "big .*64 bits"),
-        ({"rank": 1, "worker": 2}, r"\['rank', 'worker'\]"),
-    ],
-)
-def test_other_values_are_refused(client, values, message):
-    with pytest.raises(ValueError, match=message):
-        daskrun.run(client, lambda: log_metrics(**values), n_workers=1)
+def test_other_values_are_refused(client):
+    refused = {
+        "loss has 2 values": {"loss": torch.ones(2)},
+        "loss has 4 values": {"loss": np.ones((2, 2))},
+        "losses is a list": {"losses": [1, 2]},
+        "64 bits": {"big": 2**70},
+        "['rank', 'worker']": {"rank": 1, "worker": 2},
+    }
+
+    def log():
+        for values in refused.values():
+            with pytest.raises(ValueError) as caught:
+                log_metrics(**values)
+            yield str(caught.value)
+
+    (said,) = daskrun.run(client, lambda: list(log()), n_workers=1)
+    assert all(words in message for words, message in zip(refused, said, strict=True)), said
 
 
 def test_outside_a_job_nothing_is_logged(client):
