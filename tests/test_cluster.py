@@ -1,12 +1,9 @@
 """A cluster starts or is joined, suits PyTorch and stays on loopback, or the error says what to do."""
 
-import asyncio
 import builtins
 import os
-import signal
 import socket
 import subprocess
-import threading
 import urllib.request
 import warnings
 from contextlib import contextmanager
@@ -16,9 +13,8 @@ import psutil
 import pytest
 import torch
 from dask.system import CPU_COUNT
-from distributed import Client, LocalCluster, Nanny
+from distributed import Client, LocalCluster
 from processes import dask_process
-from waiting import until
 
 from daskrun import ClusterError
 from daskrun.settings import THREADS, n_gpus, worker_environment
@@ -147,12 +143,6 @@ def test_an_address_without_a_scheduler_is_named_with_the_cure(listens):
             start_cluster(address=address, timeout_s=2)
 
 
-@pytest.mark.parametrize("port", ["any", 70_000])
-def test_a_setting_that_is_no_port_is_named(port):
-    with dask.config.set({"workshop.dashboard-port": port}), pytest.raises(ClusterError, match=f"{port!r}"):
-        start_cluster(1)
-
-
 @pytest.mark.parametrize("address", ["localhost", "http://127.0.0.1:8787", 8786])
 def test_a_malformed_address_is_named_with_the_right_form(address):
     with pytest.raises(ClusterError, match="tcp://HOST:PORT"):
@@ -268,28 +258,6 @@ def test_builds_of_one_torch_for_cpu_and_gpu_may_meet(tmp_path):
         assert len(client.nthreads()) == 1
 
 
-def test_workers_are_described_while_a_killed_one_returns(client, monkeypatch):
-    seen_without_it, start = threading.Event(), Nanny.instantiate
-
-    async def start_late(nanny):
-        while not seen_without_it.is_set():
-            await asyncio.sleep(0.01)
-        return await start(nanny)
-
-    monkeypatch.setattr(Nanny, "instantiate", start_late)
-    victim, *others = client.run(os.getpid).values()
-    os.kill(victim, signal.SIGKILL)
-
-    def is_back():
-        pids = set(describe_workers(client).pid)
-        assert set(others) <= pids
-        if pids == set(others):
-            seen_without_it.set()
-        return victim not in pids and len(pids) == 1 + len(others)
-
-    until(is_back)
-
-
 def test_a_worker_without_a_memory_limit_is_described():
     with scheduler(1, memory_limit=0) as address, end_of(start_cluster(address=address)) as client:
         assert describe_workers(client).memory_gib.isna().tolist() == [True]
@@ -314,14 +282,6 @@ def test_a_vendors_cluster_is_used_where_its_environment_says_so(vendor):
     with end_of(start_cluster(2)) as client:
         assert client.cluster.name == "vendor" and client.nthreads()
         client.wait_for_workers(2, timeout=120)
-
-
-def test_neither_an_address_nor_the_package_without_its_environment_leads_to_a_vendors_cluster(vendor, monkeypatch):
-    with scheduler(1) as address, end_of(start_cluster(address=address)) as client:
-        assert client.scheduler.address == address
-    monkeypatch.delenv("SATURN_BASE_URL")
-    with end_of(start_cluster(1)) as client:
-        assert client.cluster.name != "vendor"
 
 
 @pytest.mark.gpu

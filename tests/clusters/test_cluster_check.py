@@ -1,16 +1,13 @@
 """`workshop check --address` says of a running cluster what it lacks, and the cure."""
 
 import os
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from processes import dask_cluster
 
-import daskrun
 from daskrun.settings import THREADS, worker_settings
 
 pytestmark = pytest.mark.clusters
@@ -45,18 +42,3 @@ def test_a_cluster_for_other_work_is_told_what_mends_it(tmp_path):
         code, said = check(client.scheduler.address)
     assert "[FAIL] environment: MALLOC_TRIM_THRESHOLD_ is 65536" in said and "workshop join ADDRESS" in said
     assert "[FAIL] children:" in said and said.count("[OK]") == 3 and code == 1
-
-
-def test_a_cluster_at_work_is_told_so(tmp_path):
-    with dask_cluster(tmp_path, 1, **worker_settings(1)) as (client, _), daskrun.launch(client, time.sleep, 300):
-        code, said = check(client.scheduler.address)
-    (line,) = [line for line in said.splitlines() if line.startswith("[FAIL]")]
-    assert line.startswith("[FAIL] ranks: The job needs 1 idle workers") and code == 1
-
-
-def test_where_no_cluster_is_that_is_all_that_is_said():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
-    code, said = check(address)
-    assert f"[FAIL] workers: No Dask scheduler answered at '{address}'" in said
-    assert len(said.splitlines()) == 1 and code == 1

@@ -94,7 +94,7 @@ def test_ranks_that_cannot_reach_each_other_are_named_with_the_address_and_the_c
 def test_training_goes_on_from_the_checkpoint_with_or_without_the_lost_host(on_hosts, hosts_cluster, teach, is_back):
     source, checkpoint = find_data(8, HELD_OUT, light="dusk"), f"{new_shared_folder()}/breeds.pt"
     settings = {"checkpoint": checkpoint, "checkpoint_every": 2, "epochs": 4, "max_restarts": 1}
-    settings |= {"wait_for_successors": 120} if is_back else {"wait_for_successors": 15, "n_workers": (1, 2)}
+    settings |= {"wait_for_successors": 120} if is_back else {"wait_for_successors": 5, "n_workers": (1, 2)}
     with daskrun.launch(on_hosts, teach, source, **settings) as job:
         has_reached(6, job)
         hosts_cluster.lose(hosts_cluster.hosts[1])

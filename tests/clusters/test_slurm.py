@@ -121,7 +121,7 @@ def test_training_that_slurm_ends_goes_on_with_the_next_job_from_the_step_that_a
         """Start the next job; the test's nodes share two cores, whatever they say."""
         logs.append(tmp_path / f"{len(logs)}.log")
         command = ("sbatch", "--parsable", "--cpus-per-task=1", f"--output={logs[-1]}", DEPLOY / "train.sbatch")
-        return told(environment, *command, checkpoint, "12")
+        return told(environment, *command, checkpoint, "8")
 
     def step():
         return load_checkpoint(checkpoint)["training"]["step"] if checkpoint_exists(checkpoint) else 0
@@ -135,7 +135,7 @@ def test_training_that_slurm_ends_goes_on_with_the_next_job_from_the_step_that_a
     submit()
     until(lambda: no_job_is_left(environment))
     (resumed_at,) = re.findall(r"'resumed_at': (\d+)", logs[-1].read_text())
-    assert resumed_at == saved and step() == 24
+    assert resumed_at == saved and step() == 16
 
 
 @pytest.mark.weekly  # the test above, with other checkpoints

@@ -75,14 +75,6 @@ def test_who_has_no_certificate_is_refused_and_told_what_to_set(address):
         start_cluster(address=address, timeout_s=5)
 
 
-def test_who_has_a_certificate_of_somebody_else_is_refused(address, tmp_path):
-    with (
-        dask.config.set(certificates(tmp_path)),
-        pytest.raises(ClusterError, match="CERTIFICATE_VERIFY_FAILED"),
-    ):
-        start_cluster(address=address, timeout_s=5)
-
-
 def test_who_talks_no_tls_is_refused(address):
     with pytest.raises(ClusterError, match="tls://"):
         start_cluster(address=address.replace("tls", "tcp"), timeout_s=5)
