@@ -1,5 +1,9 @@
 """What tests and their fixtures both name. Not in conftest.py: tests/clusters has one of its own."""
 
+import threading
+from contextlib import contextmanager
+from http.server import ThreadingHTTPServer
+
 import torch
 import torchvision
 
@@ -28,3 +32,24 @@ def make_weights(path, seed):
     torch.nn.init.normal_(model.fc.weight, std=0.5)
     save_checkpoint(path, arch="resnet18", num_classes=1000, state_dict=model.state_dict())
     return str(path)
+
+
+class Server(ThreadingHTTPServer):
+    """A server on a port of its own of loopback. url: its address."""
+
+    request_queue_size = 64  # by default 5, and the kernel lets the other connections try again a second later
+
+    def __init__(self, handler):
+        handler.log_message = lambda *_: None
+        super().__init__(("127.0.0.1", 0), handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+@contextmanager
+def http_server(handler, **about):
+    """Answer by this handler's class while the block runs; yield the Server, which has these attributes."""
+    with Server(handler) as server:
+        vars(server).update(about)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield server
+        server.shutdown()

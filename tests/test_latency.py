@@ -7,9 +7,10 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
+from samples import http_server
 
 from workshop_utils.latency import hold_back_requests
 
@@ -40,18 +41,11 @@ class Echo(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *args):
-        pass
-
 
 @pytest.fixture
 def address():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
-    threading.Thread(target=server.serve_forever).start()
-    with hold_back_requests(f"http://127.0.0.1:{server.server_port}", DELAY_S) as address:
+    with http_server(Echo) as server, hold_back_requests(server.url, DELAY_S) as address:
         yield address.removeprefix("http://")
-    server.shutdown()
-    server.server_close()
 
 
 def seconds_for(address, *bodies, path="/"):

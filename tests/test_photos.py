@@ -9,9 +9,8 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 import zlib
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from io import BytesIO
 from pathlib import Path
 
@@ -19,10 +18,8 @@ import fsspec
 import pytest
 import s3fs
 import torch
-from fsspec.implementations.memory import MemoryFileSystem
-from fsspec.utils import infer_storage_options
 from PIL import Image
-from samples import ODD_NAMES
+from samples import ODD_NAMES, http_server
 from torchvision.transforms.functional import pil_to_tensor
 
 from workshop_utils.dogs.breeds import BREEDS
@@ -38,7 +35,7 @@ from workshop_utils.photos import (
     read_files,
     train_val_split,
 )
-from workshop_utils.storage import cache_folder, open_address
+from workshop_utils.storage import cache_folder
 
 FOLDER = BREEDS[0].folder
 UNREACHABLE = {"anon": True, "client_kwargs": {"endpoint_url": "http://127.0.0.1:9"}}
@@ -251,53 +248,6 @@ def test_labels_are_positions_among_the_sorted_folders(dogs):
         dataset[len(dataset)]
 
 
-class OneConnection(MemoryFileSystem):
-    """Storage as ftp://, sftp:// and smb:// are to fsspec: it needs a host, and its paths have none."""
-
-    protocol = "shelf"
-    store: dict = {}  # noqa: RUF012
-    pseudo_dirs = [""]  # noqa: RUF012
-    busy = threading.Lock()
-
-    def __init__(self, host, **settings):
-        assert (host, settings) == ("nas", {"username": "ada", "port": 2121})
-        super().__init__()
-
-    @classmethod
-    def _strip_protocol(cls, path):
-        return "/" + infer_storage_options(path)["path"].strip("/")
-
-    @staticmethod
-    def _get_kwargs_from_urls(url):
-        return {name: value for name, value in infer_storage_options(url).items() if name not in ("path", "protocol")}
-
-    def _alone(self, call, path, *args, **how):
-        assert "://" not in path and self.busy.acquire(blocking=False), "two threads use one connection"
-        try:
-            time.sleep(0.01)
-            return call(path, *args, **how)
-        finally:
-            self.busy.release()
-
-    def ls(self, path, *args, **how):
-        return self._alone(super().ls, path, *args, **how)
-
-    def cat_file(self, path, *args, **how):
-        return self._alone(super().cat_file, path, *args, **how)
-
-
-def test_storage_with_a_host_and_one_connection_is_listed_and_read(dogs):
-    fsspec.register_implementation("shelf", OneConnection, clobber=True)
-    address = "shelf://ada@nas:2121/dogs"
-    fs, root = open_address(address)
-    for path in list_photos(dogs):
-        fs.pipe_file(f"{root}/{Path(path).relative_to(dogs).as_posix()}", Path(path).read_bytes())
-    expected = [f"{address}/{Path(path).relative_to(dogs).as_posix()}" for path in list_photos(dogs)]
-    assert list_photos(address) == list_photos(f"{address}/") == expected
-    assert read_files(expected) == read_files(list_photos(dogs))
-    assert ImageFolder(address)[0][0].tobytes() == ImageFolder(dogs)[0][0].tobytes()
-
-
 @pytest.mark.smoke
 @pytest.mark.parametrize("where", ["memory", "s3"])
 def test_every_place_holds_the_same_photos(where, dogs, s3):
@@ -316,9 +266,6 @@ def test_s3_is_asked_for_all_files_of_a_batch_before_it_has_answered_for_one(cli
         request.getfixturevalue("without_obstore")
     everybody, agents = threading.Barrier(32, timeout=120), set()
 
-    class Server(ThreadingHTTPServer):
-        request_queue_size = 32  # by default 5, and the kernel lets the other connections try again a second later
-
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self):
             everybody.wait()
@@ -329,14 +276,9 @@ def test_s3_is_asked_for_all_files_of_a_batch_before_it_has_answered_for_one(cli
             self.end_headers()
             self.wfile.write(self.path.encode())
 
-        def log_message(self, *args):
-            pass
-
-    with Server(("127.0.0.1", 0), Answer) as server:
-        threading.Thread(target=server.serve_forever).start()
-        options = {"anon": True, "client_kwargs": {"endpoint_url": f"http://127.0.0.1:{server.server_port}"}}
+    with http_server(Answer) as server:
+        options = {"anon": True, "client_kwargs": {"endpoint_url": server.url}}
         contents = read_files([f"s3://bucket/{n}" for n in range(32)], options)
-        server.shutdown()
     assert contents == [f"/bucket/{n}".encode() for n in range(32)]
     assert agents == {{"obstore": "object_store", "s3fs": "aiobotocore"}[client]}
 
@@ -361,16 +303,6 @@ def test_a_pattern_in_a_name_is_not_followed_to_other_files(tmp_path):
 
 
 # --- several storages in one batch
-
-
-def test_files_of_several_storages_are_read_in_one_batch_each_from_its_own(tmp_path, s3, dogs):
-    local = list_photos(dogs)[:3]
-    remote = [f"s3://workshop/served/dogs/{Path(path).relative_to(dogs).as_posix()}" for path in local]
-    fsspec.filesystem("memory").pipe_file("/several/photo.jpg", b"in memory")
-    paths = [local[0], remote[0], "memory://several/photo.jpg", f"file://{local[1]}", remote[1], local[2], remote[2]]
-    expected = [Path(local[i]).read_bytes() if i is not None else b"in memory" for i in (0, 0, None, 1, 1, 2, 2)]
-    for first in range(len(paths)):  # whichever comes first
-        assert read_files(paths[first:] + paths[:first], s3) == expected[first:] + expected[:first]
 
 
 def test_a_storage_that_cannot_be_opened_costs_no_file_of_another(tmp_path):

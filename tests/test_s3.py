@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import re
-import select
 import signal
 import socket
 import subprocess
@@ -11,13 +10,12 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 import s3fs
+from samples import http_server
 
-from workshop_utils import s3 as s3_module
 from workshop_utils.photos import list_photos, read_files
 
 REGION = "eu-west-9"
@@ -48,9 +46,6 @@ class Answers(BaseHTTPRequestHandler):
         if self.command == "GET":
             self.wfile.write(body)
 
-    def log_message(self, *args):
-        pass
-
 
 @pytest.fixture
 def server(monkeypatch, tmp_path):
@@ -59,12 +54,8 @@ def server(monkeypatch, tmp_path):
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     s3fs.S3FileSystem.clear_instance_cache()
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
-        server.agents, server.only_region = [], None
-        server.url = f"http://127.0.0.1:{server.server_port}"
-        threading.Thread(target=server.serve_forever).start()
+    with http_server(Answers, agents=[], only_region=None) as server:
         yield server
-        server.shutdown()
     s3fs.S3FileSystem.clear_instance_cache()
 
 
@@ -135,14 +126,6 @@ def test_a_key_that_obstore_would_change_is_left_to_s3fs(server):
         assert server.agents[-1] == "aiobotocore"
 
 
-def test_versions_are_read_in_one_batch_with_files_that_have_none(server):
-    options = {"anon": True, "client_kwargs": {"endpoint_url": server.url}}
-    paths = ["s3://bucket/1.jpg", "s3://bucket/1.jpg?versionId=first", "s3://bucket/2.jpg"]
-    for some in (paths, paths[::-1]):
-        said = dict(zip(some, read_files(some, options), strict=True))
-        assert [b"versionId=first" in said[path] for path in paths] == [False, True, False]
-
-
 def test_a_bucket_in_another_region_is_found_there(server):
     server.only_region = REGION
     options = {"key": "me", "secret": "hush", "client_kwargs": {"endpoint_url": server.url}}
@@ -157,8 +140,6 @@ def test_missing_files_are_s3fs_errors_and_do_not_end_the_use_of_obstore(s3, s3_
     for paths in ([gone], [gone, there, gone]):
         for content, path in zip(read_files(paths, s3), paths, strict=True):
             assert content == b"1" if path == there else isinstance(content, FileNotFoundError)
-    fs, _ = s3_module.fsspec.core.url_to_fs(there, **s3)
-    assert s3_module.read_objects(fs, ["workshop/one.jpg", "workshop/gone.jpg"]) == [b"1", None]
     s3_admin.rm_file("workshop/one.jpg")
 
 
@@ -166,32 +147,6 @@ def test_who_must_not_read_gets_s3fs_error(s3):
     wrong = {"key": "nobody", "secret": "wrong", "client_kwargs": s3["client_kwargs"]}
     (error,) = read_files(["s3://workshop/served/none.jpg"], wrong)
     assert isinstance(error, PermissionError)
-
-
-def test_a_server_that_does_not_answer_is_asked_twice_at_most_by_each_thread_and_then_no_more(monkeypatch):
-    monkeypatch.setitem(s3_module.HTTP, "read_timeout", "1s")
-    monkeypatch.setitem(s3_module.RETRIES, "retry_timeout", timedelta(seconds=1.6))  # a second request, and no third
-    with socket.create_server(("127.0.0.1", 0), backlog=500) as silent:
-        fs = without_answer(silent)
-        assert set(s3_module.read_objects(fs, [f"bucket/{n}" for n in range(500)])) == {None}
-        n_asked = waiting(silent)
-        assert s3_module.read_objects(fs, ["bucket/1"]) == [None]
-        assert 0 < n_asked <= 2 * s3_module.REQUESTS and not waiting(silent)
-
-
-def waiting(listener):
-    """Return how many connections the kernel has answered for a server that does not; close them."""
-    n_asked = 0
-    while select.select([listener], [], [], 0)[0]:
-        listener.accept()[0].close()
-        n_asked += 1
-    return n_asked
-
-
-def without_answer(listener):
-    """Return the filesystem of a server that does not answer."""
-    options = {"endpoint_url": f"http://127.0.0.1:{listener.getsockname()[1]}"}
-    return s3_module.fsspec.core.url_to_fs("s3://bucket", client_kwargs=options, anon=True)[0]
 
 
 def test_a_forked_process_reads_after_its_parent_has_read(s3):

@@ -5,8 +5,7 @@ import re
 import socket
 import threading
 import urllib.request
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from io import BytesIO
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 import torch
 import torchvision
 from PIL import Image
+from samples import http_server
 from torchvision.models import Weights, WeightsEnum
 
 from workshop_utils import weights as module
@@ -80,15 +80,12 @@ def test_resnet_v1_has_its_stride_in_the_first_convolution(path):
     [
         ({}, "arch.*num_classes.*state_dict"),
         ({"arch": "vgg11", "num_classes": 5, "state_dict": RESNET18}, "vgg11"),
-        ({"arch": "resnet19", "num_classes": 5, "state_dict": RESNET18}, "resnet19"),
         ({"arch": "resnet34", "num_classes": 5, "state_dict": RESNET18}, "resnet34.*layer1.2.conv1"),
         ({"arch": "resnet18", "num_classes": 5, "state_dict": [1, 2]}, "resnet18"),
-        ({"arch": "resnet18", "num_classes": 5, "state_dict": {1: torch.ones(1)}}, "resnet18"),
         ({"arch": "resnet18", "num_classes": 5, "state_dict": RESNET18, "categories": ["a"]}, "categories"),
         ({"arch": "resnet18", "num_classes": 5, "state_dict": RESNET18, "categories": "abcde"}, "list of names"),
         ({"arch": "resnet18", "num_classes": 5, "state_dict": RESNET18, "size": 0}, "size 0"),
         (torch.ones(3), "Tensor"),
-        ([1, 2], "list"),
     ],
 )
 def test_a_file_that_holds_something_else_is_named_with_the_reason(path, content, reason):
@@ -187,40 +184,21 @@ def server_of_weights(monkeypatch, tmp_path):
             self.end_headers()
             self.server.send(self.wfile)
 
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+    with http_server(Answer) as server:
 
         def serve(send, whole):
             server.send, server.whole = send, whole
             original = module.IMAGENET_WEIGHTS
-            url = f"http://127.0.0.1:{server.server_port}/resnet50-{hashlib.sha256(whole).hexdigest()[:8]}.pth"
+            url = f"{server.url}/resnet50-{hashlib.sha256(whole).hexdigest()[:8]}.pth"
 
             class Served(WeightsEnum):
                 WEIGHTS = Weights(url=url, transforms=original.transforms, meta=original.meta)
 
             monkeypatch.setattr(module, "IMAGENET_WEIGHTS", Served.WEIGHTS)
-            threading.Thread(target=server.serve_forever, daemon=True).start()
 
         monkeypatch.setenv("TORCH_HOME", str(tmp_path))
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         yield serve
-        server.shutdown()
-
-
-def test_a_download_in_pieces_is_whole_and_kept_in_the_cache(server_of_weights):
-    torch.save(torchvision.models.resnet50().state_dict(), saved := BytesIO())
-    content = saved.getvalue()
-
-    def send_in_pieces(file):
-        for start in range(0, len(content), 2**25):
-            file.write(content[start : start + 2**25])
-
-    server_of_weights(send_in_pieces, content)
-    assert load_resnet()[0].fc.out_features == 1000
-    server_of_weights(lambda file: None, content)
-    assert load_resnet()[0].fc.out_features == 1000
 
 
 @pytest.mark.parametrize("way", ["cut short", "changed", "stalled"])

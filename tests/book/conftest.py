@@ -1,11 +1,10 @@
 """One build of the book for all tests, its pages taken apart, and a server."""
 
-import functools
-import http.server
-import threading
+from http.server import SimpleHTTPRequestHandler
 
 import pytest
 from built import Page, build
+from samples import http_server
 
 
 @pytest.fixture(scope="session")
@@ -24,12 +23,9 @@ def pages(book):
 def site(book):
     """The address under which this machine serves the book."""
 
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *args):
-            pass
+    class OfTheBook(SimpleHTTPRequestHandler):
+        def __init__(self, *args):
+            super().__init__(*args, directory=book)
 
-    handler = functools.partial(Quiet, directory=book)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with http_server(OfTheBook) as server:
+        yield server.url

@@ -8,12 +8,14 @@ import subprocess
 import sys
 import tarfile
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import s3fs
+from samples import http_server
 from waiting import until
 
 from workshop_utils.dogs import download
@@ -43,23 +45,12 @@ def tar_of(members):
 ARCHIVE = tar_of([(f"Images/{name}", content) for name, content in FILES.items()])
 
 
-class Server(ThreadingHTTPServer):
-    """One archive over HTTP. dies_at: byte at which it hangs up; ranges: whether it can send a part."""
-
-    daemon_threads = True
-
-    def __init__(self, content, dies_at=None, ranges=True, pause=None):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.content, self.dies_at, self.ranges, self.pause, self.asked = content, dies_at, ranges, pause, []
-        self.url = f"http://127.0.0.1:{self.server_port}/images.tar"
-
-    def __enter__(self):
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
-        self.shutdown()
-        self.server_close()
+@contextmanager
+def serving(content, dies_at=None, pause=None):
+    """One archive over HTTP. dies_at: byte at which it hangs up; pause: what later parts wait for."""
+    with http_server(Handler, content=content, dies_at=dies_at, pause=pause, asked=[]) as server:
+        server.url += "/images.tar"
+        yield server
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -80,20 +71,17 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self):
         size, wanted = len(self.server.content), self.headers.get("Range")
         start, stop = 0, size
-        if wanted and self.server.ranges:
+        if wanted:
             start, stop = (int(n) for n in wanted.removeprefix("bytes=").split("-"))
             start, stop = start, min(stop + 1, size)
             self.send_response(206)
             self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
         else:
             self.send_response(200)
-        self.send_header("Accept-Ranges", "bytes" if self.server.ranges else "none")
+        self.send_header("Accept-Ranges", "bytes")
         self.send_header("Content-Length", str(stop - start))
         self.end_headers()
         return start, stop
-
-    def log_message(self, *_):
-        pass
 
 
 @pytest.fixture(autouse=True)
@@ -143,7 +131,7 @@ def test_only_missing_and_short_files_are_fetched_again(source, tmp_path):
 
 
 def test_an_archive_goes_on_where_a_broken_transfer_stopped(tmp_path):
-    with Server(ARCHIVE, dies_at=100_000) as server:
+    with serving(ARCHIVE, dies_at=100_000) as server:
         with pytest.raises(PhotosError, match="run the same command again"):
             fetch_photos(server.url, tmp_path, n_photos=6)
         (part,) = tmp_path.glob("*.part")
@@ -157,25 +145,8 @@ def test_an_archive_goes_on_where_a_broken_transfer_stopped(tmp_path):
     assert not part.exists()
 
 
-def test_a_server_that_sends_no_parts_starts_over(tmp_path):
-    with Server(ARCHIVE, ranges=False) as server:
-        part = tmp_path / f"{hashlib.sha256(server.url.encode()).hexdigest()[:8]}.tar.part"
-        part.write_bytes(b"x" * 5_000)
-        fetch_photos(server.url, tmp_path, n_photos=6)
-    assert written(tmp_path) == FILES
-
-
-def test_a_part_that_is_longer_than_the_archive_starts_over(tmp_path):
-    url = str(tmp_path / "dogs.tar")
-    Path(url).write_bytes(ARCHIVE)
-    part = tmp_path / f"{hashlib.sha256(url.encode()).hexdigest()[:8]}.tar.part"
-    part.write_bytes(b"x" * (len(ARCHIVE) + 1))
-    fetch_photos(url, tmp_path, n_photos=6)
-    assert written(tmp_path) == FILES and not part.exists()
-
-
 def test_a_wrong_checksum_deletes_the_archive(tmp_path, monkeypatch):
-    with Server(ARCHIVE) as server:
+    with serving(ARCHIVE) as server:
         monkeypatch.setitem(download.SHA256, server.url, "0" * 64)
         with pytest.raises(PhotosError, match="SHA-256 .*0000"):
             fetch_photos(server.url, tmp_path, n_photos=6)
@@ -196,12 +167,8 @@ def special(name, kind, link=""):
     [
         ("Images/n02085620-Chihuahua/../../../evil.jpg", b"x"),
         ("/Images/n02085620-Chihuahua/evil.jpg", b"x"),
-        ("Images/n02085620-Chihuahua/evil.sh", b"x"),
-        ("Images\\n02085620-Chihuahua\\evil.jpg", b"x"),
         special("Images/n02085620-Chihuahua/evil.jpg", tarfile.SYMTYPE, "/etc/passwd"),
-        special("Images/n02085620-Chihuahua", tarfile.SYMTYPE, "/tmp"),
         special("Images/n02085620-Chihuahua/evil.jpg", tarfile.LNKTYPE, "../../../etc/passwd"),
-        special("../evil", tarfile.DIRTYPE),
     ],
     ids=lambda evil: f"{evil[0]}-{getattr(evil[1], 'type', b'0').decode()}",
 )
@@ -235,14 +202,6 @@ def test_too_few_photos_are_not_called_complete(source, tmp_path):
     assert not (tmp_path / "out" / "complete").exists()
 
 
-def test_a_strange_photo_among_them_is_noticed(source, tmp_path):
-    strange = tmp_path / "Images" / BREEDS[0] / "mine.jpg"
-    strange.parent.mkdir(parents=True)
-    strange.write_bytes(b"x")
-    with pytest.raises(PhotosError, match="n02085620-Chihuahua/mine.jpg"):
-        fetch_photos(str(source), tmp_path, n_photos=6)
-
-
 def test_a_full_disk_is_said_before_anything_is_written(source, tmp_path, monkeypatch):
     monkeypatch.setattr(download.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     with pytest.raises(PhotosError, match="GB free.*--folder"):
@@ -264,7 +223,7 @@ def test_without_a_network_the_message_names_the_sketches(tmp_path, monkeypatch)
 
 def test_an_interrupt_keeps_what_has_arrived(tmp_path):
     big, pause = ARCHIVE + bytes(2**25), threading.Event()
-    with Server(big, pause=pause) as server:
+    with serving(big, pause=pause) as server:
         command = ["data", "photos", "--source", server.url, "--folder", str(tmp_path)]
         run = subprocess.Popen([WORKSHOP, *command], stderr=subprocess.PIPE, text=True)
         until(lambda: any(part.stat().st_size for part in tmp_path.glob("*.part")) or run.poll())

@@ -6,12 +6,12 @@ import os
 import socket
 import subprocess
 import sys
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from contextlib import ExitStack, suppress
+from http.server import BaseHTTPRequestHandler
 from queue import Queue
-from threading import Thread
 
 import pytest
+from samples import http_server
 from waiting import until
 
 from workshop_utils.exercises import NotYet, exercise, expect, ours, passed, reporting
@@ -34,39 +34,27 @@ def check_two(answer):
     passed("Two.")
 
 
-class Server:
-    """A board that answers with a status, or those of a list in turn, and remembers what it was sent."""
+class Board(BaseHTTPRequestHandler):
+    """It answers with the server's status, and puts what it was sent into the server's requests."""
 
-    def __init__(self, *statuses):
-        self.requests = Queue()
-        statuses, board = list(statuses), self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                board.requests.put((self.path, dict(self.headers), json.loads(body)))
-                if status := statuses.pop(0) if len(statuses) > 1 else statuses[0]:
-                    self.send_response(status)
-                    self.end_headers()
-
-            def log_message(self, *_):
-                pass
-
-        self.server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://Ada:secret@127.0.0.1:{self.server.server_port}"
-        Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
-
-    def next(self):
-        return self.requests.get(timeout=120)
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.requests.put((self.path, dict(self.headers), json.loads(body)))
+        self.send_response(self.server.status)
+        self.end_headers()
 
 
 @pytest.fixture
 def serve():
-    servers = []
-    yield lambda *statuses: servers.append(Server(*statuses)) or servers[-1]
-    for one in servers:
-        one.server.shutdown()
-        one.server.server_close()
+    """A function that starts a board which answers with a status."""
+    with ExitStack() as stack:
+
+        def serve(status):
+            board = stack.enter_context(http_server(Board, status=status, requests=Queue()))
+            board.url = board.url.replace("http://", "http://Ada:secret@")
+            return board
+
+        yield serve
 
 
 @pytest.fixture
@@ -94,9 +82,9 @@ def test_without_the_variable_nothing_is_imported_or_started():
 def test_a_process_that_ends_after_a_check_sends_nickname_notebook_exercise_and_state_and_no_more(serve):
     board = serve(204)
     subprocess.run([sys.executable, "-c", A_CHECK], env={**os.environ, "WORKSHOP_ROOM": board.url}, check=True)
-    path, headers, body = board.next()
+    path, headers, body = board.requests.get(timeout=120)
     assert body == {"nickname": "Ada", "notebook": "__main__", "exercise": "two", "state": "passed"}
-    of_the_board = {"Host": f"127.0.0.1:{board.server.server_port}", "Authorization": "Bearer secret"}
+    of_the_board = {"Host": f"127.0.0.1:{board.server_port}", "Authorization": "Bearer secret"}
     of_the_body = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
     assert path == "/report" and headers == {**of_the_board, **of_the_body, "Content-Length": headers["Content-Length"]}
 
@@ -108,18 +96,12 @@ def test_the_state_says_how_a_check_ended(serve, monkeypatch):
     for check, answer in ((check_two, 2), (check_two, 3), (failing, 3), (check_two, solution)):
         with suppress(NotYet):
             check(answer)
-    assert [board.next()[2]["state"] for _ in range(4)] == ["passed", "not yet", "not yet", "solution"]
-
-
-def test_a_report_that_did_not_arrive_is_sent_again(serve, monkeypatch):
-    monkeypatch.setattr(reporting, "PAUSES_S", (0, 0, 0))
-    board = serve(None, 204)  # closes the first connection without an answer
-    monkeypatch.setenv("WORKSHOP_ROOM", board.url)
-    check_two(2)
-    assert board.next() == board.next()
-    with pytest.raises(NotYet):
-        check_two(3)
-    assert board.next()[2]["state"] == "not yet", "the first report came a third time"
+    assert [board.requests.get(timeout=120)[2]["state"] for _ in range(4)] == [
+        "passed",
+        "not yet",
+        "not yet",
+        "solution",
+    ]
 
 
 @pytest.mark.parametrize("room", ["silent", "nobody"])

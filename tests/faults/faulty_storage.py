@@ -5,7 +5,9 @@ import random
 import threading
 from collections import Counter
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from samples import http_server
 
 
 @contextmanager
@@ -14,16 +16,14 @@ def faulty_storage(endpoint, shares, seed=0):
 
     shares: {fault: share of the requests, in [0, 1]}.
     """
-    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as server:
+    with http_server(Proxy) as server:
         server.upstream, server.over = endpoint.rpartition("/")[2], threading.Event()
         server.draw, server.happened = random.Random(seed), Counter()
         server.shares = {**shares, "passed": 1 - sum(shares.values())}
-        threading.Thread(target=server.serve_forever).start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}", server.happened
+            yield server.url, server.happened
         finally:
             server.over.set()
-            server.shutdown()
 
 
 class Proxy(BaseHTTPRequestHandler):
@@ -55,6 +55,3 @@ class Proxy(BaseHTTPRequestHandler):
         body = answer.read()
         connection.close()
         return answer.status, answer.getheaders(), body
-
-    def log_message(self, *args):
-        pass
