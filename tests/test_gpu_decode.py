@@ -114,12 +114,6 @@ def test_large_photos_are_decoded_few_at_a_time(transform, calls):
     assert 3 * 5000 * 4000 <= PIXELS_PER_CALL < 4 * 5000 * 4000
 
 
-def test_bad_files_alone_give_no_images(transform, calls):
-    images, errors = on_gpu([b"", b"x"], transform)
-    assert len(images) == 0 and all(errors) and not calls
-    assert on_gpu([], transform)[1] == []
-
-
 @pytest.mark.gpu
 def test_the_gpus_decoder_sees_what_pillow_sees(transform, calls):
     contents = [encoded(dog(*size), quality=90) for size in [(500, 375), (224, 224), (375, 500)] * 40]

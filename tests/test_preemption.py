@@ -94,6 +94,7 @@ def test_a_child_that_reads_images_outlives_a_signal_to_all_processes_but_not_it
     assert process.exitcode == 0
 
 
+@pytest.mark.weekly
 def test_a_child_of_a_fork_server_ends_after_its_parent(tmp_path):
     """On a GPU, DataLoader has such children; DataLoader itself looks only whether the server is there."""
     script = tmp_path / "script.py"
@@ -114,6 +115,7 @@ def test_a_child_of_a_fork_server_ends_after_its_parent(tmp_path):
     child.wait(120)
 
 
+@pytest.mark.weekly
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_fork_server_of_a_ranks_children_is_deaf_to_sigterm_also_in_a_fresh_process(tmp_path):
     script = tmp_path / "script.py"

@@ -101,18 +101,6 @@ def test_files_of_a_job_that_fails_are_kept(client, tmp_path):
     assert (tmp_path / "quiet/before.txt").read_text() == "kept"
 
 
-def test_the_error_of_a_job_that_is_over_comes_before_the_cancellation_of_its_other_ranks(client, tmp_path):
-    def fail_on_the_last():
-        if dist.get_rank() == 1:
-            raise KeyError("it failed")
-
-    handler, job = ResultsHandler(client=client), daskrun.launch(client, fail_on_the_last)
-    with pytest.raises(KeyError, match="it failed"):
-        job.result()
-    with pytest.raises(KeyError, match="it failed"):
-        handler.process_results(tmp_path, job.futures)
-
-
 @pytest.mark.parametrize("path", ["/etc/passwd", "a/../../up", "..\\up", "C:up", ".", "", "a\0b", "\ud800"])
 def test_a_path_out_of_the_folder_is_refused_where_it_is_sent(path, client):
     with pytest.raises(ResultError, match="such as 'runs/loss.csv'"):

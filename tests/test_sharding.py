@@ -1,10 +1,5 @@
 """FSDP2 and distributed checkpoints (DCP) in `daskrun.run`: nothing that is learnt or saved depends on the ranks."""
 
-import runpy
-import signal
-from pathlib import Path
-
-import fsspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -119,25 +114,3 @@ def test_what_some_ranks_saved_others_go_on_from(three, place, request, tmp_path
             assert all(torch.equal(loaded[name], part) for name, part in parameters.items())
             torch.testing.assert_close(loaded, at_save)
             torch.testing.assert_close(trained, at_end)
-
-
-@pytest.mark.parametrize("name", ["run[1]", "run?"])
-@pytest.mark.parametrize("root", ["local", "memory://runs"])
-def test_the_deploy_script_goes_on_in_a_folder_whose_name_looks_like_a_pattern(tmp_path, root, name):
-    script, on_ctrl_c = Path(__file__).parents[1] / "deploy/slurm/train_sharded.py", signal.getsignal(signal.SIGINT)
-    newest = runpy.run_path(str(script))["newest"]
-    signal.signal(signal.SIGINT, on_ctrl_c)  # which importing dask_jobqueue replaces
-    root = str(tmp_path) if root == "local" else root
-    folder = f"{root}/{name}"
-    fs, path = fsspec.url_to_fs(folder)
-    for step, files in (
-        ("step-00000200", [".metadata", "0"]),
-        ("step-00000300", ["0"]),
-        ("step-00000100", [".metadata"]),
-        ("step-96", [".metadata"]),  # after all others, as text
-    ):
-        for file in files:
-            fs.makedirs(f"{path}/{step}", exist_ok=True)
-            fs.pipe_file(f"{path}/{step}/{file}", b"")
-    assert newest(folder) == (f"{folder}/step-00000200", 200)
-    assert newest(f"{folder}-other") == (None, 0)

@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import cloudpickle
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torchvision
 from PIL import Image
 from samples import sign_in
 from torch import nn
@@ -227,20 +225,6 @@ def test_what_a_dataset_draws_follows_from_the_step_also_in_children_and_after_a
     assert changed(weights, trained(epochs=2, **FIVE_STEPS)[1]), "it draws nothing"
 
 
-def test_a_validation_set_that_draws_gives_the_same_loss_also_in_children_and_after_an_interruption(tmp_path):
-    settings = {**FIVE_STEPS, "epochs": 2, "val_set": Draws(noise(10))}
-    undisturbed, _ = trained(**settings)
-    interrupted(tmp_path / "run.pt", at_step=8, epochs=2, val_set=Draws(noise(10)))
-    gone_on, _ = trained(num_workers=1, checkpoint_every=2, checkpoint=tmp_path / "run.pt", **settings)
-    assert gone_on["resumed_at"] > 5 and gone_on["loss"] == undisturbed["loss"]
-    model, images = resnet(), Draws(noise(10))
-    one = evaluate(model, images)
-    torch.manual_seed(2)
-    expected = torch.rand(3).tolist()
-    torch.manual_seed(2)
-    assert evaluate(model, images, num_workers=1) == one and torch.rand(3).tolist() == expected
-
-
 def test_a_run_that_was_interrupted_while_the_head_trained_alone_goes_on_with_the_same_model(tmp_path):
     settings = {**FIVE_STEPS, "epochs": 2, "freeze_epochs": 1}
     _, undisturbed = trained(**settings)
@@ -297,8 +281,6 @@ def test_the_children_of_a_rank_read_a_dataset_that_they_cannot_import(client):
     own = OfTheNotebook(*images.tensors)
     (found,) = daskrun.run(client, trained, Subset(own, range(32)), num_workers=1, **settings)
     assert found[0]["train_loss"] == expected[0]["train_loss"] and not changed(found[1], expected[1])
-    with pytest.raises(Unreadable, match="the last image"):
-        daskrun.run(client, lambda: evaluate(resnet(), own, num_workers=1), n_workers=1, timeout=240)
 
 
 def test_a_users_own_loader_reads_a_dataset_that_its_children_cannot_import(client):
@@ -310,57 +292,8 @@ def test_a_users_own_loader_reads_a_dataset_that_its_children_cannot_import(clie
         samples = [sample for batch in load(Subset(own, range(7))) for sample in batch]
         return [type(sample) is Sample for sample in samples], torch.stack([sample.image for sample in samples])
 
-    expected = noise(8).tensors[0][:7]
-    for known, images in (
-        *daskrun.run(client, read, n_workers=1),
-        client.submit(read, pure=False).result(),
-    ):
-        assert known == [True] * 7 and torch.equal(images, expected)
-
-
-TOLD = []
-
-
-class Counted(TensorDataset):
-    """A dataset whose samples are of a class that counts them, and tells of them with a function of its own."""
-
-    n_made = 0
-
-    def __getitem__(self, index):
-        sample = Counted(*super().__getitem__(index))
-        Counted.n_made += 1
-        return sample
-
-    def tell(self):
-        TOLD.append(len(self))
-
-
-def test_what_children_send_leaves_the_classes_of_their_parent_as_they_are(client):
-    def read():
-        before, Counted.n_made = Counted.tell, 100
-        (sample,) = DataLoader(Counted(torch.zeros(1, 3)), batch_size=None, num_workers=1)
-        sample.tell()
-        return type(sample) is Counted, Counted.n_made, Counted.tell is before, TOLD
-
-    assert client.submit(read, pure=False).result() == (True, 100, True, [3])
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_function_that_a_child_cannot_import_shares_tensors_and_queues_with_its_parent(client, method):
-    def share():
-        context = torch.multiprocessing.get_context(method)
-        count, queue = torch.zeros(1).share_memory_(), context.Queue()
-
-        def work():
-            count.add_(1)
-            queue.put("done")
-
-        (child := context.Process(target=work)).start()
-        answer = queue.get()
-        child.join()
-        return answer, count.item()
-
-    assert client.submit(share, pure=False).result() == ("done", 1)
+    ((known, images),) = daskrun.run(client, read, n_workers=1)
+    assert known == [True] * 7 and torch.equal(images, noise(8).tensors[0][:7])
 
 
 class Family(Dataset):
@@ -415,18 +348,6 @@ def test_evaluation_counts_each_image_once(client, n_images):
     for n_workers in (1, 2):
         for scores in daskrun.run(client, evaluated, n_workers=n_workers):
             assert scores == {**alone, "loss": pytest.approx(alone["loss"])}
-
-
-def test_a_validation_set_smaller_than_the_world_is_counted_once(client):
-    def validated(n_images, num_workers):
-        model, (images, labels) = resnet(), noise(n_images).tensors
-        numbers = train(model, noise(12), TensorDataset(images, labels), batch_size=12, num_workers=num_workers)
-        return numbers, model(images).detach(), labels
-
-    for num_workers in (0, 1):
-        for numbers, logits, labels in daskrun.run(client, validated, 1, num_workers, n_workers=2, timeout=240):
-            assert numbers["accuracy"] == (logits.argmax(1) == labels).double().mean()
-            assert numbers["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item())
 
 
 def test_images_that_the_ranks_cannot_share_are_named_on_all_ranks(client):
@@ -527,31 +448,15 @@ def test_bf16_computes_in_bf16_and_keeps_weights_in_float32(alone):
     assert 1e-5 < difference(model.state_dict(), alone[1]) < 0.1
 
 
-def test_a_checkpoint_remembers_how_the_model_it_began_with_was_built_but_not_the_names_of_a_head_replaced(tmp_path):
-    v1 = torchvision.models.resnet50(num_classes=5).state_dict()
-    about = {"arch": "resnet50", "num_classes": 5, "stride_in_1x1": True, "size": 224, "categories": list("abcde")}
-    save_checkpoint(tmp_path / "v1.pt", state_dict=v1, **about)
-    model, _, _ = load_resnet(tmp_path / "v1.pt")
-    model.fc = torch.nn.Linear(2048, 7)  # by hand, where with_new_head would forget them
-    train(model, noise(4), batch_size=4, checkpoint=tmp_path / "run.pt")
-    trained, transform, categories = load_resnet(tmp_path / "run.pt")
-    assert trained.layer2[0].conv1.stride == (2, 2) and transform.resize_size == [224]
-    assert categories == [f"category {number}" for number in range(7)]
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"batch_size": 81}, "80.* 81"),
         ({"batch_size": 0}, "batch_size is 0"),
-        ({"epochs": 1.5}, "epochs is 1.5"),
         ({"checkpoint_every": 0}, "checkpoint_every is 0"),
-        ({"check_every": 2.5}, "check_every is 2.5"),
         ({"lr": -1}, "lr is -1"),
-        ({"lr": "0.1"}, "lr is '0.1'"),
         ({"lr": math.inf}, "lr is inf"),
         ({"freeze_batchnorm": "False"}, "freeze_batchnorm is 'False'"),
-        ({"compression": []}, r"compression is \[\]"),
         ({"warmup_steps": -1}, "warmup_steps is -1"),
         ({"precision": "fp8"}, "fp8.*bf16"),
         ({"compression": "gzip"}, "gzip.*bf16"),
@@ -596,8 +501,6 @@ def stopped(tmp_path_factory):
     ("other", "message"),
     [
         ({"seed": 1}, "seed 0, now 1"),
-        ({"epochs": 2}, "epochs 1, now 2"),
-        ({"batch_size": 8}, "batch_size 16, now 8"),
         ({"lr": 0.02, "warmup_steps": 3}, "lr 0.1, now 0.02, warmup_steps 0, now 3"),
         ({"images": noise(81)}, "n_images 80, now 81"),
     ],
@@ -661,23 +564,6 @@ def test_ranks_do_not_part_where_a_dataset_leaves_an_image_out(client):
     dataset = LeavesOut(*noise().tensors)
     with pytest.raises(ValueError, match="7 images instead of 8"):
         daskrun.run(client, trained, dataset, n_workers=2, timeout=240, **FIVE_STEPS)
-
-
-def test_a_batch_that_the_ranks_cannot_share_is_refused(client):
-    with pytest.raises(ValueError, match="batch_size 15 cannot be shared by 2 ranks: give a multiple of 2"):
-        daskrun.run(client, trained, n_workers=2, **FIVE_STEPS | {"batch_size": 15})
-
-
-def test_settings_may_be_numpys_numbers_and_the_checkpoint_still_loads(tmp_path):
-    settings = {
-        "freeze_batchnorm": np.True_,
-        "lr": np.float64(0.01),
-        "batch_size": np.int64(16),
-        "seed": np.int32(3),
-        "epochs": np.int64(1),
-    }
-    numbers, _ = trained(checkpoint=tmp_path / "run.pt", **settings)
-    assert numbers["steps"] == 5 and load_checkpoint(tmp_path / "run.pt")["training"]["settings"]["lr"] == 0.01
 
 
 @pytest.mark.weekly

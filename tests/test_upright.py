@@ -96,11 +96,6 @@ def test_photos_are_classified_as_their_upright_copies(client, tmp_path):
 # --- damaged EXIF
 
 
-@pytest.mark.parametrize("orientation", [0, 9, 65535])
-def test_an_orientation_that_does_not_exist_turns_nothing(orientation):
-    assert is_upright(decode_photo(as_phones_store(1, exif=exif_of(orientation)), "odd.jpg"))
-
-
 @pytest.mark.weekly
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL")
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
