@@ -150,7 +150,7 @@ def checks_in_notebooks():
             yield pytest.param(module, check, answer, id=f"{path.stem[:2]}-{check}")
 
 
-@pytest.mark.parametrize(("module", "check", "answer"), checks_in_notebooks())
+@pytest.mark.parametrize(("module", "check", "answer"), list(checks_in_notebooks()))
 def test_a_stub_that_is_still_none_is_called_as_in_the_notebook(module, check, answer):
     check = getattr(importlib.import_module(f"workshop_utils.exercises.{module}"), check)
     with pytest.raises(NotYet, match=f"^{answer} is still None"):
@@ -168,7 +168,6 @@ MISTAKES = {"that is the half.": 1, "that is the double.": 4.0}
         (lambda: expect_equal(float("nan"), 2, "no.", MISTAKES, within=5), "no."),
         (lambda: expect_type(list(range(999)), dict, "a dict"), "a dict, not [0, 1, 2, 3, 4, 5, ...]."),
         (lambda: pair("ab", "return two"), "return two, not 'ab'."),
-        (lambda: pair(np.array(3), "return two"), "return two, not array(3)."),
         (lambda: number(True, "return a number"), "return a number, not True."),
     ],
 )
@@ -184,15 +183,6 @@ def test_an_answer_may_have_any_type_that_says_the_same():
     for two in ((1, 2), [1, 2], np.array([1, 2]), torch.tensor([1, 2])):
         assert [number(one, "a number") for one in pair(two, "two")] == [1, 2]
     assert number(torch.ones(1, requires_grad=True), "a number") == number(np.array([[1]]), "a number") == 1
-
-
-def test_a_check_that_fails_itself_gives_a_hint_with_the_reason():
-    @exercise
-    def check(answer):
-        answer.mean()
-
-    with pytest.raises(NotYet, match="AttributeError"):
-        check(3)
 
 
 def test_a_hint_is_one_line_in_a_notebook(shell, capsys):

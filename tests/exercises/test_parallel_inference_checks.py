@@ -6,7 +6,6 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from itertools import islice
-from multiprocessing.pool import ThreadPool
 
 import pytest
 from answers import judged
@@ -39,7 +38,6 @@ test_read_all = pytest.mark.smoke(
         (parallel_inference.given_read_all, "the storage answered"),
         (lambda fetch, paths: parallel_inference.given_read_all(fetch, paths)[::-1], "wrong order"),
         (lambda fetch, paths: [fetch(path) for path in paths], "of 6 photos it requests 1 at a time"),
-        (lambda fetch, paths: ThreadPool(2).map(fetch, paths), "of 6 photos it requests 2 at a time"),
         (lambda fetch, paths: {path: fetch(path) for path in paths}, "a list, .*, not {"),
         (lambda fetch, paths: by_map(fetch, paths)[1:], "of 6 photos it returns 5"),
         (lambda fetch, paths: paths, "what `fetch` returns"),
