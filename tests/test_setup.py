@@ -1,13 +1,11 @@
 """What `make setup` installs: ranges that have pins, wheels that suit the machine, a package whose parts stay apart."""
 
-import ast
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
-from graphlib import TopologicalSorter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +13,6 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = [ROOT / "workshop_utils", ROOT / "daskrun/src/daskrun"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LAUNCHER = tomllib.loads((ROOT / "daskrun/pyproject.toml").read_text())["project"]
 PINS = {path.name: path.read_text() for path in (ROOT / "requirements.txt", ROOT / "requirements-test.txt")}
@@ -231,33 +228,3 @@ def test_the_image_has_every_file_that_a_notebook_opens():
         for name in opened.findall(path.read_text(encoding="utf-8")):
             name = name.rstrip("./")
             assert any(name == source or name.startswith(f"{source}/") for source in copied), (path.name, name)
-
-
-@pytest.mark.parametrize("name", PINS)
-def test_each_pin_has_hashes_and_no_address(name):
-    pins = [block for block in re.split(r"\n(?=\S)", PINS[name]) if not block.startswith("#")]
-    assert pins and all(re.match(r"\S+==\S+ .*--hash=sha256:", block, re.DOTALL) for block in pins)
-    assert not re.search(r"://|^\s*--(extra-)?index-url| @ ", PINS[name], re.MULTILINE)
-
-
-@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
-def test_no_module_imports_in_a_circle(package):
-    modules = {module_name(path, package): path for path in package.rglob("*.py")}
-    needs = {name: imported_names(path, package) & modules.keys() - {name, ""} for name, path in modules.items()}
-    needs.pop("")  # the package itself
-    TopologicalSorter(needs).prepare()  # raises CycleError, with the circle
-
-
-def module_name(path, package):
-    return ".".join(path.relative_to(package).with_suffix("").parts).removesuffix("__init__").rstrip(".")
-
-
-def imported_names(path, package):
-    """Return what a file imports of the package, wherever in it: modules, and what it takes from them."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom):
-            names |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
-        elif isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-    return {name.removeprefix(f"{package.name}.") for name in names if name.startswith(package.name)}

@@ -1,6 +1,5 @@
 """A terminal's command has a home of its own, and all that it started ends with it, and with its notebook."""
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +8,7 @@ import psutil
 import pytest
 from waiting import until
 
-from workshop_utils.terminals import Terminal, free_port, terminal_on
+from workshop_utils.terminals import Terminal
 
 TYPIST = """
 from workshop_utils.terminals import Terminal
@@ -49,16 +48,6 @@ def test_a_command_ends_with_all_that_it_started(terminal, how):
     assert not terminal.is_running
 
 
-def test_a_new_command_ends_the_one_before_and_finds_an_empty_home(terminal):
-    terminal.run(TWO_SLEEPERS)
-    started = sleepers(terminal)
-    terminal.run("ls >listed; echo $HOME >home; echo wrong >&2")
-    until(lambda: all_ended(started))
-    until(lambda: "wrong" in (terminal.home / "log").read_text())
-    assert set((terminal.home / "listed").read_text().split()) == {"log", "listed"}
-    assert (terminal.home / "home").read_text().strip() == str(terminal.home)
-
-
 def test_a_command_ends_when_the_process_that_typed_it_is_killed():
     with subprocess.Popen(
         [sys.executable, "-c", TYPIST], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -68,14 +57,3 @@ def test_a_command_ends_when_the_process_that_typed_it_is_killed():
         sleeper = psutil.Process(int(file.read_text()))
         typist.kill()
     until(lambda: all_ended([sleeper]))
-
-
-def test_a_host_has_one_terminal_and_an_address():
-    a, b = terminal_on("a"), terminal_on("b")
-    assert a is terminal_on("a") and a is not b
-    assert (a.address == b.address) == (sys.platform != "linux")
-
-
-def test_a_free_port_can_be_taken():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", free_port()))

@@ -136,12 +136,6 @@ def test_the_notebook_is_between_its_contents_and_the_dashboards(page):
     assert 180 < width["#jp-left-stack"] < 280 and width[".jp-NotebookPanel"] > 780, width
 
 
-def test_the_dashboards_say_what_they_wait_for(page):
-    waiting = "nodes => nodes.map(node => getComputedStyle(node, '::after').content)"
-    said = page.locator(".dask-DaskDashboard-inactive").evaluate_all(waiting)
-    assert len(said) == len(DASHBOARDS) and all("cluster starts" in one for one in said)
-
-
 def test_a_cell_says_above_it_what_it_is(page, folder):
     first = next(
         cell for cell in code_cells(read(folder / "workshop" / lab.FIRST)) if "guess" in cell.metadata.get("tags", ())

@@ -4,13 +4,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import dask
 import pytest
 from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
-from tornado.web import Application
 
 from workshop_utils.cluster import LOOPBACK, port_is_free
 from workshop_utils.tool import lab
@@ -64,25 +62,3 @@ def test_a_user_whose_home_cannot_be_written_gets_a_lab_that_says_so():
             if "token=" in line:
                 running.terminate()
     assert "home folder cannot be written" in said and "token=" in said and "Traceback" not in said
-
-
-def test_a_second_lab_of_the_same_user_changes_nothing_of_the_first(monkeypatch):
-    def start():
-        mine = settings[-1]
-        if len(settings) == 1:
-            lab.open_lab(PROJECT)
-        assert sorted(path.suffix for path in mine.iterdir()) == [".json", ".jupyterlab-workspace"]
-
-    def initialize_server(arguments):
-        settings.append(Path(next(one for one in arguments if "app_settings_dir" in one).split("=")[1]))
-        return SimpleNamespace(base_url="/user/anna/", web_app=Application(), start=start)
-
-    settings = []
-    for name in ("DASK_WORKSHOP__DASHBOARD_PORT", "TENSORBOARD_PROXY_URL"):
-        monkeypatch.setenv(name, "")  # so that it is put back in the end
-        monkeypatch.delenv(name)
-    monkeypatch.setattr("jupyterlab.labapp.LabApp.initialize_server", initialize_server)
-    lab.open_lab(PROJECT)
-    first, second = settings
-    assert first != second and not first.exists() and not second.exists()
-    assert os.environ["TENSORBOARD_PROXY_URL"] == "/user/anna/proxy/%PORT%/"
