@@ -3,6 +3,8 @@
 One file, as pytest-xdist gives files to processes, and each process would build the book.
 """
 
+import importlib
+import inspect
 import json
 import re
 from urllib.parse import unquote, urldefrag, urlsplit
@@ -13,6 +15,7 @@ from playwright.sync_api import expect
 
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebook_output").glob("*.ipynb"))
 LESSONS = [name for name in NOTEBOOKS if name[0].isdigit()]
+MODULES = re.findall(r"^   workshop_utils\.(\w+)$", (ROOT / "docs/reference/index.md").read_text(), re.MULTILINE)
 PHONE, TABLET, DESK = 390, 800, 1400
 WIDTHS = [DESK, *(pytest.param(width, marks=pytest.mark.weekly) for width in (TABLET, PHONE))]
 # The other notebooks are as these two, and the other pages of the reference as that one.
@@ -56,6 +59,19 @@ def test_the_book_needs_no_kernel_and_no_eyes(pages):
     for path, page in pages.items():
         assert not page.all("iframe") and "jupyter.widget" not in page.text, path
         assert not [image["src"] for image in page.all("img") if len(image.get("alt") or "") < 20], path
+
+
+def test_the_reference_has_all_that_is_public_with_types(pages):
+    assert MODULES
+    for module in MODULES:
+        page, code = pages[f"docs/reference/{module}.html"], importlib.import_module(f"workshop_utils.{module}")
+        for name, value in vars(code).items():
+            mine = getattr(value, "__module__", None) == code.__name__
+            if mine and (inspect.isfunction(value) or inspect.isclass(value)) and not name.startswith("_"):
+                assert f"{code.__name__}.{name}" in page.ids, f"{module}.{name} has no docstring"
+        assert page.all("dl", "field-list") and "<em" in page.text, f"{module}: no type is shown"
+    wanted = ("Job", "Job.rows", "Job.explain", "JobError", "WorkerDied", "WorkersBusy")  # defined elsewhere
+    assert {f"daskrun.{name}" for name in wanted} <= pages["docs/reference/daskrun.html"].ids
 
 
 def test_the_guide_has_a_row_for_each_guess_in_class_in_the_order_of_the_notebook(pages):
