@@ -225,6 +225,15 @@ def test_what_a_dataset_draws_follows_from_the_step_also_in_children_and_after_a
     assert changed(weights, trained(epochs=2, **FIVE_STEPS)[1]), "it draws nothing"
 
 
+def test_a_validation_set_that_draws_gives_the_same_loss_also_in_children_and_leaves_the_callers_draws_alone():
+    model, images = resnet(), Draws(noise(10))
+    one = evaluate(model, images)
+    torch.manual_seed(2)
+    expected = torch.rand(3).tolist()
+    torch.manual_seed(2)
+    assert evaluate(model, images, num_workers=1) == one and torch.rand(3).tolist() == expected
+
+
 def test_a_run_that_was_interrupted_while_the_head_trained_alone_goes_on_with_the_same_model(tmp_path):
     settings = {**FIVE_STEPS, "epochs": 2, "freeze_epochs": 1}
     _, undisturbed = trained(**settings)

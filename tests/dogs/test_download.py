@@ -145,6 +145,15 @@ def test_an_archive_goes_on_where_a_broken_transfer_stopped(tmp_path):
     assert not part.exists()
 
 
+def test_a_part_that_is_longer_than_the_archive_starts_over(tmp_path):
+    url = str(tmp_path / "dogs.tar")
+    Path(url).write_bytes(ARCHIVE)
+    part = tmp_path / f"{hashlib.sha256(url.encode()).hexdigest()[:8]}.tar.part"
+    part.write_bytes(b"x" * (len(ARCHIVE) + 1))
+    fetch_photos(url, tmp_path, n_photos=6)
+    assert written(tmp_path) == FILES and not part.exists()
+
+
 def test_a_wrong_checksum_deletes_the_archive(tmp_path, monkeypatch):
     with serving(ARCHIVE) as server:
         monkeypatch.setitem(download.SHA256, server.url, "0" * 64)
