@@ -60,6 +60,18 @@ def test_the_type_that_a_checkpoint_may_not_hold_is_named_with_the_cure(path, va
         assert "\x1b" not in str(caught.value)
 
 
+def test_a_bit_that_makes_a_folder_of_weights_is_noticed(path):  # PyTorch would return memory that nobody wrote
+    save_checkpoint(path, weights=torch.arange(6.0))
+    content = bytearray(path.read_bytes())
+    start = -1
+    while (start := content.find(b"PK\1\2", start + 1)) >= 0:  # an entry of the zip's directory
+        damaged = content.copy()
+        damaged[start + 38] ^= 0x10
+        path.write_bytes(damaged)
+        with pytest.raises(WeightsError, match="is damaged"):
+            load_checkpoint(path)
+
+
 def test_a_folder_is_no_checkpoint(tmp_path):
     for folder in ("", "/", tmp_path):
         with pytest.raises(IsADirectoryError, match="is a folder"):
@@ -77,6 +89,15 @@ def test_storage_that_does_not_answer_is_neither_a_new_run_nor_a_damaged_checkpo
             patch.setattr(LocalFileSystem, call, fail)
             run_checkpoint(path).resume()
         assert "Delete" not in str(caught.value)
+
+
+def test_a_link_stays_and_the_file_that_it_leads_to_is_replaced(path, tmp_path):
+    (tmp_path / "disk").mkdir()
+    path.symlink_to(target := tmp_path / "disk" / "run.pt")
+    for step in (1, 2):
+        save_checkpoint(path, step=step)
+        assert path.is_symlink() and load_checkpoint(target) == {"step": step}
+    assert os.listdir(target.parent) == ["run.pt"]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

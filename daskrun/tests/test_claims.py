@@ -49,6 +49,14 @@ def test_a_successor_belongs_to_the_job_that_goes_on_and_to_nobody_else():
     assert claims.owners_of("tcp://new") == [("one", "kernel", "new")] and claims.owners_of(A.address) == []
 
 
+def test_a_successor_that_only_starts_is_awaited_too():
+    claims = after_a_kill(A)
+    starting = dataclasses.replace(A, address="tcp://new", process="new", status="init")
+    assert claims.claim(Request("one", "kernel"), [starting, B], 1).being_renewed
+    ready = dataclasses.replace(starting, status="running")
+    assert names(claims.claim(Request("one", "kernel"), [ready, B], 1)) == ["a", "b"]
+
+
 def test_a_successor_is_awaited_by_who_needs_it_and_not_without_an_end():
     claims = after_a_kill(A)
     assert claims.claim(Request("one", "kernel", 2, 2), [B], RENEWED_S - 1).being_renewed
