@@ -6,7 +6,6 @@ import warnings
 import pytest
 
 import daskrun
-from daskrun import horovod
 
 
 def fit(epochs, lr=0.1, *, timeout=60):
@@ -49,13 +48,6 @@ def with_first(function):
 def test_a_call_that_cannot_be_is_refused_before_there_is_a_cluster(fn, args, kwargs, message):
     with pytest.raises(TypeError, match=message):
         daskrun.launch(None, fn, *args, **kwargs)
-
-
-@pytest.mark.parametrize("launch", [daskrun.run, horovod.launch, horovod.run])
-def test_so_it_is_by_whatever_launches(launch, monkeypatch):
-    monkeypatch.setattr(horovod, "available", lambda: True)
-    with pytest.raises(TypeError, match="Did you mean epochs?"):
-        launch(None, fit, epoch=1)
 
 
 def test_a_backend_that_the_function_needs_and_launch_takes_is_explained():

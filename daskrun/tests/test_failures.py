@@ -3,19 +3,17 @@
 import ctypes
 import os
 import re
-import signal
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
-import dask
 import pytest
 import torch
 import torch.distributed as dist
 from waiting import until, wait_for
 
 import daskrun
-from daskrun import WorkerDied, log_metrics, start_local
+from daskrun import WorkerDied, log_metrics
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending large graph")
 
@@ -101,17 +99,3 @@ def exits(code):
 def test_a_death_is_told_with_its_signal_or_exit_code(client, fn, args, said):
     with pytest.raises(WorkerDied, match=f"Rank 1 died: worker tcp://.*{said}"):
         daskrun.run(client, fn, *args, wait_for_workers=60)
-
-
-def dies_once(marker):
-    if not marker.exists():
-        marker.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return "done"
-
-
-@pytest.mark.weekly
-def test_a_death_is_survived_also_where_dask_starts_no_task_again(tmp_path):
-    with dask.config.set({"distributed.scheduler.allowed-failures": 0}), start_local(1) as client, client.cluster:
-        job = daskrun.launch(client, dies_once, tmp_path / "died", max_restarts=1)
-        assert job.result() == ["done"] and "SIGKILL" in str(job.failures[0])

@@ -21,7 +21,7 @@ from waiting import until, until_replaced
 
 import daskrun
 from daskrun import ClusterError, start_local
-from daskrun.local import LOOPBACK, METHOD
+from daskrun.local import LOOPBACK
 from daskrun.settings import own_gpu_first
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
@@ -117,11 +117,6 @@ def test_a_start_that_is_stopped_leaves_no_cluster(presses, monkeypatch):
     with dask.config.set({"daskrun.fork-workers": False}), pytest.raises(KeyboardInterrupt):
         start_local(1, dashboard_port=port)
     until(lambda: not left())
-
-
-def test_a_workers_children_are_started_as_dask_starts_processes(client):
-    found = client.run(lambda: (multiprocessing.get_start_method(), dask.config.get(METHOD)))
-    assert set(found.values()) == {("spawn", "spawn")}
 
 
 @on_linux

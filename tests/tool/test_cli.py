@@ -67,22 +67,6 @@ def test_lab_gives_jupyterlab_what_it_knows(monkeypatch):
     assert given[-len(known) :] == known and "--ServerApp.ip=127.0.0.1" in given[: -len(known)]
 
 
-def test_bench_lists_scripts_and_runs_one_or_all(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "notebooks").mkdir()
-    (tmp_path / "benchmarks").mkdir()
-    for name, body in (("broken", "raise SystemExit(3)"), ("table", "import sys; print('the table', *sys.argv[1:])")):
-        text = f'"""What {name} does.\n\nMore."""\ndef main():\n    {body}\nif __name__ == "__main__":\n    main()\n'
-        (tmp_path / "benchmarks" / f"{name}.py").write_text(text)
-    (tmp_path / "benchmarks" / "record.py").write_text("'a module'")
-    for listing in (["bench"], ["bench", "--list"]):
-        listed = [line.split(maxsplit=1) for line in CliRunner().invoke(main, listing).output.splitlines()]
-        assert listed == [["broken", "What broken does."], ["table", "What table does."]]
-    assert "there are broken, table" in CliRunner().invoke(main, ["bench", "none"]).output
-    assert workshop("bench", "--all", cwd=tmp_path).stdout == "the table --run\n"
-    assert workshop("bench", "broken", cwd=tmp_path).returncode == 3
-
-
 @pytest.mark.parametrize("options", [["data", "sketches"], ["join", "--threads", "0"], ["bench", "--all", "ddp"]])
 def test_wrong_options_are_usage_errors(options):
     assert CliRunner().invoke(main, options).exit_code == 2
