@@ -220,13 +220,6 @@ class World:
             self.loop.call_later(self.delay_s, self.remove, slot)
             self.loop.call_later(self.delay_s + (60 if is_host_lost else self.renewal_s), self.start, slot)
 
-    def retire(self, slot, heir):
-        """End the worker, whose results another one has."""
-        for future in self.futures:
-            if future.home is self.processes[slot] and future.done():
-                future.home = self.processes[heir]
-        self.end(slot)
-
     def become(self, slot, status):
         if slot in self.processes:
             self.processes[slot].status = status

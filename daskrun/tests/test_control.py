@@ -153,11 +153,6 @@ def test_a_worker_that_dies_while_it_sends_its_result_is_a_death(restarts, is_ad
     assert isinstance(control.failures[0] if restarts else control.error, WorkerDied)
 
 
-@pytest.mark.parametrize("begins_s", [0.1, 3])
-def test_a_worker_that_is_retired_once_its_result_is_elsewhere_is_no_death(begins_s):
-    assert ended(Plan("returns", 3, begins_s), Plan("returns", 1), events=[(2, "retire", "b", "a")])[0].results
-
-
 @pytest.mark.parametrize(
     "what", ["cluster.ends", "cluster.Cluster._looks", "control.timed_out", "watch.stalled", "attempt.how_it_ended"]
 )
