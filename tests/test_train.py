@@ -16,7 +16,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from PIL import Image
-from samples import sign_in
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from torchvision.models.resnet import BasicBlock
@@ -319,14 +318,6 @@ class Family(Dataset):
 def test_a_process_with_a_gpu_is_not_forked():
     ((indices, _, parents),) = batch_loader(Family(), [[7, 8]], num_workers=1)
     assert indices.tolist() == [7, 8] and os.getpid() not in parents.tolist()
-
-
-def test_a_run_resumes_from_a_checkpoint_in_object_storage(monkeypatch, s3, alone):
-    sign_in(monkeypatch, s3)
-    checkpoint = "s3://workshop/runs/1/run.pt"
-    interrupted(checkpoint)
-    numbers, weights = trained(**FIVE_STEPS, checkpoint_every=2, checkpoint=checkpoint)
-    assert numbers["resumed_at"] == 2 and not changed(weights, alone[1])
 
 
 @pytest.mark.smoke
