@@ -88,6 +88,16 @@ def test_a_number_with_a_unit_in_prose_was_recorded_or_is_none_of_a_measurement(
     assert set(WITH_A_UNIT.findall(prose)) <= known, "read it from the figures, or say it in words"
 
 
+def test_the_slides_find_what_they_print(benchmark, monkeypatch):
+    benchmark("figures")
+    for folder in ("docs/slides", "docs/_ext"):
+        monkeypatch.syspath_prepend(ROOT / folder)
+    import measured
+
+    used = re.findall(r"\{\{(\w+)\}\}", (ROOT / "docs/slides/index.md").read_text(encoding="utf-8"))
+    assert set(used) - {"begin", "address"} == set(measured.numbers())
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/figures.md"])
 def test_a_page_has_the_figures_that_were_recorded(benchmark, page):
     figures, text = benchmark("figures"), (ROOT / page).read_text(encoding="utf-8")
