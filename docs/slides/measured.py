@@ -138,13 +138,13 @@ def compared(ratio):
 
 def shards():
     """Return what notebook 11 measured under DDP and under FSDP2: megabytes, and who lived under the limit."""
-    held = {way: mb for way, mb in printed("11", r"^(DDP|FSDP2, by layer) +holds .* (\d+) MB as counted")}
-    sent = {way: rest for way, *rest in printed("11", r"^(DDP|FSDP2, by layer) .*planned, (\d+) MB as mea.*peak (\d+)")}
+    # A row of the table of peaks: held, gathered, gradients, activations, their sum, and the peak as measured.
+    peaks = {way: mb for way, *mb in printed("11", r"^(DDP|by layer) +(\d+) +\d+ +\d+ +\d+ +\d+ +(\d+)$")}
+    sent = dict(printed("11", r"^(DDP|by layer) +(\d+)\.0 +[\d.]+$"))
     fate = dict(printed("11", r"^(DDP|by layer): (died|trained)"))
-    names = {"DDP": "DDP", "by layer": "FSDP2, by layer"}
     rows = [
-        (f"**{way}**", f"{held[way]} MB", f"{sent[way][1]} MB", f"{sent[way][0]} MB", f"**{fate[key]}**")
-        for key, way in names.items()
+        (f"**{name}**", f"{peaks[way][0]} MB", f"{peaks[way][1]} MB", f"{sent[way]} MB", f"**{fate[way]}**")
+        for way, name in {"DDP": "DDP", "by layer": "FSDP2, by layer"}.items()
     ]
     head = ("each rank", "keeps", "peaks at", "sends in a step", "under 80 % of DDP's peak")
     [(n_parameters,)] = printed("11", r"^([\d,]+) parameters, a file of")
