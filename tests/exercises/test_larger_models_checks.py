@@ -1,6 +1,5 @@
 """Notebook 11: wrong answers get a hint, never a traceback, and right ones pass in any sensible form."""
 
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -52,18 +51,20 @@ def and_halve_it(model, mesh):
     model.body.register_forward_hook(lambda module, inputs, outputs: outputs / 2)
 
 
-test_shard_evenly = judged(
-    lambda shard, one_rank: larger_models.check_shard_evenly(shard, None),
-    (sharded(), "Correct"),
-    (sharded(lambda model: [*model.body, model.first, model.last]), "Correct"),  # the ends as units of their own
-    (sharded(lambda model: model.children()), "'body' gathers"),
-    (sharded(reshard_after_forward=False), "gathered at a time"),
-    (sharded(lambda model: [model.first, *model.body, model.last], root=None), "model itself is no unit"),
-    (sharded(root="first"), "begin with the inner ones"),
-    (sharded(root=None), "first.weight.*whole"),
-    (lambda model, mesh: None, "no part of the model is sharded"),
-    (sharded(with_weights), "units: each costs a message"),
-    (and_halve_it, "answers otherwise"),
+test_shard_evenly = pytest.mark.smoke(
+    judged(
+        lambda shard, one_rank: larger_models.check_shard_evenly(shard, None),
+        (sharded(), "Correct"),
+        (sharded(lambda model: [*model.body, model.first, model.last]), "Correct"),  # the ends as units of their own
+        (sharded(lambda model: model.children()), "'body' gathers"),
+        (sharded(reshard_after_forward=False), "gathered at a time"),
+        (sharded(lambda model: [model.first, *model.body, model.last], root=None), "model itself is no unit"),
+        (sharded(root="first"), "begin with the inner ones"),
+        (sharded(root=None), "first.weight.*whole"),
+        (lambda model, mesh: None, "no part of the model is sharded"),
+        (sharded(with_weights), "units: each costs a message"),
+        (and_halve_it, "answers otherwise"),
+    )
 )
 
 
@@ -93,6 +94,27 @@ def resume_with_a_new_optimizer(path, model, optimizer):
     return state["step"]
 
 
+def resume_the_model_alone(path, model, optimizer):
+    state = {"model": model.state_dict(), "step": 0}
+    dcp.load(state, checkpoint_id=path)
+    return state["step"]
+
+
+def resume_without_set_state_dict(path, model, optimizer):
+    of_model, of_optimizer = get_state_dict(model, optimizer)
+    state = {"model": of_model, "optimizer": of_optimizer, "step": 0}
+    dcp.load(state, checkpoint_id=path)  # fills the tensors in place
+    return state["step"]
+
+
+def resume_with_the_rate_by_hand(path, model, optimizer):
+    of_model, of_optimizer = get_state_dict(model, optimizer)
+    state = {"model": of_model, "optimizer": of_optimizer, "step": 0}
+    dcp.load(state, checkpoint_id=path)
+    optimizer.param_groups[0]["lr"] = state["optimizer"]["param_groups"][0]["lr"]
+    return state["step"]
+
+
 def resume_without_the_model(path, model, optimizer):
     state = {"step": 0}
     dcp.load(state, checkpoint_id=path)
@@ -103,34 +125,11 @@ test_resume = judged(
     lambda resume, one_rank: larger_models.check_resume(resume, None),
     (resume_both, "Correct"),
     (resume_one_by_one, "Correct"),
+    (resume_with_the_rate_by_hand, "Correct"),
+    (resume_without_set_state_dict, "learning rate is a new optimiser's"),
     (resume_with_a_new_optimizer, "moments are still those of a new optimiser"),
+    (resume_the_model_alone, "moments and its learning rate"),
     (resume_without_the_model, "not the weights that were saved"),
     (lambda *given: resume_both(*given) and None, "returned None"),
     (lambda path, model, optimizer: dcp.load({"weights": model.state_dict()}, checkpoint_id=path), "Missing key"),
-)
-
-
-def choose(n_parameters, n_ranks, gpu_gb, unit, *, share=0.8, state=16, of_unit=8, of_ddp=0, ddp_too=True):
-    """An answer to exercise 3; its settings bring in mistakes."""
-    room = share * gpu_gb * 1e9
-    if ddp_too and state * n_parameters + of_ddp * unit <= room:
-        return "DDP"
-    return "FSDP2" if state * n_parameters / n_ranks + of_unit * unit <= room else "neither"
-
-
-def in_other_words(n_parameters, n_ranks, gpu_gb, unit):
-    return {"DDP": "ddp", "FSDP2": "fsdp", "neither": None}[choose(n_parameters, n_ranks, gpu_gb, unit)]
-
-
-MISTAKES = [{"share": 1}, {"share": 0.79999}, {"state": 8}, {"of_unit": 0}, {"of_unit": 4}, {"ddp_too": False}]
-
-test_choose = pytest.mark.smoke(
-    judged(
-        larger_models.check_choose,
-        (choose, "Correct"),
-        (in_other_words, "Correct"),
-        *((partial(choose, **mistake), "choose") for mistake in [*MISTAKES, {"of_ddp": 8}]),
-        (lambda **case: None, "still None"),
-        (lambda **case: 3, "return one of"),
-    )
 )

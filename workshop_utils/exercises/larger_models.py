@@ -14,27 +14,7 @@ from workshop_utils.storage import new_shared_folder
 
 N_BLOCKS, MOST_UNITS = 6, 10
 N_STEPS, CLOSE = 5, 1e-5
-KNOWN = {"ddp": "DDP", "fsdp": "FSDP2", "fsdp2": "FSDP2", "neither": "neither", "none": "neither"}
-
-
-def _case(n_parameters: float, n_ranks: int, gpu_gb: float, unit: float) -> dict[str, float]:
-    return {"n_parameters": n_parameters, "n_ranks": n_ranks, "gpu_gb": gpu_gb, "unit": unit}
-
-
-CASES = (  # (arguments, right answer, what a wrong answer may have missed)
-    (_case(7e9, 4, 80, 0.2e9), "FSDP2", "DDP would hold 112 GB, and FSDP2 28 GB and a unit of 1.6 GB."),
-    (_case(1e9, 4, 80, 0.2e9), "DDP", "16 GB fit on each GPU, and DDP sends less."),
-    (_case(4.5e9, 4, 80, 0.2e9), "FSDP2", "DDP would hold 72 GB, and of 80 a fifth has to stay free."),
-    (_case(3.95e9, 4, 80, 0.2e9), "DDP", "63.2 GB fit into 64, and DDP gathers no unit on top."),
-    (_case(4e9, 4, 80, 0.2e9), "DDP", "64 GB fit: exactly a fifth of 80 stays free."),
-    (_case(70e9, 4, 80, 1e9), "neither", "its shards alone are 280 GB a rank."),
-    (_case(70e9, 64, 80, 1e9), "FSDP2", "64 ranks hold shards of 17.5 GB each; a unit of 8 GB comes on top."),
-    (_case(12e9, 4, 80, 12e9), "neither", "as one unit, 96 GB come on top of shards of 48 GB."),
-    (_case(15e9, 4, 80, 0.6e9), "neither", "shards of 60 GB and a unit of 4.8 GB are more than 64 GB."),
-    (_case(15e9, 4, 80, 0.4e9), "FSDP2", "shards of 60 GB and a unit of 3.2 GB fit into 64 GB."),
-    (_case(0.5e9, 1, 11, 0.1e9), "DDP", "8 GB fit into 8.8."),
-    (_case(2e9, 2, 24, 0.1e9), "FSDP2", "32 GB do not fit into 24, and half of that and 0.8 GB do."),
-)
+RATE, LATER_RATE = 0.01, 0.002  # learning rates of a new optimiser, and of the one that is saved
 
 
 class Part(nn.Module):
@@ -137,7 +117,7 @@ def _sharded(shard):
 def check_resume(resume: Function, client: Answer) -> None:
     path, saved_step = f"{new_shared_folder()}/checkpoint", random.randint(100, 999)  # which no answer can know
     saved = run_on_ranks(client, _train_and_save, path, saved_step)[0]
-    question = "Which tensors did dcp.load get to fill, and who took them from there?"
+    about_moments = "Does a new optimiser have any when dcp.load fills what it is given? get_state_dict makes them."
     for rank, (step, losses) in enumerate(run_on_ranks(client, _go_on, resume, path)):
         about = f"on rank {rank}, "
         expect(step == saved_step, f"{about}resume returned {step!r}, and the checkpoint is of step {saved_step}.")
@@ -152,12 +132,17 @@ def check_resume(resume: Function, client: Answer) -> None:
         expect_equal(
             losses,
             right,
-            f"something of the optimiser is lost. {question}",
-            {f"AdamW's moments are still those of a new optimiser. {question}": saved["fresh optimiser"]},
+            "something of the optimiser is lost: its moments, or its learning rate.",
+            {
+                f"AdamW's moments are still those of a new optimiser. {about_moments}": saved["no moments"],
+                f"AdamW's moments and its learning rate are a new optimiser's. {about_moments}": saved["weights alone"],
+                "the moments are back, and the learning rate is a new optimiser's. dcp.load cannot fill a number in "
+                "place: it puts it into the dictionary, and set_state_dict takes it from there.": saved["no rate"],
+            },
             within=CLOSE,
             about=f"{about}the first loss is right, but the second is {losses[1]:.4f}, not {right[1]:.4f}: ",
         )
-    passed("Weights, moments and step are back, and the next losses are those of the undisturbed run.")
+    passed("Weights, moments, learning rate and step are back, and the next losses are those of the undisturbed run.")
 
 
 def _start(seed):
@@ -168,7 +153,7 @@ def _start(seed):
     for block in model.body:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+    return model, torch.optim.AdamW(model.parameters(), lr=RATE)
 
 
 def _steps(model, optimizer, steps):
@@ -184,18 +169,29 @@ def _steps(model, optimizer, steps):
 
 
 def _train_and_save(path, step):
-    """Train, save as `step`, and return the next losses, with the optimiser that trained so far and with a new one."""
+    """Train, lower the learning rate, save as `step`, and return the next losses: "right", and those of three mistakes.
+
+    "weights alone": with a new optimiser. "no moments": one with the rate. "no rate": one with the moments.
+    """
     import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_model_state_dict
+    from torch.distributed.checkpoint.state_dict import get_state_dict
 
     model, optimizer = _start(seed=0)
     _steps(model, optimizer, range(N_STEPS))
+    optimizer.param_groups[0]["lr"] = LATER_RATE
     of_model, of_optimizer = get_state_dict(model, optimizer)
     dcp.save({"model": of_model, "optimizer": of_optimizer, "step": step}, checkpoint_id=path)
-    other, fresh = _start(seed=0)
-    set_model_state_dict(other, get_model_state_dict(model))
-    later = range(N_STEPS, N_STEPS + 3)
-    return {"fresh optimiser": _steps(other, fresh, later), "right": _steps(model, optimizer, later)}
+    later, losses = range(N_STEPS, N_STEPS + 3), {}
+    for mistake in ("weights alone", "no moments", "no rate"):
+        other, fresh = _start(seed=1)
+        state = {"model": other.state_dict()}
+        if mistake == "no moments":
+            fresh.param_groups[0]["lr"] = LATER_RATE
+        if mistake == "no rate":
+            state["model"], state["optimizer"] = get_state_dict(other, fresh)
+        dcp.load(state, checkpoint_id=path)  # fills the tensors of `other`, and of `fresh`, in place
+        losses[mistake] = _steps(other, fresh, later)
+    return losses | {"right": _steps(model, optimizer, later)}
 
 
 def _go_on(resume, path):
@@ -209,15 +205,3 @@ def _go_on(resume, path):
         raise NotYet(" ".join(reasons)) from None
     losses = _steps(model, optimizer, range(N_STEPS, N_STEPS + 3))
     return step.item() if isinstance(step, torch.Tensor) else step, losses
-
-
-@exercise
-def check_choose(choose: Function) -> None:
-    for case, right, hint in CASES:
-        given = ", ".join(f"{name}={value:g}" for name, value in case.items())
-        answer = choose(**case)
-        expect(answer is not None or right == "neither", f"choose({given}) is still None.")
-        said = "neither" if answer is None else str(answer).strip().lower()
-        expect(said in KNOWN, f"choose({given}) is {answer!r}: return one of 'DDP', 'FSDP2' and 'neither'.")
-        expect(KNOWN[said] == right, f"choose({given}) is {answer!r}, but {hint}")
-    passed("DDP where it fits. 7 billion parameters on four GPUs need FSDP2: 28 GB each instead of 112.")
