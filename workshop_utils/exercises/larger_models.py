@@ -136,8 +136,8 @@ def check_resume(resume: Function, client: Answer) -> None:
             {
                 f"AdamW's moments are still those of a new optimiser. {about_moments}": saved["no moments"],
                 f"AdamW's moments and its learning rate are a new optimiser's. {about_moments}": saved["weights alone"],
-                "the moments are back, and the learning rate is a new optimiser's. dcp.load cannot fill a number in "
-                "place: it puts it into the dictionary, and set_state_dict takes it from there.": saved["no rate"],
+                "the moments are back, and the learning rate is a new optimiser's. dcp.load fills no number in place: "
+                "it goes into the dictionary, and set_optimizer_state_dict takes it from there.": saved["no rate"],
             },
             within=CLOSE,
             about=f"{about}the first loss is right, but the second is {losses[1]:.4f}, not {right[1]:.4f}: ",
