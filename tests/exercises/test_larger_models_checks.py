@@ -76,6 +76,15 @@ def resume_both(path, model, optimizer):
     return state["step"]
 
 
+def resume_as_the_notebook_does(path, model, optimizer):
+    of_model, of_optimizer = get_state_dict(model, optimizer)
+    state = {"model": of_model, "optimizer": of_optimizer, "step": 0}
+    dcp.load(state, checkpoint_id=path)
+    model.load_state_dict(state["model"])
+    set_optimizer_state_dict(model, optimizer, state["optimizer"])
+    return state["step"]
+
+
 def resume_one_by_one(path, model, optimizer):
     state = {"model": get_model_state_dict(model), "step": 0}
     dcp.load(state, checkpoint_id=path)
@@ -124,6 +133,7 @@ def resume_without_the_model(path, model, optimizer):
 test_resume = judged(
     lambda resume, one_rank: larger_models.check_resume(resume, None),
     (resume_both, "Correct"),
+    (resume_as_the_notebook_does, "Correct"),
     (resume_one_by_one, "Correct"),
     (resume_with_the_rate_by_hand, "Correct"),
     (resume_without_set_state_dict, "learning rate is a new optimiser's"),
