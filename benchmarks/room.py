@@ -44,14 +44,12 @@ def main(seats, page_only, seat):
 def sit(cores):
     """Be one seat: get ready, run the cells when a line arrives, print their seconds, and leave at the next line."""
     os.sched_setaffinity(0, cores)  # before anything counts the cores
-    import dask
-
     import daskrun
     from workshop_utils.classify import classify
     from workshop_utils.cluster import start_cluster
     from workshop_utils.photos import HELD_OUT, find_data, list_photos
 
-    with dask.config.set({"workshop.dashboard-port": 0}), start_cluster(1) as client, client.cluster:
+    with start_cluster(1) as client, client.cluster:
         sketches, dusk = find_data(), find_data(32, HELD_OUT, light="dusk")
         paths = list_photos(sketches.url)
         classify(client, paths[:32], weights=sketches.weights)  # imports and loads, outside the clock

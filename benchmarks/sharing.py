@@ -4,7 +4,7 @@ import dask
 from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster
 
-from workshop_utils.cluster import LOOPBACK
+from workshop_utils.object_store import LOOPBACK
 
 
 def start_sharing(n_workers):

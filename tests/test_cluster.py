@@ -1,12 +1,13 @@
 """A cluster starts or is joined, suits PyTorch and stays on loopback, or the error says what to do."""
 
 import builtins
+import json
 import os
 import socket
 import subprocess
 import urllib.request
 import warnings
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import dask
 import psutil
@@ -18,9 +19,9 @@ from processes import dask_process
 
 from daskrun import ClusterError
 from daskrun.settings import THREADS, n_gpus, worker_environment
-from workshop_utils.cluster import LOOPBACK, describe_workers, start_cluster
+from workshop_utils.cluster import DASHBOARD_PORT, PANES, describe_workers, start_cluster
+from workshop_utils.object_store import LOOPBACK
 
-pytestmark = pytest.mark.filterwarnings("ignore:Port 8787 is busy")  # with the cluster that all tests share
 cpu_only = pytest.mark.skipif("config.option.markexpr == 'gpu'", reason="tests the cluster of a machine without GPUs")
 
 
@@ -30,11 +31,6 @@ def scheduler(n_workers=0, **settings):
     settings = {"protocol": "tcp", "host": LOOPBACK, "dashboard_address": f"{LOOPBACK}:0", **settings}
     with LocalCluster(n_workers=n_workers, threads_per_worker=1, processes=False, **settings) as cluster:
         yield cluster.scheduler_address
-
-
-def free_port():
-    with socket.create_server((LOOPBACK, 0)) as server:
-        return server.getsockname()[1]
 
 
 @contextmanager
@@ -85,35 +81,39 @@ def test_everything_listens_on_loopback_only(client):
     assert len(listening) >= 2 + 2 * len(client.nthreads())  # scheduler, its dashboard; each worker and its dashboard
 
 
-def test_a_busy_dashboard_port_is_replaced_by_a_working_one_that_the_warning_names():
-    with socket.create_server((LOOPBACK, 0)) as other:
-        port = other.getsockname()[1]
-        with (
-            dask.config.set({"workshop.dashboard-port": port}),
-            pytest.warns(UserWarning, match=f"Port {port} is busy") as caught,
-            end_of(start_cluster(1)) as client,
-        ):
-            assert any(client.dashboard_link in str(warning.message) for warning in caught)
-            assert f":{port}/" not in client.dashboard_link
+def test_a_cluster_whose_dashboard_port_is_taken_has_another_and_no_warning(recwarn):
+    with ExitStack() as taken:
+        with suppress(OSError):  # it is taken already
+            taken.enter_context(socket.create_server((LOOPBACK, DASHBOARD_PORT)))
+        with end_of(start_cluster(1)) as client:
+            assert f":{DASHBOARD_PORT}/" not in client.dashboard_link
             with urllib.request.urlopen(client.dashboard_link, timeout=240) as answer:
                 assert answer.status == 200
+    assert not [warning for warning in recwarn if "Port" in str(warning.message)]
+
+
+def test_the_panes_are_told_of_the_last_cluster_that_was_started_or_joined(tmp_path, monkeypatch):
+    file = tmp_path / "dashboard.json"
+    monkeypatch.setenv(PANES, str(file))
+    with end_of(start_cluster(1)) as client:
+        host, port, ours = json.loads(file.read_text())
+        assert f"http://{host}:{port}/status" == client.dashboard_link and ours == client.scheduler.address
+        with scheduler(1) as address, end_of(start_cluster(address=address)):
+            assert json.loads(file.read_text())[2] == address
 
 
 def test_a_notebook_that_starts_a_second_cluster_closes_its_first_but_not_one_that_it_joined(monkeypatch, capsys):
     monkeypatch.setattr(builtins, "__IPYTHON__", True, raising=False)
-    port = free_port()
     with (
-        dask.config.set({"workshop.dashboard-port": port}),
         scheduler(1) as address,
         end_of(start_cluster(address=address)) as joined,
         end_of(start_cluster(1)) as first,
     ):
-        assert "closed" not in capsys.readouterr().out and f":{port}/" in first.dashboard_link
+        assert "closed" not in capsys.readouterr().out
         pids = first.run(os.getpid).values()
-        with end_of(start_cluster(1)) as second:
+        with end_of(start_cluster(1)):
             assert capsys.readouterr().out.startswith("The cluster that this notebook started before is closed.\n")
             assert first.status == "closed" and not any(map(psutil.pid_exists, pids))
-            assert f":{port}/" in second.dashboard_link
             assert joined.submit(sum, [1, 2]).result(timeout=120) == 3
 
 

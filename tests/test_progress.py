@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from waiting import until
 
 import daskrun
 from daskrun import job, log_metrics
@@ -19,6 +20,7 @@ from workshop_utils.progress import bar, waiting
 def seen(capsys, monkeypatch):
     """A function that waits until the line has this text; the line appears soon, and its time is left out."""
     monkeypatch.setattr(progress, "AFTER_S", 0.1)
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda self: True)
     told = []
 
     def seen(text):
@@ -37,6 +39,17 @@ def test_a_terminal_shows_what_is_waited_for_and_how_far_it_is(seen):
         rows += [1, 2]
     moments = seen("2 rows]\n")
     assert moments[1] == "a test [time, 0 rows]" and moments[-1] == "a test [time, 2 rows]\n"
+
+
+def test_a_file_has_one_line_for_each(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "AFTER_S", 0)
+    asked = []
+    with waiting("a test", lambda: f"{asked.append(1) or len(asked)} rows"):
+        until(lambda: len(asked) > 1)  # the line has moved
+    list(bar(range(1000), desc="another", mininterval=0))
+    first, second, rest = capsys.readouterr().err.split("\n")
+    assert re.fullmatch(r"a test \[\d\d:\d\d, [2-9] rows\]", first) and not rest
+    assert second.startswith("another: 100%") and "\r" not in second
 
 
 def test_what_is_soon_done_shows_nothing(capsys):

@@ -12,7 +12,6 @@ from torch.distributed.tensor import DTensor
 import daskrun
 from workshop_utils.cluster import start_cluster
 
-pytestmark = pytest.mark.filterwarnings("ignore:Port 8787 is busy")  # with the cluster that all tests share
 BATCH, STEPS = 12, 4  # images a step, which all ranks share; 12 is divided by 1, 2 and 3 ranks
 
 

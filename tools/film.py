@@ -112,7 +112,6 @@ def running_lab(home: Path) -> Iterator[str]:
                 if running.poll() is not None:
                     sys.exit((home / "lab.log").read_text())
                 time.sleep(0.5)
-            time.sleep(2)  # the address is printed before anyone listens
             yield found.group()
         finally:
             running.terminate()

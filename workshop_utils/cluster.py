@@ -3,16 +3,19 @@
 import asyncio
 import builtins
 import importlib.util
+import json
 import os
 import platform
-import socket
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import dask
 import pandas as pd
 from distributed import Client
+from distributed.comm import get_address_host
 from distributed.core import Status, rpc
 from distributed.security import Security
 from distributed.versions import VersionMismatchWarning
@@ -20,10 +23,11 @@ from distributed.versions import VersionMismatchWarning
 from daskrun import ClusterError, start_local, worker_environment
 from daskrun.errors import check_client
 from daskrun.settings import known_workers, n_gpus, unfit_for_pytorch
-from workshop_utils.object_store import LOOPBACK, spare_loopback_the_proxy
+from workshop_utils.object_store import spare_loopback_the_proxy
 from workshop_utils.progress import waiting
 
-DASHBOARD_PORT = 8787
+DASHBOARD_PORT = 8787  # where people look for it; where it is taken, Dask chooses any
+PANES = "WORKSHOP_PANES"  # names the file in which `workshop lab` reads which cluster its panes show
 VENDOR_TIMEOUT_S = 600  # a vendor's machines may have to start first
 TLS_FILES = "CA_FILE", "CLIENT__CERT", "CLIENT__KEY"
 # Other versions of these on client and workers would fail late and far away, so they are refused at once.
@@ -46,9 +50,10 @@ def start_cluster(
 
     In order: `address`; Dask's own setting `scheduler-address` (`DASK_SCHEDULER_ADDRESS`); a vendor's cluster where its
     environment variables say so; one worker per GPU; else one local process per core, up to four, which share the
-    cores. A local cluster listens on loopback only. Its dashboard has the port of Dask's setting
-    `workshop.dashboard-port` (`DASK_WORKSHOP__DASHBOARD_PORT`), 8787 unless set, and any free port for 0. A notebook
-    has one local cluster at a time: starting another closes the one before, and a line says so.
+    cores. A local cluster listens on loopback only. Its dashboard has port 8787, or any if that is taken.
+
+    A notebook has one local cluster at a time: starting another closes the one before, and a line says so. The panes of
+    `workshop lab` show the cluster of the last call.
 
     Local workers are those of `daskrun.start_local`.
 
@@ -65,15 +70,16 @@ def start_cluster(
     if address := address or dask.config.get("scheduler-address", None):
         client = _join(address, timeout_s, wait_for_workers)
         _warn_of_unfit_workers(client)
-        return client
-    if importlib.util.find_spec("dask_saturn") and "SATURN_BASE_URL" in os.environ:
+    elif importlib.util.find_spec("dask_saturn") and "SATURN_BASE_URL" in os.environ:
         from dask_saturn import SaturnCluster
 
         client = Client(SaturnCluster(**({} if n_workers is None else {"n_workers": n_workers})))
         client.wait_for_workers(1, timeout=VENDOR_TIMEOUT_S)
         _refuse_other_versions(client)
-        return client
-    return _start_local(n_workers, threads_per_worker, memory_limit)
+    else:
+        client = _start_local(n_workers, threads_per_worker, memory_limit)
+    _show_in_panes(client)
+    return client
 
 
 def describe_workers(client: Client) -> pd.DataFrame:
@@ -203,38 +209,28 @@ def _version(answer, name):
 
 
 def _start_local(n_workers, threads_per_worker, memory_limit):
-    port = _dashboard_port()
     spare_loopback_the_proxy()
     _close_earlier()
-    busy = not port_is_free(port)
-    with waiting("starting a worker" if n_workers == 1 else "starting workers"):
+    with waiting("starting a worker" if n_workers == 1 else "starting workers"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", f"Port {DASHBOARD_PORT} is already in use")
         client = start_local(
             n_workers,
             threads_per_worker=threads_per_worker,
             memory_limit=memory_limit,
-            dashboard_port=0 if busy else port,
+            dashboard_port=DASHBOARD_PORT,
             preload=["workshop_utils.classify", "workshop_utils.train"],
         )
     if hasattr(builtins, "__IPYTHON__"):  # a program may want two clusters side by side
         _started.append(client)
-    if busy:
-        warnings.warn(
-            f"Port {port} is busy, probably with the cluster of another notebook, so this one's dashboard "
-            f"is at {client.dashboard_link}; panes beside the notebook show the other one. To free port and memory, "
-            "shut the other notebook's kernel down (Kernel > Shut Down Kernel there) and restart this one.",
-            stacklevel=3,
-        )
     return client
 
 
-def _dashboard_port():
-    port = dask.config.get("workshop.dashboard-port", DASHBOARD_PORT)
-    if not isinstance(port, int) or not 0 <= port < 2**16:
-        raise ClusterError(
-            f"Dask's setting workshop.dashboard-port is {port!r}: give DASK_WORKSHOP__DASHBOARD_PORT a "
-            "port's number, 0 for any that is free, or unset it."
-        )
-    return port
+def _show_in_panes(client):
+    if file := os.environ.get(PANES):
+        scheduler = client.scheduler_info()
+        port = scheduler["services"].get("dashboard", 0)  # 0: it has none
+        with suppress(OSError):  # that lab has been stopped
+            Path(file).write_text(json.dumps([get_address_host(client.scheduler.address), port, scheduler["address"]]))
 
 
 def _close_earlier():
@@ -243,15 +239,6 @@ def _close_earlier():
         if earlier.cluster.status == Status.running:
             earlier.shutdown() if earlier.status == "running" else earlier.cluster.close()
             print("The cluster that this notebook started before is closed.")
-
-
-def port_is_free(port: int) -> bool:
-    """Return whether a server could listen on this port of the loopback address."""
-    try:
-        socket.create_server((LOOPBACK, port)).close()
-        return True
-    except OSError:
-        return False
 
 
 def _warn_of_unfit_workers(client):

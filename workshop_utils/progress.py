@@ -1,14 +1,17 @@
-"""Show that what takes long goes on: a line below the notebook's cell, or on the terminal, from the third second on."""
+"""Show that what takes long goes on: a line below the notebook's cell, or on the terminal, from the third second on.
 
-import builtins
+In a file it is one line, written at its end.
+"""
+
 import re
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from tqdm import tqdm
+
+from daskrun.screen import screen
 
 AFTER_S = 2
 FINISHED = re.compile(r"^.*\[\d\d:\d\d[^]\n]*\] *\n?", flags=re.MULTILINE)  # a line as a stored output has it
@@ -19,10 +22,9 @@ def bar(iterable: Iterable | None = None, **settings: Any) -> tqdm:
 
     settings: what `tqdm` takes, such as desc, total and unit. TQDM_DISABLE=1 in the environment turns all bars off.
     """
-    in_notebook = hasattr(builtins, "__IPYTHON__")  # where stderr has the colour of an error
-    screen = sys.stdout if in_notebook else sys.stderr
-    settings |= {} if screen else {"disable": True}  # None in a program that was started without one
-    return tqdm(iterable, delay=AFTER_S, file=screen, **settings)
+    file = screen()
+    settings |= {} if file else {"disable": True}
+    return tqdm(iterable, delay=AFTER_S, file=file, **settings)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from waiting import until
 import daskrun
 from daskrun import JobError
 from daskrun.settings import known_workers, worker_settings
-from workshop_utils.cluster import LOOPBACK
+from workshop_utils.object_store import LOOPBACK
 
 ROOT = Path(__file__).parents[2]
 FAKE_GPU = "def dask_setup(worker): worker.startup_information['gpu'] = lambda worker: {'name': 'a fake GPU'}"

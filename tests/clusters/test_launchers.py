@@ -17,7 +17,8 @@ from hosts import lasting_port
 from waiting import until
 
 import daskrun
-from workshop_utils.cluster import LOOPBACK, start_cluster
+from workshop_utils.cluster import start_cluster
+from workshop_utils.object_store import LOOPBACK
 from workshop_utils.tool.cli import main
 from workshop_utils.tool.join import LAUNCHERS
 

@@ -14,7 +14,8 @@ from hosts import ISOLATED, PYTHONPATH, lasting_port
 from waiting import until
 
 import daskrun
-from workshop_utils.cluster import LOOPBACK, start_cluster
+from workshop_utils.cluster import start_cluster
+from workshop_utils.object_store import LOOPBACK
 
 asyncssh = pytest.importorskip("asyncssh", reason="needs: pip install asyncssh")
 from distributed import SSHCluster  # noqa: E402

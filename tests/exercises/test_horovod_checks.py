@@ -169,7 +169,6 @@ def with_what_the_threads_lack(resume):
 
 
 @pytest.mark.skipif(not launcher.available(), reason="Horovod is not built: make horovod")
-@pytest.mark.filterwarnings("ignore:Port 8787 is busy")
 @pytest.mark.timeout(240)
 def test_on_a_cluster_right_answers_pass_and_horovod_has_the_last_word(client, capsys):
     horovod.check_resume(with_what_the_threads_lack(resume), client)

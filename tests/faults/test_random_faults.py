@@ -70,7 +70,6 @@ def commit(fault):
 
 @pytest.mark.weekly
 @pytest.mark.timeout(3600)
-@pytest.mark.filterwarnings("ignore:Port 8787 is busy")
 def test_two_hundred_launches_with_faults_hang_and_leave_nothing(told):
     week = date.today().isocalendar()[:2]
     draw, before = random.Random(f"{week}"), {process.pid for process in psutil.Process().children(recursive=True)}

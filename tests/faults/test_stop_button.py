@@ -56,7 +56,6 @@ def answer(client, request, timeout_s):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_after_the_stop_button_each_cell_runs(path, monkeypatch, told):
     """Each cell is started, stopped after a moment that is drawn anew each week, and then run to its end."""
-    monkeypatch.setenv("DASK_WORKSHOP__DASHBOARD_PORT", "0")
     monkeypatch.setenv("TQDM_DISABLE", "1")
     draw, stopped = random.Random(f"{path.stem} {date.today().isocalendar()[:2]}"), 0
     cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]

@@ -19,7 +19,6 @@ SANITIZE = ROOT / "tests/notebooks/sanitize.cfg"
 NBVAL = ("--nbval", "--nbval-current-env", f"--nbval-sanitize-with={SANITIZE}", "--nbval-cell-timeout=290")
 SIDE_BY_SIDE = ("-n=2", "--dist=loadscope")  # each notebook in one process, as its cells need its kernel
 QUIET = {
-    "DASK_WORKSHOP__DASHBOARD_PORT": "0",  # any: 8787 may belong to another notebook, and each would say so
     "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin while they wait would keep another notebook's from working
     "TQDM_DISABLE": "1",  # a bar appears where something takes long, and the copies have none
     # On stderr in some containers, and no fault of a notebook: which cores are near the GPU is hidden from dask-cuda,

@@ -27,7 +27,6 @@ store = ObjectStore("deep")
 @pytest.fixture
 def kernel(tmp_path, monkeypatch):
     """A real kernel with a worker, that with a DataLoader's process, and an S3 server; and all these processes."""
-    monkeypatch.setenv("DASK_WORKSHOP__DASHBOARD_PORT", "0")
     monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "")
     (tmp_path / "deep").mkdir()
     manager = KernelManager()

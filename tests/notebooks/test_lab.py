@@ -1,4 +1,4 @@
-"""`workshop lab` in a real browser, on a machine where others have 8787, below a base URL as behind a hub's proxy.
+"""`workshop lab` in a real browser, on a machine where another cluster has 8787, below a base URL as behind a proxy.
 
 An attendee finds notebook, contents and dashboards; goes through notebook 01, with a mistake; restarts the kernel.
 """
@@ -7,21 +7,22 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-from contextlib import nullcontext, suppress
+import warnings
+from contextlib import suppress
 from pathlib import Path
-from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import pytest
+from distributed import LocalCluster
 from lessons import code_cells, read
 from playwright.sync_api import Error, expect
 
 from daskrun.settings import n_gpus
-from workshop_utils.cluster import DASHBOARD_PORT, LOOPBACK, port_is_free
+from workshop_utils.cluster import DASHBOARD_PORT
+from workshop_utils.object_store import LOOPBACK
 from workshop_utils.progress import FINISHED
 from workshop_utils.tool import lab
 
@@ -49,23 +50,26 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def url(folder):
+def others():
+    """Somebody else's cluster, with the port where one would look for ours."""
+    settings = {"n_workers": 0, "processes": False, "dashboard_address": f"{LOOPBACK}:{DASHBOARD_PORT}"}
+    with warnings.catch_warnings(action="ignore"), LocalCluster(**settings):  # others of this machine may have the port
+        yield
+
+
+@pytest.fixture(scope="module")
+def url(folder, others):
     """The address that `workshop lab` prints."""
     env = {**os.environ, "HOME": str(folder), "WORKSHOP_CACHE": str(folder / "cache"), "DASK_SCHEDULER_ADDRESS": ""}
     command = [WORKSHOP, "lab", "--no-browser", f"--ServerApp.base_url={BASE}"]
-    taken = socket.create_server((LOOPBACK, DASHBOARD_PORT)) if port_is_free(DASHBOARD_PORT) else nullcontext()
     log = folder / "lab.log"
     with (
-        taken,
         log.open("w") as target,
         subprocess.Popen(command, cwd=folder / "workshop", env=env, stderr=target, text=True) as running,
     ):
         try:
             while not (found := re.search(r"http://127\.0\.0\.1:\S+token=\w+", log.read_text())):
                 assert running.poll() is None, log.read_text()
-                time.sleep(0.2)
-            host, port = urlsplit(found.group()).netloc.split(":")
-            while socket.socket().connect_ex((host, int(port))):  # the address is printed before anyone listens
                 time.sleep(0.2)
             yield found.group()
         finally:
@@ -189,6 +193,22 @@ def test_a_cell_runs_and_the_dashboards_follow(page):
     said = run(page, cell_with(page, "client = start_cluster"), code)
     wait_for_task(page, "first")
     assert FINISHED.sub("", said).strip() == "", "neither a busy port nor an earlier cluster"
+
+
+def test_a_guess_that_is_no_number_is_answered_as_by_a_check(page):
+    cell = cell_with(page, "describe_workers")
+    run(page, cell, 'from workshop_utils.exercises import reconcile\nreconcile("two", 1.0, 2.0, "s")')
+    expect(cell).to_have_attribute("data-verdict", "Not yet")
+    told = cell.locator(".jp-RenderedText", has_text="Not yet: your guess")
+    red, green, blue = told.evaluate("e => getComputedStyle(e).backgroundColor.match(/[\\d.]+/g).map(Number)")[:3]
+    assert red > green > blue, "amber; JupyterLab's own is pink"
+
+
+def test_the_dashboards_are_dark_with_jupyterlab(page):
+    page.evaluate("document.body.dataset.jpThemeLight = 'false'")
+    dark = page.locator("iframe[src*='individual-progress']").evaluate("frame => getComputedStyle(frame).filter")
+    page.evaluate("document.body.dataset.jpThemeLight = 'true'")
+    assert "invert" in dark
 
 
 @pytest.mark.weekly

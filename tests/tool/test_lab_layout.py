@@ -1,18 +1,25 @@
-"""What `workshop lab` chooses before JupyterLab starts: what lies where, and the port of the dashboards."""
+"""What `workshop lab` chooses before JupyterLab starts, what it prints, and how it ends."""
 
+import json
 import os
+import re
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
-import dask
+import psutil
 import pytest
-from tornado.httpserver import HTTPServer
-from tornado.netutil import bind_sockets
+from tornado.web import Application
+from waiting import until
 
-from workshop_utils.cluster import LOOPBACK, port_is_free
 from workshop_utils.tool import lab
-from workshop_utils.tool.lab import dashboard_port, workspace
+from workshop_utils.tool.lab import workspace
 
 PROJECT = Path(__file__).parents[2]
 THREE = ["Task Stream", "Progress", "Workers Memory"]
@@ -30,35 +37,81 @@ def test_the_layout_has_panes_for_gpus_where_there_are_some(gpus, panes):
     assert [data[widget]["data"]["item"]["label"] for widget in shown] == panes
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a port cannot be kept for a server that is to come")
-def test_two_labs_have_two_dashboard_ports_on_each_of_which_a_cluster_can_listen():
-    with dashboard_port() as first, dashboard_port() as second:
-        assert first != second
-        for port in (first, second):
-            assert port_is_free(port)  # which start_cluster asks
-            server = HTTPServer(lambda request: None)  # as Dask's
-            server.add_sockets(bind_sockets(port, LOOPBACK))
-            assert not port_is_free(port)
-            server.stop()
+@contextmanager
+def running_lab(folder, **settings):
+    """Run `workshop lab` with its log in the new folder; yield its process, its address and its token."""
+    command = [Path(sys.executable).parent / "workshop", "lab", "--no-browser", "--ServerApp.port_retries=50"]
+    log = folder / "log"
+    with (
+        log.open("w") as target,
+        subprocess.Popen(command, cwd=PROJECT, env=os.environ | settings, stdout=target, stderr=target) as running,
+    ):
+        try:
+            last_line = re.compile(r"(http\S+)\?token=(\w+)\n\Z")
+            found = until(lambda: running.poll() is not None or last_line.search(log.read_text()), log.read_text)
+            assert found is not True, log.read_text()
+            yield running, *found.groups()
+        finally:
+            running.terminate()
 
 
-def test_the_users_own_dashboard_port_wins_and_0_is_any():
-    with dask.config.set({"workshop.dashboard-port": 9999}), dashboard_port() as port:
-        assert port == 9999
-    with dask.config.set({"workshop.dashboard-port": 0}), dashboard_port() as port:
-        assert port and port_is_free(port)
+def post(address, path, token):
+    url = urlsplit(address)._replace(path=f"/api/kernels{path}").geturl()
+    with urlopen(Request(url, data=b"{}", headers={"Authorization": f"token {token}"})) as answer:
+        return json.load(answer)
 
 
 @pytest.mark.weekly
-def test_a_user_whose_home_cannot_be_written_gets_a_lab_that_says_so():
+def test_a_user_whose_home_cannot_be_written_gets_a_lab_that_says_so(tmp_path):
     settings = {"HOME": "/proc/none", "XDG_DATA_HOME": "", "XDG_CACHE_HOME": ""}  # also root cannot write there
-    command = [Path(sys.executable).parent / "workshop", "lab", "--no-browser", "--ServerApp.port_retries=50"]
-    with subprocess.Popen(
-        command, cwd=PROJECT, env={**os.environ, **settings}, stdout=-1, stderr=subprocess.STDOUT, text=True
-    ) as running:
-        said = ""
-        for line in running.stdout:
-            said += line
-            if "token=" in line:
-                running.terminate()
-    assert "home folder cannot be written" in said and "token=" in said and "Traceback" not in said
+    with running_lab(tmp_path, **settings):
+        said = (tmp_path / "log").read_text()
+    assert "home folder cannot be written" in said and "Traceback" not in said
+
+
+def interrupt_is_pending(process):
+    """Whether SIGINT waits for a stopped process."""
+    pending = re.findall(r"(?:Sig|Shd)Pnd:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())
+    return any(int(signals, 16) & 1 << signal.SIGINT - 1 for signals in pending)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere we cannot see which signals are pending")
+def test_the_last_line_is_the_address_and_sigterm_ends_the_lab_also_while_a_kernel_is_restarted(tmp_path):
+    with running_lab(tmp_path) as (running, address, token):
+        kernel = post(address, "", token)["id"]
+        until(lambda: any(kernel in " ".join(child.cmdline()) for child in psutil.Process(running.pid).children()))
+        (process,) = [one for one in psutil.Process(running.pid).children() if kernel in " ".join(one.cmdline())]
+        process.suspend()  # so that the restart takes seconds
+        with ThreadPoolExecutor() as elsewhere:
+            elsewhere.submit(post, address, f"/{kernel}/restart", token)
+            until(lambda: interrupt_is_pending(process))
+            running.terminate()
+            running.wait()
+        process.resume()
+        until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_second_lab_of_the_same_user_changes_nothing_of_the_first(monkeypatch):
+    def start():
+        mine = settings[-1]
+        if len(settings) == 1:
+            lab.open_lab(PROJECT)
+        assert sorted(path.suffix for path in mine.iterdir()) == [".json", ".jupyterlab-workspace"]
+
+    def initialize_server(arguments):
+        settings.append(Path(next(one for one in arguments if "app_settings_dir" in one).split("=")[1]))
+        idle = SimpleNamespace(add_callback=lambda *_, **__: None)
+        server = SimpleNamespace(base_url="/user/anna/", connect_url="", web_app=Application(), io_loop=idle)
+        server.start_app = server.cleanup_kernels = lambda: None
+        server.start_ioloop = start
+        return server
+
+    settings = []
+    for name in ("WORKSHOP_PANES", "TENSORBOARD_PROXY_URL"):
+        monkeypatch.setenv(name, "")  # so that it is put back in the end
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("jupyterlab.labapp.LabApp.initialize_server", initialize_server)
+    lab.open_lab(PROJECT)
+    first, second = settings
+    assert first != second and not first.exists() and not second.exists()
+    assert os.environ["TENSORBOARD_PROXY_URL"] == "/user/anna/proxy/%PORT%/"

@@ -6,22 +6,21 @@ TensorBoard come through JupyterLab's own server, so behind a hub or ssh nothing
 """
 
 import json
+import logging
 import os
 import re
 import shutil
-import socket
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
-import dask
 
 from daskrun.settings import n_gpus
-from workshop_utils.cluster import DASHBOARD_PORT, LOOPBACK
+from workshop_utils.cluster import PANES
+from workshop_utils.object_store import LOOPBACK
 
 HERE = Path(__file__).parent
 FIRST = "notebooks/01-getting-started.ipynb"
@@ -36,7 +35,7 @@ def open_lab(project: Path, *, port: int | None = None, browser: bool = True, ex
     """
     if not (project / FIRST).is_file():
         raise click.ClickException(f"There is no {FIRST} in {project}: run this in the folder of the workshop.")
-    with TemporaryDirectory(prefix="workshop-lab-") as home, dashboard_port() as panes:
+    with TemporaryDirectory(prefix="workshop-lab-") as home:
         if not os.access(os.path.expanduser("~"), os.W_OK):  # as with `docker --user`
             click.echo("Your home folder cannot be written, so settings and sketches last until this lab is stopped.")
             os.environ["HOME"] = home
@@ -53,16 +52,35 @@ def open_lab(project: Path, *, port: int | None = None, browser: bool = True, ex
             "--LabApp.default_url=/lab/workspaces/workshop",
             f"--LabApp.workspaces_dir={home}",
             f"--LabApp.app_settings_dir={home}",
+            "--Application.log_level=WARN",
             "--LanguageServerManager.autodetect=False",  # it would list twenty servers that are not installed
             f"--LabApp.extra_labextensions_path={HERE / 'extensions'}",
             *([f"--ServerApp.port={port}"] if port else []),
             *([] if browser else ["--ServerApp.open_browser=False", "--LabApp.open_browser=False"]),
         ]
         server = LabApp.initialize_server([*ours, *extra])
+        panes = Path(home) / "dashboard.json"
         _show_dashboard(server.web_app, server.base_url, panes)
-        os.environ["DASK_WORKSHOP__DASHBOARD_PORT"] = str(panes)  # kernels inherit this and the next
+        os.environ[PANES] = str(panes)  # kernels inherit this and the next
         os.environ.setdefault("TENSORBOARD_PROXY_URL", f"{server.base_url}proxy/%PORT%/")
-        server.start()
+        _end_in_any_case(server)
+        logging.disable()  # else Jupyter says in ten lines what we say in two, and before it listens
+        server.start_app()
+        logging.disable(logging.NOTSET)
+        address = f"JupyterLab runs until you press Ctrl-C twice. Its address:\n{server.connect_url}"
+        server.io_loop.add_callback(click.echo, address, err=True)
+        server.start_ioloop()
+
+
+def _end_in_any_case(server):
+    """Let the server end although a kernel cannot be shut down, as while it is restarted; it ends with the server."""
+    shut_down = server.cleanup_kernels
+
+    async def cleanup_kernels():
+        with suppress(Exception):  # after an error, Jupyter Server would never leave its loop
+            await shut_down()
+
+    server.cleanup_kernels = cleanup_kernels
 
 
 def _refuse_unknown_options(words):
@@ -98,29 +116,6 @@ def _subclasses(base):
         yield from (each, *_subclasses(each))
 
 
-@contextmanager
-def dashboard_port() -> Iterator[int]:
-    """Yield the port of the dashboard: Dask's setting `workshop.dashboard-port`, else 8787, else any that is free.
-
-    On Linux, no other lab of this machine gets the port before the block is left, though no cluster listens there yet.
-    """
-    if port := dask.config.get("workshop.dashboard-port", 0):
-        yield port
-        return
-    with socket.socket() as claim:
-        try:
-            claim.bind((LOOPBACK, DASHBOARD_PORT))
-        except OSError:
-            claim.bind((LOOPBACK, 0))
-        port = claim.getsockname()[1]
-        # From now on Linux gives the port to a server that sets this option too, as Dask's does, and to no bind without
-        # it, such as the one above. Elsewhere the claim could keep out the cluster, too.
-        claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if sys.platform != "linux":
-            claim.close()
-        yield port
-
-
 def workspace(gpus: int) -> dict:
     """Return the layout of JupyterLab, with panes for GPUs if there are any; `gpus`: how many."""
     content = json.loads((HERE / "workspace.json").read_text(encoding="utf-8"))
@@ -132,35 +127,48 @@ def workspace(gpus: int) -> dict:
     return content
 
 
-def _show_dashboard(web_app, base_url, dashboard_port):
+def _show_dashboard(web_app, base_url, panes):
+    """Serve the dashboard of the cluster that start_cluster wrote into the file `panes`, wherever that cluster is."""
     from jupyter_server.utils import url_path_join
-    from jupyter_server_proxy.handlers import NamedLocalProxyHandler
+    from jupyter_server_proxy.handlers import ProxyHandler
     from tornado.httpclient import AsyncHTTPClient
 
-    class Dashboard(NamedLocalProxyHandler):
-        port = dashboard_port
-        shown: bytes | None = None  # address of the scheduler that the panes show
+    def find():
+        host, port, scheduler = json.loads(panes.read_text())
+        return host, port, scheduler
+
+    class Dashboard(ProxyHandler):
+        shown: str | None = None  # address of the scheduler that the panes show
 
         async def http_get(self, path):
             if path == "/individual-plots.json":  # JupyterLab asks for it every four seconds
                 self.finish(await self.plots())
             else:
-                await super().http_get(path)
+                host, port, _ = find()
+                await self.proxy(host, port, path)
+
+        async def open(self, path):
+            host, port, _ = find()
+            await self.proxy_open(host, port, path)
 
         async def plots(self):
             # Answer with no plots while there is no cluster, and once when there is another: then the panes drop what
             # they show and load the next. After an error JupyterLab would ask less often, in the end every two minutes.
             before, Dashboard.shown = Dashboard.shown, None
-            with suppress(Exception):  # nobody answers, or not in time, or a server that is not Dask's
-                # json/identity.json has the address, too, but in Dask 2026.7 it fails with a traceback after tasks.
-                found = re.search(rb"Scheduler (\w+://\S+)", await fetch("info/main/workers.html"))
-                Dashboard.shown = found[1] if found else None
-                if found and before in (None, found[1]):
-                    return json.loads(await fetch("individual-plots.json"))
+            with suppress(Exception):  # no cluster yet, or it is gone, or does not answer in time
+                host, port, scheduler = find()
+                # Another cluster may have the port of one that is gone. json/identity.json has the address, too, but
+                # in Dask 2026.7 it fails with a traceback after tasks.
+                found = re.search(r"Scheduler (\w+://\S+)", await fetch(host, port, "info/main/workers.html"))
+                if found and found[1] == scheduler:
+                    Dashboard.shown = scheduler
+                    if before in (None, scheduler):
+                        return json.loads(await fetch(host, port, "individual-plots.json"))
             return {}
 
-    async def fetch(path):
-        url = f"http://{LOOPBACK}:{dashboard_port}/{path}"
-        return (await AsyncHTTPClient().fetch(url, request_timeout=5)).body
+    async def fetch(host, port, path):
+        answer = await AsyncHTTPClient().fetch(f"http://{host}:{port}/{path}", request_timeout=5)
+        return answer.body.decode()
 
-    web_app.add_handlers(".*$", [(url_path_join(base_url, "workshop/dashboard(.*)"), Dashboard)])
+    allow_any = {"host_allowlist": lambda handler, host: True}  # hosts come from the file, and not from the browser
+    web_app.add_handlers(".*$", [(url_path_join(base_url, "workshop/dashboard(.*)"), Dashboard, allow_any)])

@@ -1,7 +1,6 @@
 """A job on the client: what its user sees of it, and the ways in which it is left."""
 
 import asyncio
-import builtins
 import sys
 import uuid
 import warnings
@@ -17,6 +16,7 @@ from daskrun.control import Control
 from daskrun.errors import WorkerDied, check_client
 from daskrun.limits import Limits
 from daskrun.pickling import pickled, unpacked
+from daskrun.screen import screen
 from daskrun.why.verdict import explain, stacks
 
 LOOK_S = 1.0  # between two looks whether the client was closed, and two updates of the line that shows the wait
@@ -210,10 +210,9 @@ def _warn(text: str) -> None:
 
 def _line(what: str) -> tqdm:
     """Return a line that shows what is waited for, from the third second on; none where there is nothing to say."""
-    in_notebook = hasattr(builtins, "__IPYTHON__")  # where stderr has the colour of an error
-    screen = sys.stdout if in_notebook else sys.stderr  # None in a program that was started without one
-    settings: dict[str, Any] = {} if what and screen else {"disable": True}  # given False, TQDM_DISABLE has no effect
-    return tqdm(desc=what, bar_format="{desc} [{elapsed}{postfix}]", delay=SHOWN_AFTER_S, file=screen, **settings)
+    file = screen()
+    settings: dict[str, Any] = {} if what and file else {"disable": True}  # given False, TQDM_DISABLE has no effect
+    return tqdm(desc=what, bar_format="{desc} [{elapsed}{postfix}]", delay=SHOWN_AFTER_S, file=file, **settings)
 
 
 def _counted(number: int, noun: str) -> str:

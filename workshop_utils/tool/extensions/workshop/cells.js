@@ -15,15 +15,16 @@
     for (const cell of notebook.widgets) {
       const kind = cell.model.getMetadata("tags")?.find((tag) => KINDS.includes(tag));
       if (kind) cell.node.dataset.workshop = kind;
-      if (kind === "check" && !("verdict" in cell.node.dataset)) {
+      if (cell.model.type === "code" && !("verdict" in cell.node.dataset)) {
         showVerdict(cell);
-        cell.model.outputs?.changed.connect(() => showVerdict(cell));
+        cell.model.outputs.changed.connect(() => showVerdict(cell));
       }
     }
   }
 
   function showVerdict(cell) {
-    const outputs = cell.model.outputs?.toJSON() ?? [];
+    // A check says one of both, and so does a cell that sets a guess beside a measurement, if the guess is no number.
+    const outputs = cell.model.outputs.toJSON();
     const said = outputs.flatMap((output) => [output.text ?? output.traceback ?? []].flat()).join("\n");
     cell.node.dataset.verdict = /^(Correct|Not yet)\b/m.exec(said)?.[1] ?? "";
   }
