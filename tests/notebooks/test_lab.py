@@ -140,6 +140,22 @@ def test_the_notebook_is_between_its_contents_and_the_dashboards(page):
     assert 180 < width["#jp-left-stack"] < 280 and width[".jp-NotebookPanel"] > 780, width
 
 
+def test_eighty_columns_fit_beside_the_dashboards_and_no_picture_of_jupyterlab_is_shown(page):
+    page.set_viewport_size({"width": 1400, "height": 900})
+    code = page.locator(".jp-CodeCell .cm-content").first
+    needed, there = code.evaluate("""code => {
+        const pen = document.createElement('canvas').getContext('2d');
+        pen.font = getComputedStyle(code).font;
+        const line = getComputedStyle(code.querySelector('.cm-line'));
+        const padding = parseFloat(line.paddingLeft) + parseFloat(line.paddingRight);
+        return [pen.measureText('x'.repeat(80)).width + padding, code.closest('.cm-scroller').clientWidth];
+    }""")
+    page.set_viewport_size({"width": 1600, "height": 1000})
+    assert needed <= there
+    picture = page.locator(".jp-Notebook img[src*='lab.png']").first
+    assert picture.evaluate("picture => getComputedStyle(picture).display") == "none"
+
+
 def test_a_cell_says_above_it_what_it_is(page, folder):
     first = next(
         cell for cell in code_cells(read(folder / "workshop" / lab.FIRST)) if "guess" in cell.metadata.get("tags", ())
@@ -196,8 +212,9 @@ def test_a_cell_runs_and_the_dashboards_follow(page):
 
 
 def test_a_guess_that_is_no_number_is_answered_as_by_a_check(page):
-    cell = cell_with(page, "describe_workers")
-    run(page, cell, 'from workshop_utils.exercises import reconcile\nreconcile("two", 1.0, 2.0, "s")')
+    cell = cell_with(page, "n_workers = None")
+    code = 'n_workers = None\nfrom workshop_utils.exercises import reconcile\nreconcile("two", 1.0, 2.0, "s")'
+    run(page, cell, code)
     expect(cell).to_have_attribute("data-verdict", "Not yet")
     told = cell.locator(".jp-RenderedText", has_text="Not yet: your guess")
     red, green, blue = told.evaluate("e => getComputedStyle(e).backgroundColor.match(/[\\d.]+/g).map(Number)")[:3]
