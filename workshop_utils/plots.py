@@ -50,15 +50,16 @@ def gallery(
     from matplotlib.figure import Figure
 
     rows = math.ceil(len(images) / columns)
-    figure = Figure(figsize=(inches * columns, (inches + 0.4) * rows), layout="constrained", dpi=80)
+    captions = ["\n".join(textwrap.fill(line, 18) for line in title.splitlines()) for title in titles]
+    caption_inches = 0.1 + 0.2 * max(len(caption.splitlines()) for caption in captions)
+    figure = Figure(figsize=(inches * columns, (inches + caption_inches) * rows), layout="constrained", dpi=80)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis in axes[len(images) :]:
         axis.remove()
-    for axis, image, title, mark in zip(axes, images, titles, marks or [None] * len(images), strict=False):
+    for axis, image, caption, mark in zip(axes, images, captions, marks or [None] * len(images), strict=False):
         axis.imshow(image)
         axis.set(xticks=[], yticks=[])
-        title = "\n".join(textwrap.fill(line, 21) for line in title.splitlines())
-        axis.set_xlabel({None: "", True: "✓ ", False: "✗ "}[mark] + title, fontsize=9, color=COLOURS[mark])
+        axis.set_xlabel({None: "", True: "✓ ", False: "✗ "}[mark] + caption, fontsize=11, color=COLOURS[mark])
         axis.spines[:].set(color=COLOURS[mark], linewidth=0.5 if mark is None else 3)
     buffer = BytesIO()
     figure.savefig(buffer, format="png")
