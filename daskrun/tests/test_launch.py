@@ -75,6 +75,20 @@ def test_arguments_arrive_and_results_are_in_rank_order(client):
 
 
 @pytest.mark.smoke
+def test_dashboards_show_a_job_as_its_function_and_nothing_of_the_launcher(client):
+    def shown():
+        return set(client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.task_prefixes)))
+
+    def my_training():
+        log_metrics(step=0)
+
+    before = shown()
+    with daskrun.launch(client, my_training) as job:
+        job.stacks()
+        job.result()
+    assert shown() - before == {"my_training"}
+
+
 def test_a_second_run_with_equal_arguments_runs_again_in_the_same_processes(client, tmp_path):
     def append(path):
         with open(path, "a") as file:
