@@ -12,6 +12,7 @@ import torch
 from torchvision.models import ResNet, ResNet50_Weights, get_model
 from tqdm import tqdm
 
+from daskrun.screen import screen
 from workshop_utils.checkpoint import WeightsError, load_checkpoint
 from workshop_utils.storage import resolve_weights as resolve_weights  # "as": others import it from here
 from workshop_utils.storage import whole_file
@@ -86,7 +87,7 @@ def _download(url, path):
     with whole_file(path) as part:
         with urllib.request.urlopen(request, timeout=STALLED_S) as answer, part.open("wb") as file:
             n_bytes = int(answer.headers.get("Content-Length", 0)) or None
-            with tqdm.wrapattr(file, "write", total=n_bytes, desc=path.name) as counted:
+            with tqdm.wrapattr(file, "write", n_bytes, desc=path.name, file=screen()) as counted:
                 shutil.copyfileobj(answer, counted)
         with part.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()

@@ -38,9 +38,9 @@ def test_the_layout_has_panes_for_gpus_where_there_are_some(gpus, panes):
 
 
 @contextmanager
-def running_lab(folder, **settings):
+def running_lab(folder, *options, **settings):
     """Run `workshop lab` with its log in the new folder; yield its process, its address and its token."""
-    command = [Path(sys.executable).parent / "workshop", "lab", "--no-browser", "--ServerApp.port_retries=50"]
+    command = [Path(sys.executable).parent / "workshop", "lab", "--no-browser", "--ServerApp.port_retries=50", *options]
     log = folder / "log"
     with (
         log.open("w") as target,
@@ -69,22 +69,23 @@ def test_a_user_whose_home_cannot_be_written_gets_a_lab_that_says_so(tmp_path):
     assert "home folder cannot be written" in said and "Traceback" not in said
 
 
-def interrupt_is_pending(process):
-    """Whether SIGINT waits for a stopped process."""
+def is_told_to_end(process):
+    """Whether SIGTERM waits for a stopped process."""
     pending = re.findall(r"(?:Sig|Shd)Pnd:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())
-    return any(int(signals, 16) & 1 << signal.SIGINT - 1 for signals in pending)
+    return any(int(signals, 16) & 1 << signal.SIGTERM - 1 for signals in pending)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere we cannot see which signals are pending")
 def test_the_last_line_is_the_address_and_sigterm_ends_the_lab_also_while_a_kernel_is_restarted(tmp_path):
-    with running_lab(tmp_path) as (running, address, token):
+    patient = "--KernelManager.shutdown_wait_time=10"
+    with running_lab(tmp_path, patient) as (running, address, token):
         kernel = post(address, "", token)["id"]
         until(lambda: any(kernel in " ".join(child.cmdline()) for child in psutil.Process(running.pid).children()))
         (process,) = [one for one in psutil.Process(running.pid).children() if kernel in " ".join(one.cmdline())]
-        process.suspend()  # so that the restart takes seconds
+        process.suspend()  # a restart asks it to end, after five seconds tells it, and after ten kills it
         with ThreadPoolExecutor() as elsewhere:
             elsewhere.submit(post, address, f"/{kernel}/restart", token)
-            until(lambda: interrupt_is_pending(process))
+            until(lambda: is_told_to_end(process))
             running.terminate()
             running.wait()
         process.resume()

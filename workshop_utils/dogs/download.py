@@ -11,6 +11,7 @@ from fsspec.asyn import sync
 from fsspec.callbacks import TqdmCallback
 from tqdm import tqdm
 
+from daskrun.screen import screen
 from workshop_utils.storage import cache_folder, local_path, open_address
 
 N_PHOTOS = 20_580  # of Stanford Dogs
@@ -83,7 +84,8 @@ def _reach(urls):
 def _listing(fs, root, images):
     def copy(names):
         theirs = [f"{root.rstrip('/')}/{name}" for name in names]
-        fs.get(theirs, [str(images / name) for name in names], callback=TqdmCallback({"desc": "photos"}))
+        bar = TqdmCallback({"desc": "photos", "file": screen()})
+        fs.get(theirs, [str(images / name) for name in names], callback=bar)
 
     return _sizes(fs, root), copy
 
@@ -91,7 +93,7 @@ def _listing(fs, root, images):
 def _archive(fs, path, url, n_bytes, images):
     def copy(names):
         with tarfile.open(part, "r:") as tar:
-            for name in tqdm(names, desc="photos"):
+            for name in tqdm(names, desc="photos", file=screen()):
                 (images / name).write_bytes(cast(IO[bytes], tar.extractfile(members[name])).read())
         part.unlink()
 
@@ -103,7 +105,8 @@ def _archive(fs, path, url, n_bytes, images):
             source.seek(part.stat().st_size)
         except ValueError:  # or the server cannot send part of a file
             target.truncate(0)
-        with tqdm.wrapattr(target, "write", total=n_bytes, initial=part.stat().st_size, desc="archive") as counted:
+        so_far = part.stat().st_size
+        with tqdm.wrapattr(target, "write", n_bytes, initial=so_far, desc="archive", file=screen()) as counted:
             shutil.copyfileobj(source, counted, CHUNK_BYTES)
     if n_bytes not in (None, arrived := part.stat().st_size):
         raise PhotosError(f"{url} stopped after {arrived:,} of {n_bytes:,} bytes. {AGAIN}")
