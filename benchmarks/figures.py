@@ -223,12 +223,14 @@ def how_fast(results):
     """Return the README's table of four rows; `docs/figures.md` has all."""
     photos, s3, launchers = (results[name] for name in ("inference", "storage", "launchers"))
     ours, naive, loop = (f"{rate(photos, contestant(start)(photos)):.1f}" for start in ("classify", "up", "DataLoader"))
+    peers = [name for name in ("Ray Data", "Daft") if any(way.startswith(name) for way in photos["seconds"])]
+    beside = "".join(f", {rate(photos, contestant(name)(photos)):.1f} with {name}" for name in peers)
     here, there = launchers["rows"][OURS], launchers["rows"]["torchrun"]
     rows = [
         [
             "ResNet-50 over photos, with `classify` of notebook 04",
             f"{ours} photos/s",
-            f"{naive} with a task a photo, {loop} with the best `DataLoader` loop",
+            f"{naive} with one task per photo, {loop} with the best `DataLoader` loop{beside}",
         ],
         ["a batch from S3, with `ImageFolder`", *from_s3(s3, NEAR)],
         [
@@ -242,8 +244,7 @@ def how_fast(results):
     ]
     rows[2][2] += f", which starts Python each time; with the start of a cluster, {here['cold_s']:.1f} s here"
     where = " and on ".join(dict.fromkeys(on(found["machine"]) for found in (photos, s3, launchers)))
-    about = f"Measured on {where}. Each row compares runs on the same machine, one after the other. "
-    about += "All tables, and the command for yours, are in [figures](docs/figures.md)."
+    about = f"Measured on {where}, each row on one machine. All tables are in [figures](docs/figures.md)."
     return f"{about}\n\n{markdown(('what', 'here', 'compared with'), rows, right=(1,))}"
 
 
@@ -254,7 +255,7 @@ def from_s3(found, condition):
     theirs = [rate(found, contestant("S3ImageFolder", each)(found)) for each in conditions]
     return [
         f"{min(ours):.0f} to {max(ours):.0f} photos/s",
-        f"{min(theirs):.0f} to {max(theirs):.0f} with a request a photo",
+        f"{min(theirs):.0f} to {max(theirs):.0f} with one request per photo",
     ]
 
 

@@ -1,10 +1,10 @@
-"""Train on Dask workers, and go on from the checkpoint after a death: python train.py CHECKPOINT EPOCHS
+"""Train on Dask workers, and go on from the checkpoint after a death: python train.py CHECKPOINT EPOCHS --workers 2
 
 It needs PyTorch and daskrun only. Copy it, and put your own model and data in.
 """
 
+import argparse
 import os
-import sys
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import daskrun
+
+BATCH_SIZE = 32  # of a rank; all ranks together take this many times the number of ranks
 
 
 def train(path, epochs):
@@ -26,8 +28,9 @@ def train(path, epochs):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     first = load(path, model, optimizer)
     parallel = DistributedDataParallel(model)
+    torch.manual_seed(dist.get_rank())  # from here on each rank draws for itself, as dropout does
     sampler = DistributedSampler(dataset)
-    loader = DataLoader(dataset, batch_size=64 // dist.get_world_size(), sampler=sampler)
+    loader = DataLoader(dataset, batch_size=BATCH_SIZE, sampler=sampler)
     mean = None
     for epoch in range(first, epochs):
         sampler.set_epoch(epoch)
@@ -46,13 +49,27 @@ def train(path, epochs):
 
 
 def load(path, model, optimizer):
-    """Load the checkpoint, if there is one; return the number of the epoch to begin with."""
-    if not os.path.exists(path):
-        return 0
-    saved = torch.load(path, map_location="cpu", weights_only=True)
-    model.load_state_dict(saved["model"])
-    optimizer.load_state_dict(saved["optimizer"])
-    return saved["epoch"] + 1
+    """Load the checkpoint, if there is one; return the number of the epoch to begin with, the same on all ranks."""
+    if not os.path.isdir(os.path.dirname(path)):
+        raise RuntimeError(
+            f"There is no folder {os.path.dirname(path)!r} on this worker: give a checkpoint's path in one."
+        )
+    first = 0
+    if os.path.exists(path):
+        try:
+            saved = torch.load(path, map_location="cpu", weights_only=True)
+            model.load_state_dict(saved["model"])
+            optimizer.load_state_dict(saved["optimizer"])
+            first = saved["epoch"] + 1
+        except Exception as error:
+            raise RuntimeError(f"{path} is no checkpoint of this training: {error}") from error
+    firsts = [None] * dist.get_world_size()
+    dist.all_gather_object(firsts, first)
+    if len(set(firsts)) > 1:
+        raise RuntimeError(
+            f"The ranks would begin with epochs {firsts}: put {path} where all workers see the same file."
+        )
+    return first
 
 
 def save(path, epoch, model, optimizer):
@@ -62,15 +79,22 @@ def save(path, epoch, model, optimizer):
     os.replace(f"{path}.part", path)
 
 
-def cluster():
-    """Return a client of the cluster that DASK_SCHEDULER_ADDRESS names, or of local workers."""
-    return Client() if "DASK_SCHEDULER_ADDRESS" in os.environ else daskrun.start_local()
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkpoint", type=os.path.abspath, help="a path that all workers reach")
+    parser.add_argument("epochs", type=int)
+    parser.add_argument("--workers", type=int, default=2, help="ranks; 2 if not given")
+    given = parser.parse_args()
+    running = "DASK_SCHEDULER_ADDRESS" in os.environ  # a cluster that Client() joins
+    limits = {"n_workers": given.workers, "max_restarts": 3, "wait_for_workers": 600, "wait_for_successors": 600}
+    client = Client() if running else daskrun.start_local(given.workers)
+    with client, daskrun.launch(client, train, given.checkpoint, given.epochs, **limits) as job:
+        for row in job.rows():
+            if row["rank"] == 0:
+                print("process {process}  attempt {attempt}  epoch {epoch}  loss {loss:.4f}".format(**row))
+        losses = job.result()
+    print("All epochs were done before." if None in losses else f"loss of each rank: {losses}")
 
 
 if __name__ == "__main__":
-    path, epochs = os.path.abspath(sys.argv[1]), int(sys.argv[2])  # where all workers reach it
-    with cluster() as client, daskrun.launch(client, train, path, epochs, max_restarts=3) as job:
-        for row in job.rows():
-            if row["rank"] == 0:
-                print("attempt {attempt}  epoch {epoch}  loss {loss:.4f}  process {process}".format(**row))
-        print("loss of each rank:", job.result())
+    main()

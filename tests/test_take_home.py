@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+
 SCRIPT = Path(__file__).parents[1] / "deploy/train.py"
 
 
@@ -14,12 +16,19 @@ def epochs(lines):
     return [(int(attempt), int(epoch)) for attempt, epoch in re.findall(r"attempt (\d+)  epoch (\d+)", "".join(lines))]
 
 
+def refused(*arguments):
+    """Return what the script says as it fails."""
+    done = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True)
+    assert done.returncode != 0
+    return done.stderr
+
+
 def test_it_goes_on_after_a_kill_and_a_second_run_does_what_is_left(tmp_path):
     command, lines = [sys.executable, SCRIPT, tmp_path / "model.pt"], []
     with subprocess.Popen([*command, "20"], stdout=subprocess.PIPE, text=True) as running:
         for line in running.stdout:
             lines.append(line)
-            if killed := re.search(r"attempt 0  epoch 1 .* process (\d+)", line):
+            if killed := re.search(r"process (\d+)  attempt 0  epoch 1 ", line):
                 os.kill(int(killed[1]), signal.SIGKILL)
     assert running.returncode == 0
     attempts = dict(epochs(lines))
@@ -27,3 +36,13 @@ def test_it_goes_on_after_a_kill_and_a_second_run_does_what_is_left(tmp_path):
     assert [epoch for _, epoch in epochs(lines)] == [*range(attempts[0] + 1), *range(attempts[0] + 1, 20)]
     again = subprocess.run([*command, "21"], capture_output=True, text=True, check=True)
     assert epochs(again.stdout) == [(0, 20)]
+    again = subprocess.run([*command, "21"], capture_output=True, text=True, check=True)
+    assert again.stdout == "All epochs were done before.\n"
+
+
+def test_what_is_no_checkpoint_of_it_is_named_before_the_training(tmp_path):
+    other = tmp_path / "other.pt"
+    torch.save({"model": {}, "optimizer": {}, "epoch": 3}, other)
+    assert f"{other} is no checkpoint of this training" in refused(other, "5")
+    assert f"no folder {str(tmp_path / 'none')!r}" in refused(tmp_path / "none" / "model.pt", "5")
+    assert "usage" in refused() and "invalid int" in refused(other, "x")
