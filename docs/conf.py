@@ -80,7 +80,7 @@ html_domain_indices = False  # the reference lists its modules itself
 html_show_sphinx = False
 html_context = {"default_mode": "auto"}  # light or dark as the reader's system
 html_logo = html_favicon
-html_sidebars = {"**": ["navbar-logo.html", "search-button-field.html", "menu.html"]}
+html_sidebars = {"**": ["logo.html", "search-button-field.html", "menu.html"]}
 html_theme_options = {
     # Without entries the theme draws no bar at the top, whose buttons, hidden, would take the clicks of the page's.
     **{f"navbar_{place}": [] for place in ("start", "center", "end", "persistent")},
