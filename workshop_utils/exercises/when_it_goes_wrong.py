@@ -58,7 +58,7 @@ def check_culprit(culprit: Answer) -> None:
     expect(rank in (0, 1), f"there is no rank {rank}. The rank comes first, then the step.")
     expect(
         step <= SPOILED_STEP,
-        f"by step {step} the weights are already spoiled, so both gradients are unusual. Which step was the first?",
+        f"by step {step} the weights are already spoiled. Which step was the first?",
     )
     expect(
         step == SPOILED_STEP,
