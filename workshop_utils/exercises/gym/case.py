@@ -305,7 +305,7 @@ def _end_or_hang(job):
 def _invariants(metrics, clean, said):
     """Return {what a good run has: (whether this one has it, the figures)}."""
     ended = said.startswith(WELL)
-    held = {"it ends": (ended, said.split("\n")[0][:200])}
+    held = {"it ends": (ended, f"{WELL}." if ended else said.split("\n")[0][:200])}
     if metrics.empty:
         return held
     whole = metrics.groupby("step").filter(lambda rows: len(rows) == N_RANKS)
