@@ -91,7 +91,7 @@ def main():
     with client, daskrun.launch(client, train, given.checkpoint, given.epochs, **limits) as job:
         for row in job.rows():
             if row["rank"] == 0:
-                print("process {process}  attempt {attempt}  epoch {epoch}  loss {loss:.4f}".format(**row))
+                print("process {process}  attempt {attempt}  epoch {epoch}  loss {loss:.4f}".format(**row), flush=True)
         losses = job.result()
     print("All epochs were done before." if None in losses else f"loss of each rank: {losses}")
 
