@@ -129,6 +129,19 @@ def test_a_plain_task_beside_a_launch_waits_for_the_ranks(client):
     assert all(ranks[process] < began for process, began in plain_ones)
 
 
+def test_launch_returns_once_all_ranks_are_sent(client, monkeypatch):
+    def send(*args, **kwargs):
+        time.sleep(0.2)  # while the main thread looks whether there are futures
+        return submit(*args, **kwargs)
+
+    submit = client.submit
+    monkeypatch.setattr(client, "submit", send)
+    monkeypatch.setattr("daskrun.job.LOOK_S", 0.01)
+    job = daskrun.launch(client, os.getpid)
+    assert len(job.futures) == 2
+    job.result()
+
+
 def test_a_plain_task_on_a_ranks_worker_is_named_and_the_rank_begins_once_it_has_ended(client, tmp_path, monkeypatch):
     begun, end, plain, claim = tmp_path / "begun", tmp_path / "end", [], Cluster.claim
 

@@ -88,10 +88,14 @@ class Cluster:
             await self._ask_scheduler(scheduler.give_back, self._job)
 
     def submit(self, attempt: Attempt, bootstrap: Callable, max_restarts: int) -> None:
-        """Send each rank to its worker. Each begins, and waits for `introduce`."""
+        """Send each rank to its worker. Each begins, and waits for `introduce`.
+
+        The futures are set at once: another thread takes their presence as a sign that all ranks are sent.
+        """
+        futures = []
         for rank, member in enumerate(attempt.members):
             mine = Assignment(attempt.id, self.client_id, rank, attempt.size, max_restarts, member.process)
-            attempt.futures.append(
+            futures.append(
                 self._client.submit(
                     run_rank,
                     bootstrap,
@@ -102,6 +106,7 @@ class Cluster:
                     pure=False,
                 )
             )
+        attempt.futures = futures
 
     async def introduce(self, attempt: Attempt, call: bytes) -> None:
         """Tell the ranks where they meet, at rank 0's worker, and what they run; have nannies remember their ends.
