@@ -1,0 +1,131 @@
+"""The command `daskrun`: run a script for torchrun on the workers of a Dask cluster."""
+
+import signal
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import click
+from distributed import Client
+
+from daskrun.errors import JobError
+from daskrun.job import Job
+from daskrun.launch import launch
+from daskrun.local import start_local
+from daskrun.script import Script, lacks, run_script, script_here, terminate
+
+TORCHRUNS = (  # options of torchrun that mean nothing here
+    *("--nnodes", "--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"),
+    *("--master-addr", "--master-port", "--local-addr"),
+)
+
+
+def _ranks(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
+    """Return a number of ranks, a pair (fewest, most) of "2:8", or None for all workers."""
+    if value in (None, "auto", "cpu", "gpu"):
+        return None
+    try:
+        fewest, *most = map(int, value.split(":", 1))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is neither a number of ranks nor two, such as 2:8.") from None
+    return (fewest, *most) if most else fewest
+
+
+@click.command(
+    context_settings={
+        "allow_interspersed_args": False,
+        "token_normalize_func": lambda name: name.replace("_", "-"),  # as torchrun takes both
+        "help_option_names": ["-h", "--help"],
+    }
+)
+@click.option("-n", "--nproc-per-node", "n_workers", callback=_ranks, help="Ranks: a number, or fewest:most.")
+@click.option("--scheduler", envvar="DASK_SCHEDULER_ADDRESS", help="Address of a cluster.  [default: local workers]")
+@click.option("--scheduler-file", type=click.Path(exists=True), help="The file in which a scheduler has written it.")
+@click.option("--max-restarts", default=0, help="Starts after the death of a rank. An exception is never retried.")
+@click.option("--timeout", type=float, help="Seconds that the whole job may take.")
+@click.option("--stall-after", type=float, help="Seconds without output after which ranks are asked where they stand.")
+@click.option("--wait-for-workers", default=0.0, help="Seconds to wait for idle workers.")
+@click.option("--wait-for-successors", default=30.0, help="Seconds to wait for another worker after a death.")
+@click.option("--log-dir", type=click.Path(path_type=Path), help="A folder for what each rank prints: rank0.log, …")
+@click.option("--ship", is_flag=True, help="Send the script's folder to the workers.")
+@click.option("--standalone", is_flag=True, hidden=True, expose_value=False)  # without a scheduler it is so
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as for python -m.")
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def main(
+    scheduler: str | None,
+    scheduler_file: str | None,
+    log_dir: Path | None,
+    ship: bool,
+    module: bool,
+    script: str,
+    arguments: tuple[str, ...],
+    n_workers: int | tuple[int, int] | None,
+    **settings: Any,
+) -> None:
+    """Run SCRIPT, written for torchrun, as one rank on each of several Dask workers."""
+    warnings.showwarning = lambda message, *_: click.echo(message, err=True)
+    try:
+        what = script_here(script, module, arguments, ship)
+        if log_dir:
+            log_dir.mkdir(parents=True, exist_ok=True)
+        if scheduler or scheduler_file:
+            client = Client(scheduler, scheduler_file=scheduler_file)
+        else:
+            client = start_local(n_workers[1] if isinstance(n_workers, tuple) else n_workers)
+        with client:
+            _refuse_if_lacking(client, what)
+            with launch(client, run_script, what, backend=None, n_workers=n_workers, **settings) as job:
+                signal.signal(signal.SIGTERM, lambda *_: _terminate(client, job))
+                _show(job, log_dir)
+    except (RuntimeError, OSError, ValueError, ImportError) as error:
+        click.echo(f"\n{error}", err=True)
+        sys.exit(1)
+
+
+def _refuse(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        raise click.BadParameter(
+            "torchrun needs it. Here each Dask worker is a rank, on whatever host it is: -n says how many, and the "
+            "scheduler (--scheduler) tells them where they meet."
+        )
+
+
+for option in TORCHRUNS:
+    click.option(option, hidden=True, expose_value=False, callback=_refuse)(main)
+
+
+def _refuse_if_lacking(client: Client, script: Script) -> None:
+    """Raise JobError if some workers cannot run the script."""
+    found = {worker: what for worker, what in client.run(lacks, script).items() if what}
+    if found:
+        worker = min(found)
+        raise JobError(
+            f"Of {len(client.nthreads())} workers, {len(found)} cannot run {script.path}: {worker} {found[worker]}. "
+            "Let all workers see the same files and packages, or send the script's folder with --ship."
+        )
+
+
+def _terminate(client: Client, job: Job) -> None:
+    """Pass SIGTERM on to the scripts, which may save and end; where none has begun, end the command."""
+    if not sum(client.run(terminate, workers=job.workers).values()):
+        raise KeyboardInterrupt
+
+
+def _show(job: Job, log_dir: Path | None) -> None:
+    """Print what ranks print, and which deaths the job survives, until it ends; then raise what it raised."""
+    n_told = 0
+    for row in job.rows():
+        for death in job.failures[n_told:]:
+            click.echo(f"{death} Starting again.", err=True)
+        n_told = len(job.failures)
+        name = f"rank{row['rank']}"
+        click.echo(f"[{name}]: {row['line']}")
+        if log_dir:
+            with (log_dir / f"{name}.log").open("a", encoding="utf-8") as file:
+                print(row["line"], file=file)
+
+
+if __name__ == "__main__":
+    main()

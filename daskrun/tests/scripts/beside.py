@@ -1,0 +1,3 @@
+"""What a script imports from its own folder."""
+
+LEARNING_RATE = 0.1

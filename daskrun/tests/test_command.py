@@ -1,0 +1,187 @@
+"""The command `daskrun` runs scripts for torchrun, and what the launcher promises holds for them."""
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from processes import has_ended
+from waiting import GIVE_UP_S, until
+
+from daskrun.command import main
+
+BIN = Path(sys.executable).parent
+SCRIPTS = Path(__file__).with_name("scripts")
+
+
+@contextmanager
+def command(client, folder, *words):
+    """Start `daskrun` on the client's cluster; it does not outlive the block."""
+    line = [BIN / "daskrun", "--scheduler", client.scheduler.address, "--wait-for-workers", GIVE_UP_S, *words]
+    out, err = (folder / ".out").open("w+"), (folder / ".err").open("w+")
+    process = subprocess.Popen(list(map(str, line)), cwd=folder, stdout=out, stderr=err)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        out.close()
+        err.close()
+
+
+def run(client, folder, *words):
+    """Return (exit code, what it printed, what it printed as errors)."""
+    with command(client, folder, *words) as process:
+        code = process.wait(GIVE_UP_S)
+    return code, (folder / ".out").read_text(), (folder / ".err").read_text()
+
+
+def write(folder, *lines):
+    (folder / "script.py").write_text("\n".join(lines) + "\n")
+
+
+def of_rank(rank, out):
+    return [line.removeprefix(f"[rank{rank}]: ") for line in out.splitlines() if line.startswith(f"[rank{rank}]: ")]
+
+
+@pytest.mark.smoke
+def test_a_script_computes_what_it_computes_under_torchrun(client, tmp_path):
+    for script in SCRIPTS.glob("*.py"):
+        shutil.copy(script, tmp_path)
+    (tmp_path / "config.py").write_text("n_epochs = 2")
+    code, out, err = run(client, tmp_path, "as_real_ones_do.py", "config.py")
+    torchrun = [BIN / "torchrun", "--standalone", "--nproc-per-node", "2", "as_real_ones_do.py", "config.py"]
+    done = subprocess.run(torchrun, cwd=tmp_path, capture_output=True, text=True, timeout=GIVE_UP_S)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 12, done.stderr
+    assert sorted(of_rank(0, out) + of_rank(1, out)) == sorted(lines)
+    assert (code, done.returncode) == (1, 1)
+    assert "as_real_ones_do.py ended with exit code 3" in err
+
+
+def test_the_last_lines_before_a_death_arrive_and_the_job_starts_again(client, tmp_path):
+    write(
+        tmp_path,
+        "import os, sys, time",
+        "attempt = os.environ['TORCHELASTIC_RESTART_COUNT']",
+        "for number in range(1000): print(attempt, number, 'ä')",
+        "sys.stdout.write('bar 1\\rbar 2\\rbar 3')",
+        "if attempt == '0': os.kill(os.getpid(), 9) if os.environ['RANK'] == '1' else time.sleep(1000)",
+    )
+    code, out, err = run(client, tmp_path, "--max-restarts", 1, "--log-dir", "logs/of", "script.py")
+    said = [f"{attempt} {number} ä" for attempt in (0, 1) for number in range(1000)]
+    said.insert(1000, "bar 3")
+    assert of_rank(1, out) == [*said, "bar 3"] == (tmp_path / "logs/of/rank1.log").read_text().splitlines()
+    assert re.search(r"Rank 1 died: worker \S+ was killed by signal 9 \(SIGKILL\).*Starting again\.", err)
+    assert code == 0
+
+
+def test_a_failed_ranks_traceback_comes_last_as_python_prints_it(client, tmp_path):
+    write(tmp_path, "import os, time", "if os.environ['RANK'] == '0': time.sleep(1000)", "raise ValueError('no')")
+    code, _, err = run(client, tmp_path, "script.py")
+    place = tmp_path / "script.py"
+    assert err.endswith(
+        "script.py ended with exit code 1.\n\nTraceback (most recent call last):\n"
+        f'  File "{place}", line 3, in <module>\n'
+        "    raise ValueError('no')\nValueError: no\n"
+    )
+    assert code == 1
+
+
+def test_sigterm_reaches_the_script_which_may_save(client, tmp_path):
+    write(
+        tmp_path,
+        "import signal, sys, time, daskrun",
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('saved')))",
+        "daskrun.log_metrics(step=1, loss=0.5)",
+        "time.sleep(1000)",
+    )
+    with command(client, tmp_path, "script.py") as process:
+        until(lambda: (tmp_path / ".out").read_text().count("step 1  loss 0.5\n") == 2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(GIVE_UP_S) == 0
+    assert (tmp_path / ".out").read_text().count("saved\n") == 2
+
+
+def test_a_hang_is_explained_and_ctrl_c_ends_the_ranks(client, tmp_path):
+    write(
+        tmp_path,
+        "import os, time, torch, torch.distributed as dist",
+        "dist.init_process_group('gloo')",
+        "print(os.getpid())",
+        "if dist.get_rank() == 0: time.sleep(1000)",
+        "dist.all_reduce(torch.ones(10))",
+    )
+    with command(client, tmp_path, "--stall-after", 1, "script.py") as process:
+        waits = "Rank 1 waits in all_reduce 1 of [10], at script.py:5 in <module>, in all_reduce. "
+        until(lambda: waits + "Rank 0 has not called it: it is at script.py:4" in (tmp_path / ".err").read_text())
+        process.send_signal(signal.SIGINT)
+        assert process.wait(GIVE_UP_S) == 1
+    pids = [int(of_rank(rank, (tmp_path / ".out").read_text())[0]) for rank in (0, 1)]
+    until(lambda: all(map(has_ended, pids)))
+
+
+@pytest.mark.parametrize(
+    ("script", "lacking"),
+    [
+        (None, "has no file"),
+        ("import sys, nowhere.module", "has no module 'nowhere', which the script needs"),
+        ("print(", "as Python ('(' was never closed"),
+    ],
+)
+def test_what_workers_lack_is_named_before_anything_starts(client, tmp_path, script, lacking):
+    if script:
+        write(tmp_path, script)
+    code, out, err = run(client, tmp_path, "script.py")
+    assert "Of 2 workers, 2 cannot run script.py: tcp://127.0.0.1:" in err
+    assert lacking in err
+    assert (code, out) == (1, "")
+
+
+def test_a_scripts_folder_can_be_sent_along(client, tmp_path):
+    sent = tmp_path / "sent"
+    (sent / "package").mkdir(parents=True)
+    (sent / "package" / "__init__.py").touch()
+    (sent / "package" / "train.py").write_text(
+        "import os, sys; print(sys.argv[1:], os.getcwd(), sorted(os.listdir()), sep=';')"
+    )
+    (sent / ".hidden").touch()
+    write(sent, "from package import train")
+    for words, folder in [(["sent/script.py"], tmp_path), (["-m", "package.train"], sent)]:
+        code, out, _ = run(client, folder, "--ship", *words, "--epochs", "3")
+        for rank in (0, 1):
+            (said,) = of_rank(rank, out)
+            arguments, where, files = said.split(";")
+            assert (arguments, files) == ("['--epochs', '3']", "['package', 'script.py']")
+            assert Path(where) not in (folder, sent)
+        assert code == 0
+
+
+def test_a_folder_too_large_to_send_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("daskrun.script.MOST_SHIPPED", 10)
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "print('hello')")
+    done = CliRunner().invoke(main, ["--ship", "script.py"])
+    assert done.exit_code == 1
+    assert "ship a folder of code alone" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--nnodes", "2"], "each Dask worker is a rank"),
+        (["--rdzv_backend=c10d"], "the ranks meet through the scheduler"),
+        (["-n", "two"], "'two' is neither a number of ranks nor two, such as 2:8"),
+        (["--scheduler-file", "nowhere"], "does not exist"),
+        (["--tee", "3"], "No such option"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_to_write(words, says):
+    done = CliRunner().invoke(main, [*words, "script.py"])
+    assert done.exit_code == 2
+    assert says in done.output
