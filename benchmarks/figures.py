@@ -11,7 +11,7 @@ import statistics
 from pathlib import Path
 
 import click
-from table import NEAR, OURS, cells, contestant, judge_all, ratios, stored
+from table import NEAR, OURS, SCRIPT, cells, contestant, judge_all, ratios, stored
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/figures.md")
@@ -176,7 +176,7 @@ def reading(results):
 def launching(results):
     found, rows = results["launchers"], []
     for tool, row in found["rows"].items():
-        name = "this workshop's launcher on Dask" if tool == OURS else tool
+        name = {OURS: "this workshop's launcher on Dask", SCRIPT: f"`{SCRIPT}`, on workers of its own"}.get(tool, tool)
         if row is None:
             rows.append([name, f"not run: {found['not_run'][tool]}", *[""] * 7])
             continue

@@ -1,4 +1,4 @@
-"""Which tool when: one job under torchrun, Accelerate, torchft, Ray Train, Horovod on Dask and `daskrun`.
+"""Which tool when: one job under torchrun, Accelerate, torchft, Ray Train, Horovod on Dask, and `daskrun` twice.
 
     python benchmarks/launchers.py [--rounds N] [--kills N] [--only TOOL ...]
 
@@ -9,7 +9,7 @@ documentation advises. A tool counts as run only if the last loss is that of one
 Every tool runs once in each round, in a new process; in the first rounds, as many as --kills says, twice more with a
 rank killed. Medians over the rounds count. In seconds:
 cold    from the user's command until the first step has ended on all ranks, with the start of the tool's own cluster
-warm    from the call, on a cluster that has run one job; torchrun and Accelerate have no cluster
+warm    from the call, on a cluster that has run one job; torchrun, Accelerate and the command daskrun keep none
 step    an optimiser step, with the reading of its images, on the slower rank
 says    from SIGKILL of rank 1, in the second epoch, until the first line of output that speaks of it
 knows   from the same until the user's call raises, or the user's command exits; `by` is what it raises
@@ -52,12 +52,14 @@ ACCELERATE = [
     "--rdzv_backend=c10d",
     "--max_restarts={restarts}",
 ]
+DASKRUN = ["daskrun.command", f"--nproc-per-node={N_RANKS}", "--max-restarts={restarts}"]
 TOOLS = {  # name: its script, the package that it needs, how to get that, and its command where it is no library
     "torchrun": ("with_torchrun.py", "torch", "make setup", TORCHRUN),
     "Accelerate": ("with_accelerate.py", "accelerate", "pip install -e '.[peers]'", ACCELERATE),
     "torchft": ("with_torchft.py", "torchft", "pip install -e '.[peers]'", None),
     "Ray Train": ("with_ray.py", "ray", "pip install -e '.[peers]'", None),
     "Horovod on Dask": ("with_horovod.py", "horovod", "make horovod", None),
+    "daskrun train.py": ("with_torchrun.py", "daskrun", "make setup", DASKRUN),
     "this on Dask": ("with_workshop.py", "workshop_utils", "make setup", None),
 }
 MARK = "LAUNCHERS_BENCHMARK"  # an environment variable, by which all that a tool has started is known

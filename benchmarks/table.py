@@ -121,7 +121,7 @@ def driver(paths):
 NEAR, FAR = "0 ms, 0 children", "20 ms, 0 children"  # delay of each request to the storage, children of the DataLoader
 DECIDES = 0.8  # the share of rounds that has to be on one side of a goal
 TOOLS = ("torchrun", "Accelerate", "torchft", "Ray Train", "Horovod on Dask")
-OURS = "this on Dask"
+OURS, SCRIPT = "this on Dask", "daskrun train.py"
 TABLE = [
     Task(
         "classify photos, ResNet-50",

@@ -16,6 +16,7 @@ from waiting import GIVE_UP_S, until
 from daskrun.command import main
 
 BIN = Path(sys.executable).parent
+README = Path(__file__).parents[1] / "README.md"
 SCRIPTS = Path(__file__).with_name("scripts")
 
 
@@ -62,6 +63,14 @@ def test_a_script_computes_what_it_computes_under_torchrun(client, tmp_path):
     assert sorted(of_rank(0, out) + of_rank(1, out)) == sorted(lines)
     assert (code, done.returncode) == (1, 1)
     assert "as_real_ones_do.py ended with exit code 3" in err
+
+
+def test_the_example_of_the_readme_prints_what_stands_there(tmp_path):
+    example = re.search(r"```python\n(import argparse.*?)```\n\n```text\n(.*?)```", README.read_text(), re.DOTALL)
+    (tmp_path / "train.py").write_text(example[1])
+    command = re.search(r"```sh\ndaskrun (.*?)  ", README.read_text())[1].split()
+    done = subprocess.run([BIN / "daskrun", *command], cwd=tmp_path, capture_output=True, text=True, timeout=GIVE_UP_S)
+    assert sorted(done.stdout.splitlines()) == sorted(example[2].splitlines()), done.stderr
 
 
 def test_the_last_lines_before_a_death_arrive_and_the_job_starts_again(client, tmp_path):

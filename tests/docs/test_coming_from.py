@@ -61,6 +61,14 @@ def test_our_side_comes_to_the_loss_of_the_plain_loop(name, names, expected, cap
     assert loss_in(capsys.readouterr().out) == pytest.approx(expected, rel=1e-5)
 
 
+def test_a_script_for_torchrun_comes_to_that_loss_under_our_command(expected, tmp_path):
+    (tmp_path / "train.py").write_text(PROBLEM + code("torchrun", "theirs"), encoding="utf-8")
+    command = [BIN / "daskrun", "-n", "2", "train.py"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert loss_in(result.stdout.removeprefix("[rank0]: ")) == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.weekly
 @pytest.mark.parametrize("name", ["dask-pytorch-ddp", "torchrun", "Accelerate"])
 def test_their_side_comes_to_the_same_loss(name, expected, tmp_path):

@@ -100,14 +100,15 @@ def run_script(script: Script) -> None:
         )
         theirs.close()
         ours.send((mine, script))
-        printing = Thread(target=_send_output, args=(process.stdout, mine.rank, last), daemon=True)
+        output: Any = process.stdout
+        printing = Thread(target=_send_output, args=(output, mine.rank, last), daemon=True)
         printing.start()
         look.ask_script = lambda: _ask(ours, mine.rank)
         _processes.append(process)
         try:
             code = process.wait()
             printing.join(DRAIN_S)
-            while printing.is_alive() and select([process.stdout], [], [], 0)[0]:
+            while printing.is_alive() and select([output], [], [], 0)[0]:
                 printing.join(DRAIN_S)
         finally:
             _processes.clear()
