@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
     set_state_dict,
 )
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from workshop_utils.exercises import larger_models, ranks
 
@@ -46,6 +46,14 @@ def with_weights(model):
     return [part for part in [*model.modules()][:0:-1] if next(part.parameters(recurse=False), None) is not None]
 
 
+def in_slices(model):
+    return [model.body[:3], model.body[3:]]
+
+
+def in_bf16_first(model, mesh):
+    sharded()(model.to(torch.bfloat16), mesh)
+
+
 def and_halve_it(model, mesh):
     sharded()(model, mesh)
     model.body.register_forward_hook(lambda module, inputs, outputs: outputs / 2)
@@ -57,7 +65,14 @@ test_shard_evenly = pytest.mark.smoke(
         (sharded(), "Correct"),
         (sharded(lambda model: [*model.body, model.first, model.last]), "Correct"),  # the ends as units of their own
         (sharded(lambda model: model.children()), "'body' gathers"),
-        (sharded(reshard_after_forward=False), "gathered at a time"),
+        (sharded(reshard_after_forward=False), "Either several blocks are one unit"),
+        (sharded(lambda model: [[*model.body[:2]], *model.body[2:]]), "Either several blocks are one unit"),
+        (sharded(lambda model: model.body[1:-1]), "make one of each block first"),
+        (sharded(lambda model: [*model.body[:2], *model.body[3:]]), r"no unit was made of body\.2"),
+        (sharded(in_slices), "new nn.Sequential"),
+        (sharded(in_slices, root=None), "new nn.Sequential"),
+        (sharded(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)), "computes in torch.bfloat16"),
+        (in_bf16_first, "computes in torch.bfloat16"),
         (sharded(lambda model: [model.first, *model.body, model.last], root=None), "model itself is no unit"),
         (sharded(root="first"), "begin with the inner ones"),
         (sharded(root=None), "first.weight.*whole"),
@@ -103,6 +118,13 @@ def resume_with_a_new_optimizer(path, model, optimizer):
     return state["step"]
 
 
+def resume_after_a_step_of_zero(path, model, optimizer):
+    for weight in model.parameters():
+        weight.grad = torch.zeros_like(weight)
+    optimizer.step()  # makes the moments
+    return resume_with_a_new_optimizer(path, model, optimizer)
+
+
 def resume_the_model_alone(path, model, optimizer):
     state = {"model": model.state_dict(), "step": 0}
     dcp.load(state, checkpoint_id=path)
@@ -138,6 +160,7 @@ test_resume = judged(
     (resume_with_the_rate_by_hand, "Correct"),
     (resume_without_set_state_dict, "learning rate is a new optimiser's"),
     (resume_with_a_new_optimizer, "moments are still those of a new optimiser"),
+    (resume_after_a_step_of_zero, "the checkpoint has their names"),
     (resume_the_model_alone, "moments and its learning rate"),
     (resume_without_the_model, "not the weights that were saved"),
     (lambda *given: resume_both(*given) and None, "returned None"),

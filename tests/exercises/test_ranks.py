@@ -12,6 +12,7 @@ from workshop_utils.exercises import NotYet, ranks
     ("error", "kind", "hint"),
     [
         (TimeoutError("Rank 0 waits in all_reduce. If all is well, wait."), NotYet, "here, .*in all_reduce. Call the"),
+        (TimeoutError("rank 1 calls barrier, at ranks.py:6 in says, in barrier."), NotYet, "has returned. Call the"),
         (WorkerDied("Rank 1 died: it was killed by signal 6 (SIGABRT)."), NotYet, "here, Rank 1 died"),
         (RuntimeError("Connection closed by peer"), NotYet, "here, one rank waits for another"),
         (RuntimeError("shapes differ"), RuntimeError, "shapes differ"),

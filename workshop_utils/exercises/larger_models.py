@@ -1,6 +1,7 @@
 """Checks of notebook 11 · A model that does not fit."""
 
 import random
+import re
 
 import torch
 import torch.distributed as dist
@@ -61,12 +62,19 @@ def check_shard_evenly(shard_evenly: Function, client: Answer) -> None:
     expect(
         largest <= 1.1 * block,
         f"{about} gathers {largest:,} parameters, and a block has {block:,}. Which blocks are in it together? A unit "
-        "has what no unit inside it has, so the inner ones have to be made first.",
+        "has what no unit inside it has, so make one of each block first.",
+    )
+    at_once = f"{found['at once']:,} parameters are gathered at a time, and a block has {block:,}"
+    left = found["left"]
+    expect(
+        found["at once"] <= 1.2 * block or not left,
+        f"{at_once}: no unit was made of {' and '.join(left)}, so it is gathered with the rest of the model, which "
+        "stays gathered beside each block.",
     )
     expect(
         found["at once"] <= 1.2 * block,
-        f"{found['at once']:,} parameters are gathered at a time, and a block has {block:,}. Make a unit of each block "
-        "by itself, and let it be thrown away after its forward and its backward pass, as is the default.",
+        f"{at_once}. Either several blocks are one unit, as those of a list are, or a unit stays gathered after its "
+        "forward pass, as with reshard_after_forward=False.",
     )
     expect(
         len(sizes) <= MOST_UNITS,
@@ -77,30 +85,45 @@ def check_shard_evenly(shard_evenly: Function, client: Answer) -> None:
 
 
 def _sharded(shard):
-    """Return the units that `shard` makes of a tower, what it leaves whole, and whether its answers are the same."""
+    """Return the units that `shard` makes of a tower, what it leaves out, and whether its answers are the same."""
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
     torch.manual_seed(0)
     alone, model, codes = Tower(), Tower(), torch.arange(32)
     model.load_state_dict(alone.state_dict())
+    sharded_twice = False
     try:
         shard(model, init_device_mesh("cpu", (dist.get_world_size(),)))
     except TypeError as error:
         if "Invariant" not in str(error):
             raise
-        raise NotYet(
-            "a module was sharded after the unit around it: begin with the inner ones, end with the model."
-        ) from None
+        sharded_twice = True
     sizes = {name: 0 for name, module in model.named_modules() if isinstance(module, FSDPModule)}
+    left = [name for name, part in model.named_modules() if isinstance(part, Part) and name not in sizes]
     whole = [name for name, weight in model.named_parameters() if not isinstance(weight, DTensor)]
     for name, weight in model.named_parameters():
         if name not in whole:
             inside = [unit for unit in sizes if not unit or name.startswith(f"{unit}.")]
+            expect(
+                inside,
+                "weights were sharded with a module that is no part of the model. A slice such as model.body[:3] makes "
+                "a new nn.Sequential, which the model never calls. Make a unit of each block.",
+            )
             sizes[max(inside, key=len)] += weight.numel()
+    expect(
+        not sharded_twice,
+        "a module was sharded after the unit around it: begin with the inner ones, end with the model.",
+    )
     gathered = []
 
-    def note(*_):
+    def note(part, *_):
+        dtype = part.weight.dtype
+        expect(
+            dtype == torch.float32,
+            f"a layer computes in {dtype}, not in torch.float32 as before: shard the model, and change nothing else, "
+            "such as its type or its mp_policy.",
+        )
         gathered.append(sum(weight.numel() for weight in model.parameters() if not isinstance(weight, DTensor)))
 
     for part in model.modules():
@@ -110,7 +133,7 @@ def _sharded(shard):
     answers = model(codes)
     same = bool(sizes) and torch.allclose(answers, alone(codes), atol=1e-5)
     answers.sum().backward()
-    return {"units": sizes, "whole": whole, "same": same, "at once": max(gathered, default=0)}
+    return {"units": sizes, "whole": whole, "left": left, "same": same, "at once": max(gathered, default=0)}
 
 
 @exercise
@@ -201,7 +224,9 @@ def _go_on(resume, path):
     try:
         step = resume(path, model, optimizer)
     except CheckpointException as error:  # no Exception; {rank: (what it raised, where)}
-        reasons = dict.fromkeys(str(raised) for raised, _ in error.failures.values())
-        raise NotYet(" ".join(reasons)) from None
+        why = " ".join(dict.fromkeys(str(raised) for raised, _ in error.failures.values()))
+        if re.search(r"optimizer\.state\.\d", why):
+            why += " optimizer.state_dict() numbers parameters; the checkpoint has their names, as get_state_dict does."
+        raise NotYet(why) from None
     losses = _steps(model, optimizer, range(N_STEPS, N_STEPS + 3))
     return step.item() if isinstance(step, torch.Tensor) else step, losses

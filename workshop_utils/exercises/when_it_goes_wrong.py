@@ -20,8 +20,8 @@ LOSSES = (  # of rank 0 and of rank 1, and what that pair shows
     ((1.8, 1.3), "the mean is 1.55"),
     ((float("nan"), 0.1), "one is no number, and neither is the mean"),
 )
-SPOILED_RANK, SPOILED_STEP, N_STEPS = 1, 23, 60
-TOO_LARGE = 64  # times
+SPOILED_RANK, SPOILED_STEP, N_STEPS = 1, 9, 60
+FACTOR = -8  # times the gradient, which is then larger than the other rank's, and smaller than later healthy ones
 
 
 def given_stop(loss: torch.Tensor) -> bool:
@@ -31,20 +31,24 @@ def given_stop(loss: torch.Tensor) -> bool:
 
 @exercise
 def check_stop(stop: Function, client: Answer) -> None:
+    def after_two_steps(loss):  # `train` calls it after each step, and what it keeps of one must not spoil the next
+        stop(torch.full_like(loss, 2.0))
+        return stop(loss)
+
     for losses, about in LOSSES:
-        case = f"where rank 0 has loss {losses[0]} and rank 1 has {losses[1]}, "
+        case = f"with losses of 2.0 and then {losses[0]} on rank 0, and of 2.0 and then {losses[1]} on rank 1, "
         arguments = [(torch.tensor(loss),) for loss in losses]
         why = f"{about}, and they stop where the mean is below {TARGET}."
-        expect_agreement(client, stop, arguments, sum(losses) / 2 < TARGET, case, why)
+        expect_agreement(client, after_two_steps, arguments, sum(losses) / 2 < TARGET, case, why)
     passed("All ranks decide by the same number, so they stop after the same step.")
 
 
 def odd_loss_of(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the loss; on one rank, the gradient of one step is much too large."""
+    """Return the loss; on one rank, the gradient of one step is much too large, and points the wrong way."""
     loss = cross_entropy(model(images), labels)
     model.n_calls = getattr(model, "n_calls", 0) + 1  # type: ignore[assignment]
     if (dist.get_rank(), model.n_calls) == (SPOILED_RANK, SPOILED_STEP):
-        loss.register_hook(lambda gradient: TOO_LARGE * gradient)
+        loss.register_hook(lambda gradient: FACTOR * gradient)
     return loss
 
 
@@ -58,7 +62,8 @@ def check_culprit(culprit: Answer) -> None:
     expect(rank in (0, 1), f"there is no rank {rank}. The rank comes first, then the step.")
     expect(
         step <= SPOILED_STEP,
-        f"by step {step} the weights are already spoiled. Which step was the first?",
+        f"by step {step} the weights are already spoiled. In which step before is one rank's gradient many times as "
+        "long as the other's?",
     )
     expect(
         step == SPOILED_STEP,

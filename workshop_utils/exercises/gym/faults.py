@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Real
 from typing import Any
 
 from workshop_utils.exercises import expect
@@ -104,7 +104,7 @@ def checked(fault: Any, rank: Any, step: Any, cure: Any, n_ranks: int = 2) -> Di
     expect(fault in FAULTS, f"fault is {fault!r}: write one of {', '.join(map(repr, FAULTS))}.")
     expect(cure is None or cure in CURES, f"cure is {cure!r}: write one of {', '.join(map(repr, CURES))}.")
     for name, value in (("rank", rank), ("step", step)):
-        whole = isinstance(value, Integral) and not isinstance(value, bool)  # NumPy's are, too
+        whole = isinstance(value, Real) and not isinstance(value, bool) and float(value).is_integer()  # such as 24.0
         expect(value is None or whole, f"{name} is {value!r}: write a whole number, or None if there is none.")
     expect(rank in (None, *range(n_ranks)), f"rank is {rank}: it is from 0 to {n_ranks - 1}, or None for all ranks.")
     return Diagnosis(fault, rank, step, cure)
