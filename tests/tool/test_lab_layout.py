@@ -1,5 +1,6 @@
 """What `workshop lab` chooses before JupyterLab starts, what it prints, and how it ends."""
 
+import asyncio
 import json
 import os
 import re
@@ -8,16 +9,21 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import psutil
 import pytest
+from tornado.httpclient import HTTPRequest
 from tornado.web import Application
+from tornado.websocket import websocket_connect
 from waiting import until
 
+from workshop_utils.object_store import LOOPBACK
 from workshop_utils.tool import lab
 from workshop_utils.tool.lab import workspace
 
@@ -67,6 +73,38 @@ def test_a_user_whose_home_cannot_be_written_gets_a_lab_that_says_so(tmp_path):
     with running_lab(tmp_path, **settings):
         said = (tmp_path / "log").read_text()
     assert "home folder cannot be written" in said and "Traceback" not in said
+
+
+class _Dashboard(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.server.asked.append(self.headers)
+        self.send_response(204)
+        self.end_headers()
+
+
+async def first_message(url, headers):
+    return await (await websocket_connect(HTTPRequest(url, headers=headers))).read_message()
+
+
+def test_a_dashboard_does_not_learn_the_token_and_one_that_is_gone_leaves_no_traceback(tmp_path):
+    with running_lab(tmp_path, TMPDIR=str(tmp_path)) as (_, address, token):
+        (home,) = tmp_path.glob("workshop-lab-*")
+        page = Request(urlsplit(address)._replace(path="/workshop/dashboard/status").geturl())
+        with HTTPServer((LOOPBACK, 0), _Dashboard) as dashboard:
+            dashboard.asked = []
+            (home / "dashboard.json").write_text(json.dumps([*dashboard.server_address, "tcp://scheduler:8786"]))
+            with urlopen(page) as answer:
+                assert "/login?" in answer.url and not dashboard.asked
+            page.add_header("Authorization", f"token {token}")
+            page.add_header("Cookie", "login=secret")
+            with ThreadPoolExecutor() as elsewhere:
+                elsewhere.submit(dashboard.handle_request)
+                urlopen(page).close()
+        assert token not in str(dashboard.asked[0]) and "secret" not in str(dashboard.asked[0])
+        with pytest.raises(HTTPError, match="503"):
+            urlopen(page)
+        assert asyncio.run(first_message(page.full_url.replace("http", "ws", 1), page.headers)) is None
+        assert "Traceback" not in (tmp_path / "log").read_text()
 
 
 def is_told_to_end(process):

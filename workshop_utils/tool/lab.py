@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,7 +36,8 @@ def open_lab(project: Path, *, port: int | None = None, browser: bool = True, ex
     if not (project / FIRST).is_file():
         raise click.ClickException(f"There is no {FIRST} in {project}: run this in the folder of the workshop.")
     with TemporaryDirectory(prefix="workshop-lab-") as home:
-        if not os.access(os.path.expanduser("~"), os.W_OK):  # as with `docker --user`
+        # With `docker --user`, a home may not be writable; system users have /dev/null, which is, but is no folder.
+        if not os.access(os.path.expanduser("~"), os.W_OK | os.X_OK):
             click.echo("Your home folder cannot be written, so settings and sketches last until this lab is stopped.")
             os.environ["HOME"] = home
         from jupyterlab.labapp import LabApp  # which looks for a home when it is imported
@@ -132,6 +133,15 @@ def _show_dashboard(web_app, base_url, panes):
     from jupyter_server.utils import url_path_join
     from jupyter_server_proxy.handlers import ProxyHandler
     from tornado.httpclient import AsyncHTTPClient
+    from tornado.web import HTTPError
+
+    @contextmanager
+    def refused_without_a_cluster():
+        # Bokeh's pages connect again when their cluster is gone, as after a restart of the kernel.
+        try:
+            yield
+        except Exception as error:
+            raise HTTPError(503, "No cluster answers here. start_cluster in a notebook starts one.") from error
 
     def find():
         host, port, scheduler = json.loads(panes.read_text())
@@ -144,12 +154,21 @@ def _show_dashboard(web_app, base_url, panes):
             if path == "/individual-plots.json":  # JupyterLab asks for it every four seconds
                 self.finish(await self.plots())
             else:
-                host, port, _ = find()
-                await self.proxy(host, port, path)
+                with refused_without_a_cluster():
+                    host, port, _ = find()
+                    await self.proxy(host, port, path)
 
         async def open(self, path):
-            host, port, _ = find()
-            await self.proxy_open(host, port, path)
+            with refused_without_a_cluster():
+                host, port, _ = find()
+                await self.proxy_open(host, port, path)
+
+        def proxy_request_headers(self):
+            # The cluster may be on another host, or its port another user's by now: neither may learn who we are.
+            headers = super().proxy_request_headers()
+            for secret in ("Authorization", "Cookie"):
+                headers.pop(secret, None)
+            return headers
 
         async def plots(self):
             # Answer with no plots while there is no cluster, and once when there is another: then the panes drop what
