@@ -67,6 +67,16 @@ def test_lab_gives_jupyterlab_what_it_knows(monkeypatch):
     assert given[-len(known) :] == known and "--ServerApp.ip=127.0.0.1" in given[: -len(known)]
 
 
-@pytest.mark.parametrize("options", [["data", "sketches"], ["join", "--threads", "0"], ["bench", "--all", "ddp"]])
+def test_a_folder_that_was_deleted_meanwhile_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    said = CliRunner().invoke(main, ["bench"])
+    assert said.exit_code == 1 and "This folder is gone: cd" in said.output
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["data", "sketches"], ["join", "--threads", "0"], ["lab", "--port", "99999"], ["bench", "--all", "ddp"]],
+)
 def test_wrong_options_are_usage_errors(options):
     assert CliRunner().invoke(main, options).exit_code == 2

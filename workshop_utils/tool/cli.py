@@ -15,7 +15,7 @@ def main() -> None:
 
 @main.command(context_settings={"ignore_unknown_options": True})
 @click.option("--no-browser", is_flag=True, help="Print the address instead of opening a browser.")
-@click.option("--port", type=int, help="Port of JupyterLab; by default 8888, or the next free one.")
+@click.option("--port", type=click.IntRange(1, 65535), help="JupyterLab's port; by default 8888, or the next free one.")
 @click.argument("extra", nargs=-1, type=click.UNPROCESSED)
 def lab(no_browser: bool, port: int | None, extra: tuple[str, ...]) -> None:
     """Open JupyterLab on notebook 01, with Dask's dashboards.
@@ -144,10 +144,14 @@ def bench(name: str | None, every: bool, listed: bool, table: bool) -> None:
 
 
 def _project():
-    for folder in (Path.cwd(), Path(__file__).parents[2]):
+    try:
+        here = Path.cwd()
+    except FileNotFoundError as error:  # as when it was deleted and cloned again
+        raise click.ClickException("This folder is gone: cd to the folder of the workshop.") from error
+    for folder in (here, Path(__file__).parents[2]):
         if (folder / "notebooks").is_dir():
             return folder
-    raise click.ClickException(f"{Path.cwd()} has no folder notebooks: run this in the folder of the workshop.")
+    raise click.ClickException(f"{here} has no folder notebooks: run this in the folder of the workshop.")
 
 
 if __name__ == "__main__":
