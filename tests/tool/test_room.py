@@ -142,10 +142,11 @@ def test_what_is_no_report_is_answered_with_400(board):
     assert not [row for row in board.attendees() if row["nickname"].strip()[:1] in ("E", "x")]
 
 
-def test_ctrl_c_ends_it_and_leaves_a_csv(tmp_path):
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ctrl_c_and_the_end_of_its_terminal_leave_a_csv(ending, tmp_path):
     with served("--csv", tmp_path / "room.csv") as running:
         assert running.report(nickname="Ada", state="solution") == 204
-        running.process.send_signal(signal.SIGINT)
+        running.process.send_signal(ending)
         assert "room.csv has what was reported." in running.process.stdout.read()
         assert running.process.wait(60) == 0
     header, *rows = csv.reader((tmp_path / "room.csv").open(encoding="utf-8"))
@@ -168,6 +169,7 @@ def test_a_busy_port_and_a_file_that_is_there_are_said_with_the_cure(board, tmp_
 def test_the_printed_lines_lead_where_others_reach_it(board):
     assert "workshop room --host 0.0.0.0" in board.said
     assert board.line.startswith("http://NICKNAME:") and f"%env WORKSHOP_ROOM={board.line}" in board.said
-    with served("--host", "0.0.0.0") as everywhere:
-        assert "0.0.0.0" not in everywhere.said and urlsplit(everywhere.page).hostname == everywhere.host
-        assert everywhere.report() == 204
+    for host in ("0.0.0.0", ""):
+        with served("--host", host) as everywhere:
+            assert "0.0.0.0" not in everywhere.said and urlsplit(everywhere.page).hostname == everywhere.host
+            assert everywhere.report() == 204

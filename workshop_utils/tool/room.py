@@ -24,7 +24,7 @@ from workshop_utils.tool.board import Board, RoomIsFull, read_exercises
 LONGEST_BODY_BYTES = 600  # a report is shorter, even if its nickname is 20 escaped emoji
 PATIENCE_S = 10  # time limit of a request that has begun
 READABLE = "abcdefghjkmnpqrstuvwxyz23456789"  # what nobody takes for another letter
-EVERYWHERE = ("0.0.0.0", "::")
+EVERYWHERE = ("0.0.0.0", "")  # Tornado takes an empty host for all networks, too
 POLICY = (
     "default-src 'none'; connect-src 'self'; img-src data:; script-src 'nonce-{0}'; style-src 'nonce-{0}'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -32,7 +32,9 @@ POLICY = (
 
 
 def serve_room(project: Path, host: str, port: int, csv: str | os.PathLike | None = None) -> None:
-    """Serve the page for the notebooks of `project` until Ctrl-C or SIGTERM; print its address and the attendees' line.
+    """Serve the page for the notebooks of `project` until Ctrl-C; print its address and the attendees' line.
+
+    SIGTERM and the end of its terminal end it as Ctrl-C does.
 
     port: 0 for any free one. csv: a new file, written at the end. Raises ClickException where it exists or cannot be
     written, where there are no exercises, and where nothing can listen at `host` and `port`.
@@ -56,7 +58,9 @@ def serve_room(project: Path, host: str, port: int, csv: str | os.PathLike | Non
     attendees_token = "".join(secrets.choice(READABLE) for _ in range(10))  # people copy it from a board, by hand
     _write(board, table)  # already now: a folder that refuses it should be known before the workshop
     _announce(host, sockets[0].getsockname()[1], attendees_token, instructors_token)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(ending) != signal.SIG_IGN:  # under `nohup`, the end of the terminal means nothing
+            signal.signal(ending, signal.default_int_handler)
     try:
         asyncio.run(_serve(make_app(board, attendees_token, instructors_token), sockets))
     except KeyboardInterrupt:
