@@ -1,5 +1,6 @@
 """Whoever waits sees a line that moves and then stays; whoever hardly waits sees nothing."""
 
+import io
 import re
 import sys
 import threading
@@ -58,8 +59,22 @@ def test_what_is_soon_done_shows_nothing(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_program_without_a_screen_waits_all_the_same(monkeypatch):
-    monkeypatch.setattr(sys, "stderr", None)
+class Full(io.StringIO):
+    def write(self, text):
+        raise OSError("No space left on device")
+
+
+class Closed(io.StringIO):
+    closed = True
+
+    def isatty(self):
+        raise ValueError("I/O operation on closed file")
+
+
+@pytest.mark.parametrize("stderr", [None, Closed(), Full()])
+def test_a_program_whose_stderr_goes_nowhere_waits_all_the_same(stderr, monkeypatch):
+    monkeypatch.setattr(progress, "AFTER_S", 0)
+    monkeypatch.setattr(sys, "stderr", stderr)
     with waiting("a test"):
         assert list(bar(range(3))) == [0, 1, 2]
 

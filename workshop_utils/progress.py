@@ -22,9 +22,7 @@ def bar(iterable: Iterable | None = None, **settings: Any) -> tqdm:
 
     settings: what `tqdm` takes, such as desc, total and unit. TQDM_DISABLE=1 in the environment turns all bars off.
     """
-    file = screen()
-    settings |= {} if file else {"disable": True}
-    return tqdm(iterable, delay=AFTER_S, file=file, **settings)
+    return tqdm(iterable, delay=AFTER_S, file=screen(), **settings)
 
 
 @contextmanager

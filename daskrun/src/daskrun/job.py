@@ -210,9 +210,8 @@ def _warn(text: str) -> None:
 
 def _line(what: str) -> tqdm:
     """Return a line that shows what is waited for, from the third second on; none where there is nothing to say."""
-    file = screen()
-    settings: dict[str, Any] = {} if what and file else {"disable": True}  # given False, TQDM_DISABLE has no effect
-    return tqdm(desc=what, bar_format="{desc} [{elapsed}{postfix}]", delay=SHOWN_AFTER_S, file=file, **settings)
+    settings: dict[str, Any] = {} if what else {"disable": True}  # given False, TQDM_DISABLE has no effect
+    return tqdm(desc=what, bar_format="{desc} [{elapsed}{postfix}]", delay=SHOWN_AFTER_S, file=screen(), **settings)
 
 
 def _counted(number: int, noun: str) -> str:
