@@ -53,18 +53,22 @@ def test_lab_refuses_an_option_that_jupyterlab_does_not_know(options, cure, monk
 
 
 @pytest.mark.smoke
-def test_lab_gives_jupyterlab_what_it_knows(monkeypatch):
+def test_lab_gives_jupyterlab_what_it_knows_and_sets_nothing_twice(monkeypatch):
     known = ["--debug", "--ip=0.0.0.0", "--port-retries", "-1", "--ServerApp.port=9", "--IdentityProvider.token=x", "a"]
     known += ["--S3ContentsManager.bucket=x", "--LanguageServerManager.autodetect=True"]  # of extensions
     given = []
 
     def initialize_server(argv):
-        given.extend(argv)
+        given[:] = argv
         raise SystemExit(7)
 
     monkeypatch.setattr(LabApp, "initialize_server", initialize_server)
-    assert CliRunner().invoke(main, ["lab", "--no-browser", *known]).exit_code == 7
-    assert given[-len(known) :] == known and "--ServerApp.ip=127.0.0.1" in given[: -len(known)]
+    assert CliRunner().invoke(main, ["lab", "--no-browser", "--port", "8"]).exit_code == 7
+    assert {"--ServerApp.ip=127.0.0.1", "--ServerApp.port=8", "--ServerApp.open_browser=False"} < set(given)
+    assert CliRunner().invoke(main, ["lab", "--port", "8", *known]).exit_code == 7
+    assert given[-len(known) :] == known
+    names = {one.partition("=")[0] for one in given[: -len(known)]}
+    assert not names & {"--ServerApp.ip", "--ServerApp.port", "--LanguageServerManager.autodetect"}
 
 
 def test_a_folder_that_was_deleted_meanwhile_is_named(tmp_path, monkeypatch):

@@ -68,8 +68,9 @@ def post(address, path, token):
 
 
 @pytest.mark.weekly
-def test_a_user_whose_home_cannot_be_written_gets_a_lab_that_says_so(tmp_path):
-    settings = {"HOME": "/proc/none", "XDG_DATA_HOME": "", "XDG_CACHE_HOME": ""}  # also root cannot write there
+@pytest.mark.parametrize("home", ["/proc/none", "/dev/null"])  # also root cannot write there
+def test_a_user_whose_home_cannot_be_written_gets_a_lab_that_says_so(home, tmp_path):
+    settings = {"HOME": home, "XDG_DATA_HOME": "", "XDG_CACHE_HOME": ""}
     with running_lab(tmp_path, **settings):
         said = (tmp_path / "log").read_text()
     assert "home folder cannot be written" in said and "Traceback" not in said

@@ -30,8 +30,9 @@ def open_lab(project: Path, *, port: int | None = None, browser: bool = True, ex
     """Run JupyterLab in the folder `project` until it is stopped; it listens on loopback and asks for its token.
 
     Each start has its layout in a new folder and leaves the user's own settings alone.
-    extra: more arguments of `jupyter lab`. Raises ClickException if `project` lacks the first notebook, and
-    NoSuchOption for an argument that `jupyter lab` does not know.
+    extra: more arguments of `jupyter lab`, which win over ours.
+    Raises ClickException if `project` lacks the first notebook, and NoSuchOption for an argument that `jupyter lab`
+    does not know.
     """
     if not (project / FIRST).is_file():
         raise click.ClickException(f"There is no {FIRST} in {project}: run this in the folder of the workshop.")
@@ -43,23 +44,27 @@ def open_lab(project: Path, *, port: int | None = None, browser: bool = True, ex
         from jupyterlab.labapp import LabApp  # which looks for a home when it is imported
         from jupyterlab_server.workspaces_handler import WorkspacesManager
 
-        _refuse_unknown_options(extra)
+        given = _settings_in(extra)
         shutil.copy(HERE / "overrides.json", home)
         WorkspacesManager(home).save("workshop", json.dumps(workspace(n_gpus())))
-        ours = [
-            f"--ServerApp.root_dir={project}",
-            f"--ServerApp.ip={LOOPBACK}",
-            "--ServerApp.allow_root=True",  # in a container, the user is usually root
-            "--LabApp.default_url=/lab/workspaces/workshop",
-            f"--LabApp.workspaces_dir={home}",
-            f"--LabApp.app_settings_dir={home}",
-            "--Application.log_level=WARN",
-            "--LanguageServerManager.autodetect=False",  # it would list twenty servers that are not installed
-            f"--LabApp.extra_labextensions_path={HERE / 'extensions'}",
-            *([f"--ServerApp.port={port}"] if port else []),
-            *([] if browser else ["--ServerApp.open_browser=False", "--LabApp.open_browser=False"]),
-        ]
-        server = LabApp.initialize_server([*ours, *extra])
+        ours = {
+            "ServerApp.root_dir": project,
+            "ServerApp.ip": LOOPBACK,
+            "ServerApp.allow_root": True,  # in a container, the user is usually root
+            "LabApp.default_url": "/lab/workspaces/workshop",
+            "LabApp.workspaces_dir": home,
+            "LabApp.app_settings_dir": home,
+            "Application.log_level": "WARN",
+            "LanguageServerManager.autodetect": False,  # it would list twenty servers that are not installed
+            "LabApp.extra_labextensions_path": HERE / "extensions",
+        }
+        if port:
+            ours["ServerApp.port"] = port
+        if not browser:
+            ours |= {"ServerApp.open_browser": False, "LabApp.open_browser": False}
+        # Jupyter takes no setting twice, and what the user wrote wins.
+        arguments = [f"--{name}={value}" for name, value in ours.items() if name not in given]
+        server = LabApp.initialize_server([*arguments, *extra])
         panes = Path(home) / "dashboard.json"
         _show_dashboard(server.web_app, server.base_url, panes)
         os.environ[PANES] = str(panes)  # kernels inherit this and the next
@@ -84,8 +89,11 @@ def _end_in_any_case(server):
     server.cleanup_kernels = cleanup_kernels
 
 
-def _refuse_unknown_options(words):
-    """Raise NoSuchOption for an option that JupyterLab does not know: it would only warn, and start all the same."""
+def _settings_in(words):
+    """Return the names of the settings in arguments, such as ServerApp.port, also of those with a short name.
+
+    Raises NoSuchOption for an option that JupyterLab does not know: it would only warn, and start all the same.
+    """
     from jupyter_server.serverapp import ServerApp
     from jupyterlab.labapp import LabApp
     from traitlets.config import Configurable
@@ -93,10 +101,12 @@ def _refuse_unknown_options(words):
     apps = [LabApp(), ServerApp()]
     known = {"port", "no-browser", "help-all", "version"}.union(*(map(str, [*app.flags, *app.aliases]) for app in apps))
     classes = {each.__name__: each for each in _subclasses(Configurable)}
+    found: set[str] = set()
     for word in words:
         name = word.lstrip("-").partition("=")[0]
         if name == word.partition("=")[0] or not name[:1].isalpha():  # a value, or a negative number
             continue
+        found.update(app.aliases.get(name, name) for app in apps)
         owner, dot, setting = name.partition(".")
         if not dot:
             choices = known
@@ -110,6 +120,7 @@ def _refuse_unknown_options(words):
         if name not in choices:
             close = [f"--{choice}" for choice in get_close_matches(name, choices)]
             raise click.NoSuchOption(f"--{name}", possibilities=close)
+    return found
 
 
 def _subclasses(base):
