@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -146,14 +146,6 @@ def _show_dashboard(web_app, base_url, panes):
     from tornado.httpclient import AsyncHTTPClient
     from tornado.web import HTTPError
 
-    @contextmanager
-    def refused_without_a_cluster():
-        # Bokeh's pages connect again when their cluster is gone, as after a restart of the kernel.
-        try:
-            yield
-        except Exception as error:
-            raise HTTPError(503, "No cluster answers here. start_cluster in a notebook starts one.") from error
-
     def find():
         host, port, scheduler = json.loads(panes.read_text())
         return host, port, scheduler
@@ -165,14 +157,18 @@ def _show_dashboard(web_app, base_url, panes):
             if path == "/individual-plots.json":  # JupyterLab asks for it every four seconds
                 self.finish(await self.plots())
             else:
-                with refused_without_a_cluster():
+                try:
                     host, port, _ = find()
                     await self.proxy(host, port, path)
+                except Exception as error:
+                    raise HTTPError(503, "No cluster answers: start_cluster in a notebook starts one.") from error
 
         async def open(self, path):
-            with refused_without_a_cluster():
+            try:
                 host, port, _ = find()
                 await self.proxy_open(host, port, path)
+            except Exception:  # a pane connects again when its cluster is gone, as after a restart of the kernel
+                self.close()
 
         def proxy_request_headers(self):
             # The cluster may be on another host, or its port another user's by now: neither may learn who we are.
