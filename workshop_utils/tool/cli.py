@@ -117,9 +117,8 @@ def photos(source: str | None, folder: str | None) -> None:
 @main.command()
 @click.argument("name", required=False)
 @click.option("--all", "every", is_flag=True, help="Run all benchmarks of the table, and print it.")
-@click.option("--list", "listed", is_flag=True, help="List the benchmarks, as without NAME.")
 @click.option("--table", is_flag=True, help="Print the table of what was measured earlier instead.")
-def bench(name: str | None, every: bool, listed: bool, table: bool) -> None:
+def bench(name: str | None, every: bool, table: bool) -> None:
     """Run the benchmark NAME; without it, list them.
 
     All of them take hours, and fetch 12 GB.
@@ -128,8 +127,8 @@ def bench(name: str | None, every: bool, listed: bool, table: bool) -> None:
     scripts = {script.stem: script for script, text in texts.items() if text.endswith("    main()\n")}
     if not scripts:
         raise click.ClickException(f"{_project()} has no folder benchmarks: run this in the folder of the workshop.")
-    if bool(name) + every + listed + table > 1:
-        raise click.UsageError("Give one of NAME, --all, --list and --table.")
+    if bool(name) + every + table > 1:
+        raise click.UsageError("Give one of NAME, --all and --table.")
     if every or table:
         name = "table"
     if name is None:
