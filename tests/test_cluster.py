@@ -3,10 +3,13 @@
 import builtins
 import json
 import os
+import signal
 import socket
 import subprocess
+import threading
 import urllib.request
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 
 import dask
@@ -141,6 +144,21 @@ def test_an_address_without_a_scheduler_is_named_with_the_cure(listens):
             server.close()
         with pytest.raises(ClusterError, match=f"(?s){address}.*unset DASK_SCHEDULER_ADDRESS"):
             start_cluster(address=address, timeout_s=2)
+
+
+def test_the_stop_button_ends_the_wait_for_a_scheduler():
+    def press(server):
+        server.accept()
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background ignores it
+    try:
+        with socket.create_server((LOOPBACK, 0)) as server, ThreadPoolExecutor() as elsewhere:
+            elsewhere.submit(press, server)
+            with pytest.raises(KeyboardInterrupt):
+                start_cluster(address=f"tcp://{LOOPBACK}:{server.getsockname()[1]}", timeout_s=3600)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("address", ["localhost", "http://127.0.0.1:8787", 8786])

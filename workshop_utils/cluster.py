@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from distributed import Client
 from distributed.comm import get_address_host
 from distributed.core import Status, rpc
 from distributed.security import Security
+from distributed.utils import LoopRunner
 from distributed.versions import VersionMismatchWarning
 
 from daskrun import ClusterError, start_local, worker_environment
@@ -122,8 +122,8 @@ def _join(address: str, timeout_s: float, wait_for_workers: float) -> Client:
 def _ask(address, timeout_s):
     """Raise ClusterError unless a scheduler answers at `address`."""
     try:
-        with ThreadPoolExecutor(1) as pool:  # a notebook's own thread already runs an event loop
-            pool.submit(asyncio.run, _identity(address, timeout_s)).result()
+        # In a thread, as a notebook's own already runs an event loop; the stop button ends the wait.
+        LoopRunner().run_sync(_identity, address, timeout_s)
     except (ValueError, TypeError) as error:
         if "ssl_context" in str(error):  # what Dask says where the certificate's files are not set
             names = ", ".join(f"DASK_DISTRIBUTED__COMM__TLS__{name}" for name in TLS_FILES)
