@@ -1,6 +1,7 @@
 // What the theme lacks: the contents of a page follow the reader, also when they jump; feedback names its section;
 // the boxes of a checklist can be ticked; the menu shows where one is; the search quotes a page without its contents;
-// what explains a guess is open, as its cell has run; the film on the first page plays by itself.
+// what explains a guess is open, as its cell has run; the film on the first page plays by itself; wide tables are cards on
+// a phone.
 
 const contents = () => [...document.querySelectorAll("#pst-page-toc-nav a[href^='#']")];
 const headingOf = (link) => document.getElementById(decodeURIComponent(link.hash.slice(1)));
@@ -36,6 +37,22 @@ for (const box of document.querySelectorAll(".task-list-item-checkbox")) {
 for (const film of document.querySelectorAll("video.film")) {
   if (!matchMedia("(prefers-reduced-motion: reduce)").matches) film.play();
   for (const event of ["click", "focus"]) film.addEventListener(event, () => (film.controls = true), { once: true });
+}
+
+// On a phone a table becomes cards (see book.css) if what is behind its first column is longer than a line of text.
+const LINE = 46 * parseFloat(getComputedStyle(document.documentElement).fontSize);
+for (const table of document.querySelectorAll(".pst-scrollable-table-container > table")) {
+  if (table.closest(".handout")) continue; // made for paper
+  table.style.cssText = "width: max-content; font-size: 1rem";
+  table.classList.toggle("cards", table.offsetWidth - table.rows[0].cells[0].offsetWidth > LINE);
+  table.removeAttribute("style");
+  const names = [...table.querySelectorAll("thead th")].map((name) => name.textContent.trim());
+  if (names.length < 3) continue; // of two columns the first one heads the card
+  for (const { cells } of table.tBodies[0].rows) {
+    names.forEach((name, n) => {
+      if (n || /^\d/.test(cells[n].textContent)) cells[n].dataset.label = name; // a number alone heads no card
+    });
+  }
 }
 
 for (const fold of document.querySelectorAll("details")) {

@@ -36,6 +36,22 @@ CUT_OFF = """() => {
     return wide;
 }"""
 
+# The size in pixels, as shown, of the smallest letters of each diagram that one sees.
+LETTERS = """async () => {
+    const sizes = {};
+    for (const image of document.querySelectorAll("article img[src$='.svg']:not(.sd-card-img-top)")) {
+        if (!image.getClientRects().length) continue;
+        const host = document.createElement("div").attachShadow({mode: "open"});
+        document.body.append(host.host);
+        host.innerHTML = await (await fetch(image.src)).text();
+        const scale = image.clientWidth / host.querySelector("svg").viewBox.baseVal.width;
+        const letters = [...host.querySelectorAll("text")].map(text => parseFloat(getComputedStyle(text).fontSize));
+        sizes[image.src] = scale * Math.min(...letters);
+    }
+    return sizes;
+}"""
+LINKS = "article a[href]:not(.headerlink, .term, .badge-link, p.ways a, .sd-stretched-link, .prev-next-area a)"
+
 pytestmark = pytest.mark.timeout(900)  # ends a hang; on a busy machine the one build takes minutes
 
 
@@ -157,6 +173,61 @@ def test_instructors_have_a_menu_of_their_own(page, site):
     expect(menu.locator("li.current")).to_have_text("The room")
     menu.get_by_role("link", name="For learners").click()
     expect(page).to_have_url(f"{site}/docs/index.html")
+
+
+def test_one_can_read_each_diagram_on_a_phone(page_of, site, pages):
+    phone, sizes = page_of(PHONE), {}
+    shown = [path for path, page in pages.items() if page.all("img", "narrow")]
+    for path in shown:
+        phone.goto(f"{site}/{path}")
+        sizes |= phone.evaluate(LETTERS)
+    assert len(sizes) >= len(shown) > 10
+    assert min(sizes.values()) >= 12, sizes
+
+
+def test_on_a_desk_each_diagram_is_shown_once(page, site):
+    page.goto(f"{site}/docs/architecture.html")
+    expect(page.locator("article img.wide:visible")).to_have_count(3)
+    expect(page.locator("article img.narrow:visible")).to_have_count(0)
+
+
+def test_on_a_phone_a_wide_table_is_cards_that_name_each_column(page_of, site):
+    page = page_of(PHONE)
+    page.goto(f"{site}/docs/figures.html")
+    table = page.locator("table", has_text="what shows it")
+    expect(table.locator("thead")).not_to_be_visible()
+    names = table.locator("thead th").all_text_contents()
+    card = (
+        table.locator("tbody tr")
+        .first.locator("td")
+        .evaluate_all(
+            "cells => cells.map(cell => [getComputedStyle(cell, '::before').content, cell.getBoundingClientRect().left])"
+        )
+    )
+    assert [label for label, _ in card] == ["none", *(f'"{name}"' for name in names[1:])]
+    assert len({left for _, left in card}) == 1, "the cells of a card stand below each other"
+    expect(page.locator("table", has_text="× that recipe").locator("thead")).to_be_visible()  # fits as it is
+    wide = ".pst-scrollable-table-container"
+    assert page.locator(wide).evaluate_all("all => all.filter(it => it.scrollWidth > it.clientWidth).length") == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_links_have_one_colour_also_in_tables_and_around_code(page_of, site, scheme):
+    page = page_of(scheme=scheme)
+    for path in ("docs/coming-from", "docs/instructor/room", "docs/next-steps"):
+        page.goto(f"{site}/{path}.html")
+        page.locator(f"html[data-theme={scheme}]").wait_for()
+        colours = page.locator(LINKS).evaluate_all(
+            "links => links.map(link => getComputedStyle(link.querySelector('code') ?? link).color)"
+        )
+        assert len(set(colours)) == 1, (path, set(colours))
+
+
+def test_the_contents_of_the_instructors_page_leave_room_for_what_to_do(page, site):
+    page.goto(f"{site}/docs/instructor/index.html")
+    contents = page.locator("#pst-page-toc-nav")
+    expect(contents.get_by_role("link", name="Handouts")).to_be_visible()
+    expect(contents.locator("a[href^='#handout-']")).to_have_count(0)
 
 
 @pytest.mark.weekly

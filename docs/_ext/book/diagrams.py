@@ -1,16 +1,27 @@
-"""A diagram leads to itself at full size: on a phone it is too small to read."""
+"""A diagram leads to itself at full size. On a phone its narrow version takes its place, from the folder `phone`."""
+
+from pathlib import Path
 
 from docutils import nodes
 from sphinx.application import Sphinx
 
+PHONE = "phone"  # a folder beside the drawings, with drawings of the same names that fit a phone
 
-def link_diagrams(app: Sphinx, doctree: nodes.document) -> None:
-    """Mark each drawing as scaled, as Sphinx links those to their files."""
-    for image in doctree.findall(nodes.image):
-        if image["uri"].endswith(".svg"):
-            image["scale"] = 100
+
+def add_narrow_diagrams(app: Sphinx, doctree: nodes.document) -> None:
+    """Put the narrow version behind each drawing, for book.css to choose, and have Sphinx link both to their files."""
+    for image in list(doctree.findall(nodes.image)):
+        drawing = Path(image["uri"])
+        if drawing.suffix != ".svg" or "sd-card-img-top" in image["classes"]:
+            continue
+        narrow = image.deepcopy()
+        narrow["uri"] = str(drawing.parent / PHONE / drawing.name)
+        for version, name in ((image, "wide"), (narrow, "narrow")):
+            version["scale"] = 100  # Sphinx links an image that is scaled
+            version["classes"].append(name)
+        image.parent.insert(image.parent.index(image) + 1, narrow)
 
 
 def setup(app: Sphinx) -> None:
-    """Have Sphinx call this for each page that it has read."""
-    app.connect("doctree-read", link_diagrams)
+    """Have Sphinx call this for each page that it has read, before it collects the images."""
+    app.connect("doctree-read", add_narrow_diagrams, priority=100)
