@@ -197,13 +197,8 @@ def test_on_a_phone_a_wide_table_is_cards_that_name_each_column(page_of, site):
     table = page.locator("table", has_text="what shows it")
     expect(table.locator("thead")).not_to_be_visible()
     names = table.locator("thead th").all_text_contents()
-    card = (
-        table.locator("tbody tr")
-        .first.locator("td")
-        .evaluate_all(
-            "cells => cells.map(cell => [getComputedStyle(cell, '::before').content, cell.getBoundingClientRect().left])"
-        )
-    )
+    cells = table.locator("tbody tr").first.locator("td")
+    card = cells.evaluate_all("all => all.map(it => [getComputedStyle(it, '::before').content, it.offsetLeft])")
     assert [label for label, _ in card] == ["none", *(f'"{name}"' for name in names[1:])]
     assert len({left for _, left in card}) == 1, "the cells of a card stand below each other"
     expect(page.locator("table", has_text="× that recipe").locator("thead")).to_be_visible()  # fits as it is
