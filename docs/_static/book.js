@@ -48,7 +48,7 @@ for (const table of document.querySelectorAll(".pst-scrollable-table-container >
   table.removeAttribute("style");
   const names = [...table.querySelectorAll("thead th")].map((name) => name.textContent.trim());
   if (names.length < 3) continue; // of two columns the first one heads the card
-  for (const { cells } of table.tBodies[0].rows) {
+  for (const { cells } of table.querySelectorAll("tbody tr")) {
     names.forEach((name, n) => {
       if (n || /^\d/.test(cells[n].textContent)) cells[n].dataset.label = name; // a number alone heads no card
     });
