@@ -84,9 +84,11 @@ def test_the_last_lines_before_a_death_arrive_and_the_job_starts_again(client, t
     )
     code, out, err = run(client, tmp_path, "--max-restarts", 1, "--log-dir", "logs/of", "script.py")
     said = [f"{attempt} {number} ä" for attempt in (0, 1) for number in range(1000)]
-    said.insert(1000, "bar 3")
-    assert of_rank(1, out) == [*said, "bar 3"] == (tmp_path / "logs/of/rank1.log").read_text().splitlines()
-    assert re.search(r"Rank 1 died: worker \S+ was killed by signal 9 \(SIGKILL\).*Starting again\.", err)
+    said[1000:1000] = bar = ["bar 1", "bar 3"]
+    assert of_rank(1, out) == [*said, *bar] == (tmp_path / "logs/of/rank1.log").read_text().splitlines()
+    assert re.search(
+        r"Rank 1 died: the process of script.py on worker \S+ was killed by signal 9 \(SIGKILL\).*Starting again\.", err
+    )
     assert code == 0
 
 
@@ -100,6 +102,54 @@ def test_a_failed_ranks_traceback_comes_last_as_python_prints_it(client, tmp_pat
         "    raise ValueError('no')\nValueError: no\n"
     )
     assert code == 1
+
+
+def test_the_rank_that_failed_first_is_told_where_its_end_breaks_the_others_communication(client, tmp_path):
+    write(
+        tmp_path,
+        "import atexit, time, torch, torch.distributed as dist",
+        "dist.init_process_group('gloo')",
+        "atexit.register(time.sleep, 0.5)",
+        "try:",
+        "    if dist.get_rank() == 0: raise ValueError('the cause')",
+        "    dist.all_reduce(torch.ones(1))",
+        "finally:",
+        "    dist.destroy_process_group()",
+    )
+    code, _, err = run(client, tmp_path, "script.py")
+    assert err.endswith("ValueError: the cause\n")
+    assert code == 1
+
+
+def test_a_child_of_the_script_may_log_no_row(client, tmp_path):
+    write(
+        tmp_path,
+        "import multiprocessing, daskrun",
+        "def log():",
+        "    try: daskrun.log_metrics(loss=1)",
+        "    except ValueError as error: print('refused')",
+        "if __name__ == '__main__':",
+        "    for kind in ('fork', 'spawn'):",
+        "        child = multiprocessing.get_context(kind).Process(target=log)",
+        "        child.start()",
+        "        child.join()",
+    )
+    _, out, err = run(client, tmp_path, "script.py")
+    assert of_rank(0, out) == of_rank(1, out) == ["refused", "refused"], err
+
+
+def test_what_a_script_leaves_behind_ends_with_it(client, tmp_path):
+    write(
+        tmp_path,
+        "import subprocess, sys",
+        "left = subprocess.Popen([sys.executable, '-c', 'while True: print(1)'])",
+        "print('pid', left.pid)",
+    )
+    code, out, _ = run(client, tmp_path, "script.py")
+    pids = [int(line.split()[1]) for rank in (0, 1) for line in of_rank(rank, out) if line.startswith("pid")]
+    assert len(pids) == 2
+    until(lambda: all(map(has_ended, pids)))
+    assert code == 0
 
 
 def test_sigterm_reaches_the_script_which_may_save(client, tmp_path):
@@ -122,17 +172,51 @@ def test_a_hang_is_explained_and_ctrl_c_ends_the_ranks(client, tmp_path):
         tmp_path,
         "import os, time, torch, torch.distributed as dist",
         "dist.init_process_group('gloo')",
-        "print(os.getpid())",
+        "child = os.fork() or time.sleep(1000)",
+        "print(os.getpid(), child)",
         "if dist.get_rank() == 0: time.sleep(1000)",
         "dist.all_reduce(torch.ones(10))",
     )
     with command(client, tmp_path, "--stall-after", 1, "script.py") as process:
-        waits = "Rank 1 waits in all_reduce 1 of [10], at script.py:5 in <module>, in all_reduce. "
-        until(lambda: waits + "Rank 0 has not called it: it is at script.py:4" in (tmp_path / ".err").read_text())
+        waits = "Rank 1 waits in all_reduce 1 of [10], at script.py:6 in <module>, in all_reduce. "
+        until(lambda: waits + "Rank 0 has not called it: it is at script.py:5" in (tmp_path / ".err").read_text())
         process.send_signal(signal.SIGINT)
         assert process.wait(GIVE_UP_S) == 1
-    pids = [int(of_rank(rank, (tmp_path / ".out").read_text())[0]) for rank in (0, 1)]
+    printed = (tmp_path / ".out").read_text()
+    pids = [int(pid) for rank in (0, 1) for pid in of_rank(rank, printed)[0].split()]
     until(lambda: all(map(has_ended, pids)))
+
+
+def test_a_script_finds_the_modules_that_it_finds_under_python(client, tmp_path):
+    for name in ("tornado", "hidden"):
+        (tmp_path / f"{name}.py").write_text(f'print("own {name}")')
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "hidden.py").rename(tmp_path / "elsewhere" / "hidden.py")
+    write(tmp_path, "import os, sys, tornado", "sys.path.append('elsewhere')", "import hidden", "print(sys.argv)")
+    (tmp_path / "call").mkdir()
+    (tmp_path / "call" / "linked.py").symlink_to(tmp_path / "script.py")
+    (tmp_path / "call" / "elsewhere").symlink_to(tmp_path / "elsewhere")
+    code, out, err = run(client, tmp_path / "call", "linked.py", "x")
+    for rank in (0, 1):
+        assert of_rank(rank, out) == ["own tornado", "own hidden", "['linked.py', 'x']"], err
+    assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("dies", "ends"), [("os.kill(os.getpid(), 15)", "SIGTERM"), ("print('x' * 300)", "exit code 1")]
+)
+def test_an_end_that_is_no_death_keeps_the_worker_and_its_last_lines(client, tmp_path, dies, ends):
+    write(
+        tmp_path,
+        "import os, time",
+        "if os.environ['RANK'] == '0': time.sleep(1000)",
+        f"for _ in range(50): {dies}",
+        "raise OSError('no')",
+    )
+    code, _, err = run(client, tmp_path, "script.py")
+    assert f"script.py ended with {ends}.\n\n" in err
+    assert ends == "SIGTERM" or err.endswith("OSError: no\n")
+    assert code == 1
 
 
 @pytest.mark.parametrize(
@@ -147,7 +231,7 @@ def test_what_workers_lack_is_named_before_anything_starts(client, tmp_path, scr
     if script:
         write(tmp_path, script)
     code, out, err = run(client, tmp_path, "script.py")
-    assert "Of 2 workers, 2 cannot run script.py: tcp://127.0.0.1:" in err
+    assert "Of 2 workers, 2 cannot run script.py: worker tcp://127.0.0.1:" in err
     assert lacking in err
     assert (code, out) == (1, "")
 
@@ -160,6 +244,7 @@ def test_a_scripts_folder_can_be_sent_along(client, tmp_path):
         "import os, sys; print(sys.argv[1:], os.getcwd(), sorted(os.listdir()), sep=';')"
     )
     (sent / ".hidden").touch()
+    (sent / "link").symlink_to("nowhere")
     write(sent, "from package import train")
     for words, folder in [(["sent/script.py"], tmp_path), (["-m", "package.train"], sent)]:
         code, out, _ = run(client, folder, "--ship", *words, "--epochs", "3")
@@ -184,7 +269,7 @@ def test_a_folder_too_large_to_send_is_refused(tmp_path, monkeypatch):
     ("words", "says"),
     [
         (["--nnodes", "2"], "each Dask worker is a rank"),
-        (["--rdzv_backend=c10d"], "the ranks meet through the scheduler"),
+        (["--rdzv_backend=c10d"], "tells them where they meet"),
         (["-n", "two"], "'two' is neither a number of ranks nor two, such as 2:8"),
         (["--scheduler-file", "nowhere"], "does not exist"),
         (["--tee", "3"], "No such option"),

@@ -1,5 +1,6 @@
 """The command `daskrun`: run a script for torchrun on the workers of a Dask cluster."""
 
+import logging
 import signal
 import sys
 import warnings
@@ -11,7 +12,7 @@ from distributed import Client
 
 from daskrun.errors import JobError
 from daskrun.job import Job
-from daskrun.launch import launch
+from daskrun.launch import launch, run
 from daskrun.local import start_local
 from daskrun.script import Script, lacks, run_script, script_here, terminate
 
@@ -65,6 +66,7 @@ def main(
     **settings: Any,
 ) -> None:
     """Run SCRIPT, written for torchrun, as one rank on each of several Dask workers."""
+    warnings.simplefilter("always")
     warnings.showwarning = lambda message, *_: click.echo(message, err=True)
     try:
         what = script_here(script, module, arguments, ship)
@@ -75,12 +77,14 @@ def main(
         else:
             client = start_local(n_workers[1] if isinstance(n_workers, tuple) else n_workers)
         with client:
-            _refuse_if_lacking(client, what)
-            with launch(client, run_script, what, backend=None, n_workers=n_workers, **settings) as job:
+            settings |= {"backend": None, "n_workers": n_workers}
+            _refuse_if_lacking(what, run(client, lacks, what, **settings))
+            with launch(client, run_script, what, **settings) as job:
                 signal.signal(signal.SIGTERM, lambda *_: _terminate(client, job))
                 _show(job, log_dir)
     except (RuntimeError, OSError, ValueError, ImportError) as error:
-        click.echo(f"\n{error}", err=True)
+        logging.disable()  # of connections that end now: the error comes last
+        click.echo("\n".join(["", *getattr(error, "__notes__", []), str(error)]), err=True)
         sys.exit(1)
 
 
@@ -96,14 +100,12 @@ for option in TORCHRUNS:
     click.option(option, hidden=True, expose_value=False, callback=_refuse)(main)
 
 
-def _refuse_if_lacking(client: Client, script: Script) -> None:
-    """Raise JobError if some workers cannot run the script."""
-    found = {worker: what for worker, what in client.run(lacks, script).items() if what}
-    if found:
-        worker = min(found)
+def _refuse_if_lacking(script: Script, answers: list[str]) -> None:
+    """Raise JobError if a rank's worker lacks something that the script needs. answers: of each."""
+    if lacking := [answer for answer in answers if answer]:
         raise JobError(
-            f"Of {len(client.nthreads())} workers, {len(found)} cannot run {script.path}: {worker} {found[worker]}. "
-            "Let all workers see the same files and packages, or send the script's folder with --ship."
+            f"Of {len(answers)} workers, {len(lacking)} cannot run {script.path}: {lacking[0]}. Let all workers see "
+            "the same files and packages, or send the script's folder with --ship."
         )
 
 
@@ -116,15 +118,23 @@ def _terminate(client: Client, job: Job) -> None:
 def _show(job: Job, log_dir: Path | None) -> None:
     """Print what ranks print, and which deaths the job survives, until it ends; then raise what it raised."""
     n_told = 0
-    for row in job.rows():
-        for death in job.failures[n_told:]:
-            click.echo(f"{death} Starting again.", err=True)
-        n_told = len(job.failures)
-        name = f"rank{row['rank']}"
-        click.echo(f"[{name}]: {row['line']}")
-        if log_dir:
-            with (log_dir / f"{name}.log").open("a", encoding="utf-8") as file:
-                print(row["line"], file=file)
+    try:
+        for row in job.rows():
+            n_told = _tell(job, n_told)
+            name = f"rank{row['rank']}"
+            click.echo(f"[{name}]: {row['line']}")
+            if log_dir:
+                with (log_dir / f"{name}.log").open("a", encoding="utf-8") as file:
+                    print(row["line"], file=file)
+    finally:
+        _tell(job, n_told)
+
+
+def _tell(job: Job, n_told: int) -> int:
+    """Print the deaths that the job has survived since so many; return how many there are."""
+    for death in job.failures[n_told:]:
+        click.echo(f"{death} Starting again.", err=True)
+    return len(job.failures)
 
 
 if __name__ == "__main__":

@@ -167,6 +167,8 @@ class Control(State):
             add_note(attempt.error, f"{ranks_named(dead).capitalize()} died after that.")
         if attempt.error_is_cause or not dead:
             assert attempt.error is not None
+            if isinstance(attempt.error, WorkerDied):  # a script's process, whose worker tells of it
+                return attempt.error
             raise Ended(attempt.error)
         ends = await self.cluster.how_they_ended([attempt.members[rank] for rank in dead])
         ends_of = dict(zip(dead, ends, strict=True))

@@ -24,8 +24,15 @@ def known_to_children() -> Iterator[None]:
 
 def is_ranks_child() -> bool:
     """Return whether this process was started by a rank, or by a child of one."""
+    if is_ranks_script():
+        return False
     parent, of_rank = parent_process(), os.environ.get(OF_RANK)
     # A fork server keeps the environment of its own start, which may be before the job or in an earlier one.
     if parent and str(parent.pid) == of_rank:
         return parent.name == RANK
     return of_rank != str(os.getpid()) and bool(of_rank or (parent and parent.name == RANK))
+
+
+def is_ranks_script() -> bool:
+    """Return whether this process is the script of a rank, which a worker has started."""
+    return os.environ.get(OF_RANK) == f"script {os.getpid()}"

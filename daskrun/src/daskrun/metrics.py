@@ -5,7 +5,7 @@ import time
 from math import prod
 from typing import Any
 
-from daskrun.family import is_ranks_child
+from daskrun.family import is_ranks_child, is_ranks_script
 from daskrun.rank import assignment, send_row
 
 
@@ -14,8 +14,9 @@ def log_metrics(**values: object) -> None:
 
     `Job.rows()` shows rows as they come, `Job.metrics()` all of them; each begins with rank, attempt and time (Unix
     seconds, by the rank's clock), and ends with worker, its address. One-element tensors and NumPy numbers become
-    numbers. Outside a job nothing happens, so that the same function runs alone. A rank's threads may log, too.
-    Raises ValueError for other values, and in a child process of a rank, such as a DataLoader's.
+    numbers. Outside a job nothing happens, so that the same function runs alone; a script under the command `daskrun`
+    prints its row. A rank's threads may log, too. Raises ValueError for other values, and in a child process of a rank,
+    such as a DataLoader's.
     """
     refuse_children("log_metrics")
     if mine := assignment():
@@ -23,6 +24,8 @@ def log_metrics(**values: object) -> None:
         if taken := sorted(values.keys() & {*about, "worker"}):
             raise ValueError(f"log_metrics writes {taken} itself: choose other names.")
         send_row(about | {name: _plain(name, value) for name, value in values.items()})
+    elif is_ranks_script():
+        print("  ".join(f"{name} {_plain(name, value)}" for name, value in values.items()))
 
 
 def refuse_children(name: str) -> None:

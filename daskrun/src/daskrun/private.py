@@ -16,16 +16,6 @@ def truncate_topic(scheduler: Any, topic: str) -> None:
     scheduler._broker.truncate(topic)
 
 
-def send_all(worker: Any, timeout_s: float) -> None:
-    """Send what this worker has logged, and close its connection to the scheduler: for a process that ends now."""
-    import logging
-
-    from distributed.utils import sync
-
-    logging.getLogger("distributed").setLevel(logging.ERROR)  # it would tell of that connection
-    sync(worker.loop, worker.batched_stream.close, callback_timeout=timeout_s)
-
-
 def name_groups_from_zero() -> None:
     """Make the next process group of this process the first one by name.
 

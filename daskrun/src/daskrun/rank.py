@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 REACH_S = 20  # time limit for connecting to the store of rank 0, which serves already; PyTorch may take twice as long
 STOPPED_AFTER_S = 1.0  # so that whoever looks at the futures alone meets the cause before a Stopped
 JOIN_S = 300  # time limit for all ranks to arrive: each imports and unpickles at its own speed
-ABOUT = ("rank", "attempt", "time", "worker")  # what each row of metrics has
 TOPIC = "daskrun-"  # the topic of a client, whose id follows; a message is (kind, job, …)
 MAX_FRAMES = 30  # the innermost ones of a traceback that travels; Dask drops one of over 10 kB
 
@@ -77,12 +76,6 @@ _stores: "dict[AttemptId, TCPStore]" = {}  # that rank 0 serves to the others, w
 def assignment() -> Assignment | None:
     """Return the assignment of the rank that this process runs, None outside a job."""
     return _running[1] if _running else None
-
-
-def take_part(worker: Any, mine: Assignment) -> None:
-    """Let this process, a script's, log as the rank. worker: what stands in for the rank's worker."""
-    global _running
-    _running = worker, mine
 
 
 def send_row(row: Mapping[str, object]) -> None:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,7 +20,6 @@ from importlib.util import find_spec
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from select import select
 from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import Any, NamedTuple
@@ -27,18 +27,22 @@ from typing import Any, NamedTuple
 from distributed import get_worker
 
 from daskrun import rank
-from daskrun.errors import JobError
+from daskrun.errors import JobError, WorkerDied
+from daskrun.family import OF_RANK
 from daskrun.metrics import log_metrics
-from daskrun.private import send_all
 from daskrun.why import look
+from daskrun.why.process import End
+from daskrun.why.verdict import how_it_ended
 
 ANSWER_S = 3  # time limit for a script's answer to how it looks
-DRAIN_S = 0.5  # wait for more output of a script that has ended: its children may hold the pipe open
-FLUSH_S = 5  # time limit for sending that output
+FIRST_S = 1  # for another rank, whose failure may have broken the communication, to tell of it first
+BAR_S = 5  # between two states of a progress bar that are shown
+FLUSH_S = 5  # time limit for sending the last lines
 MOST_SHIPPED = 64 * 2**20  # bytes
-MOST_LINES = 40  # the last ones of a script that failed, which the error repeats
+MOST_LINES, MOST_SAID = 40, 8_000  # the last lines, and characters, that the error of a script repeats
+PROCESS = str(Path(__file__).with_name("script_process.py"))
 
-_processes: list[subprocess.Popen[bytes]] = []  # the one of the script that this worker runs
+_processes: list[subprocess.Popen[bytes]] = []  # that of the script which this worker runs, if it does
 
 
 class Script(NamedTuple):
@@ -55,42 +59,45 @@ class Script(NamedTuple):
 
     def beside(self, folder: str) -> str:
         """Return the folder from which the script imports first."""
-        return folder if self.is_module else str(Path(folder, self.path).parent)
+        return folder if self.is_module else str(Path(folder, self.path).resolve().parent)
 
 
 def script_here(path: str, is_module: bool, arguments: tuple[str, ...], ship: bool) -> Script:
-    """Return the script at a path from the working folder. ship: send its folder along, without hidden files.
+    """Return the script at a path from the working folder. ship: send its folder along, without hidden files and links.
 
     Raises JobError where that is too large to send.
     """
     if not ship:
         return Script(path, is_module, arguments, str(Path.cwd()), None)
-    folder = Path.cwd() if is_module else Path(path).absolute().parent
+    folder = Path.cwd() if is_module else Path(path).resolve().parent
     target = io.BytesIO()
 
     def wanted(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
         if target.tell() + entry.size > MOST_SHIPPED:
             raise JobError(f"{folder} has more than {MOST_SHIPPED >> 20} MiB: ship a folder of code alone.")
         name = Path(entry.name).name
-        return None if name.startswith(".") or name == "__pycache__" else entry
+        is_left_out = name.startswith(".") or name == "__pycache__" or not (entry.isfile() or entry.isdir())
+        return None if is_left_out else entry
 
-    with tarfile.open(fileobj=target, mode="w:gz", dereference=True) as archive:
+    with tarfile.open(fileobj=target, mode="w:gz") as archive:
         archive.add(folder, "", filter=wanted)
-    return Script(path if is_module else Path(path).name, is_module, arguments, str(folder), target.getvalue())
+    return Script(
+        path if is_module else Path(path).resolve().name, is_module, arguments, str(folder), target.getvalue()
+    )
 
 
 def run_script(script: Script) -> None:
-    """Run the script as this rank. Raises JobError with its last lines where it ends with an error.
+    """Run the script as this rank.
 
-    Where a signal ends it, this worker ends in the same way: the job then meets a death as any other.
+    Raises WorkerDied where it is killed or crashes, and JobError with its last lines where it ends with an error.
     """
-    worker, mine = get_worker(), rank.assignment()
+    mine = rank.assignment()
     assert mine
     last: deque[str] = deque(maxlen=MOST_LINES)
     ours, theirs = Pipe()
     with _unpacked(script) as folder:
         process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "daskrun.script_process", str(theirs.fileno())],
+            [sys.executable, "-u", PROCESS, str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -99,28 +106,28 @@ def run_script(script: Script) -> None:
             start_new_session=True,  # Ctrl-C is for the command, which ends the ranks
         )
         theirs.close()
-        ours.send((mine, script))
-        output: Any = process.stdout
-        printing = Thread(target=_send_output, args=(output, mine.rank, last), daemon=True)
+        ours.send((script.path, script.is_module, script.arguments, script.beside(folder), OF_RANK))
+        _processes.append(process)
+        printing = Thread(target=_send_output, args=(process, mine.rank, last), daemon=True)
         printing.start()
         look.ask_script = lambda: _ask(ours, mine.rank)
-        _processes.append(process)
         try:
             code = process.wait()
-            printing.join(DRAIN_S)
-            while printing.is_alive() and select([output], [], [], 0)[0]:
-                printing.join(DRAIN_S)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what it has started and left behind
+            printing.join(FLUSH_S)
         finally:
             _processes.clear()
             look.ask_script = None
-    if code < 0 and code != -signal.SIGTERM:
-        with suppress(Exception):  # the scheduler is lost, or busy
-            send_all(worker, FLUSH_S)
-        os.kill(os.getpid(), -code)
+    if code < 0 and -code not in (signal.SIGINT, signal.SIGTERM):
+        how, _ = how_it_ended(End(process.pid, code, 0, None, ""), True, True, None)
+        raise WorkerDied(f"Rank {mine.rank} died: the process of {script.path} on worker {get_worker().address} {how}.")
     if code:
-        how = "SIGTERM" if code < 0 else f"exit code {code}"
-        said = "\n".join(last)
-        raise JobError(f"Rank {mine.rank}, on worker {worker.address}: {script.path} ended with {how}.\n\n{said}")
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        said = "\n".join(last)[-MOST_SAID:]
+        if look.COMMUNICATION.search(said):
+            time.sleep(FIRST_S)
+        raise JobError(f"{script.path} ended with {how}.\n\n{said}")
 
 
 def terminate() -> int:
@@ -131,30 +138,33 @@ def terminate() -> int:
 
 
 def lacks(script: Script) -> str:
-    """Return what this worker lacks to run the script; empty for nothing."""
+    """Return what this rank's worker lacks to run the script; empty for nothing."""
+    here = f"worker {get_worker().address}"
     with _unpacked(script) as folder:
         file = Path(folder, script.path)
         if not script.is_module and not file.is_file():
-            return f"has no file {file}"
+            return f"{here} has no file {file}"
         try:
             names = {script.path.partition(".")[0]} if script.is_module else _imports(file)
             for name in sorted(names):
                 if not PathFinder.find_spec(name, [script.beside(folder)]) and not find_spec(name):
-                    return f"has no module {name!r}, which the script needs"
+                    return f"{here} has no module {name!r}, which the script needs"
         except (SyntaxError, ValueError) as error:
-            return f"cannot read {file} as Python ({error})"
+            return f"{here} cannot read {file} as Python ({error})"
     return ""
 
 
 def _imports(file: Path) -> set[str]:
-    """Return what a script imports first of all: not in a `try`, an `if` or a function."""
+    """Return what a script imports before it does anything else, such as setting sys.path."""
     found = set()
     for node in ast.parse(file.read_bytes()).body:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module)
-    return {name.partition(".")[0] for name in found} - {"__main__"}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add(node.module or "")
+        elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+            break
+    return {name.partition(".")[0] for name in found} - {"", "__main__"}
 
 
 @contextmanager
@@ -163,16 +173,24 @@ def _unpacked(script: Script) -> Iterator[str]:
     if script.archive is None:
         yield script.folder if Path(script.folder).is_dir() else str(Path.cwd())
         return
-    with TemporaryDirectory(prefix="daskrun-") as folder:
+    with TemporaryDirectory(dir=get_worker().local_directory) as folder:
         with tarfile.open(fileobj=io.BytesIO(script.archive)) as archive:
             archive.extractall(folder, filter="data")
         yield folder
 
 
-def _send_output(output: Any, number: int, last: deque[str]) -> None:
-    for text in io.TextIOWrapper(output, errors="replace", newline="\n"):
-        line = text.rstrip("\r\n").rpartition("\r")[2]  # of a progress bar, as it stands at last
-        line = line.removeprefix(f"[rank{number}]: ")  # PyTorch writes it before the lines of an error
+def _send_output(process: "subprocess.Popen[bytes]", number: int, last: deque[str]) -> None:
+    """Send each line that the process prints, until its rank is over; keep the last ones."""
+    output: Any = process.stdout
+    shown = 0.0
+    for text in io.TextIOWrapper(output, errors="replace", newline=""):
+        if process not in _processes:  # a daemon of the script's prints on
+            return
+        if text.endswith("\r"):  # a state of a progress bar
+            if text == "\r" or time.monotonic() < shown + BAR_S:
+                continue
+            shown = time.monotonic()
+        line = text.rstrip("\r\n").removeprefix(f"[rank{number}]: ")  # PyTorch writes it before the lines of an error
         last.append(line)
         log_metrics(line=line)
 
@@ -184,5 +202,8 @@ def _ask(connection: Connection, number: int) -> look.Look:
             connection.recv()
         connection.send("look")
         if connection.poll(ANSWER_S):
-            return connection.recv()
+            answer = connection.recv()
+            if isinstance(answer, Exception):
+                raise answer
+            return look.look_at(number, *answer)
     return look.Look(number, trouble="its script's process is stopped, in native code that holds Python, or at its end")

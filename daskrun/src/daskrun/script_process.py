@@ -1,62 +1,53 @@
-"""A script's own process: it runs as `__main__`, and a thread answers its worker, which asks how it looks."""
+"""A script's own process: it runs as `__main__`, and a thread answers its worker, which asks how it looks.
 
-import ctypes
+Python runs this file by its path, and nothing here imports Dask: the script finds a process as Python alone would give.
+"""
+
+import builtins
 import os
 import runpy
 import signal
 import sys
 import traceback
 from multiprocessing.connection import Connection
+from pathlib import Path
 from threading import Thread, main_thread
-from types import TracebackType
-from typing import Any
+from types import ModuleType, TracebackType
 
-from daskrun import rank
-from daskrun.family import OF_RANK
-from daskrun.private import stack_of
-from daskrun.why.look import look_at
-
-DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
-
-
-class Printer:
-    """What stands in for the worker here: a row of metrics is printed among the script's other lines."""
-
-    address = ""
-
-    def log_event(self, topic: str, message: Any) -> None:
-        """Print the row of a message ("row", job, row)."""
-        row = {name: value for name, value in message[2].items() if name not in rank.ABOUT}
-        print("  ".join(f"{name} {value}" for name, value in row.items()))
+OURS = (__file__, "<frozen runpy>")  # files of the frames before the script's first
 
 
 def main() -> None:
     """Run the script that the worker names; sys.argv has the number of the file by which to hear it."""
-    if sys.platform == "linux":  # elsewhere, `_answer` ends this process, if the script lets it
-        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
     connection = Connection(int(sys.argv[1]))
-    mine, script = connection.recv()
-    os.environ[OF_RANK] = str(os.getpid())  # this process may log, its children may not
-    rank.take_part(Printer(), mine)
-    Thread(target=_answer, args=(connection, mine.rank), name="daskrun", daemon=True).start()
+    path, is_module, arguments, beside, of_rank = connection.recv()
+    os.environ[of_rank] = f"script {os.getpid()}"  # as in `family`: this process may log, its children may not
+    Thread(target=_answer, args=[connection], name="daskrun", daemon=True).start()
     sys.excepthook = _print_error
-    sys.argv = [script.path, *script.arguments]
-    sys.path[0] = script.beside(os.getcwd())
-    if script.is_module:
-        runpy.run_module(script.path, run_name="__main__", alter_sys=True)
+    sys.argv = [path, *arguments]
+    sys.path[0] = beside
+    if is_module:
+        runpy.run_module(path, run_name="__main__", alter_sys=True)
     else:
-        runpy.run_path(os.path.abspath(script.path), run_name="__main__")
+        script = sys.modules["__main__"] = ModuleType("__main__")  # for good: its threads may outlive it
+        vars(script)["__builtins__"] = builtins
+        script.__file__ = os.path.abspath(path)
+        exec(compile(Path(path).read_bytes(), script.__file__, "exec"), vars(script))
 
 
-def _answer(connection: Connection, number: int) -> None:
-    """Answer each question with how this process looks; end with the worker."""
+def _answer(connection: Connection) -> None:
+    """Answer each question with (the script's stack, its groups, their collectives); end with the worker."""
+    private = runpy.run_path(str(Path(__file__).with_name("private.py")))  # its package would import Dask
     while True:
         try:
             connection.recv()
-            stack = list(traceback.extract_stack(stack_of(main_thread().ident or 0)))
-            connection.send(look_at(number, stack[_n_before(stack) :]))
+            stack = list(traceback.extract_stack(private["stack_of"](main_thread().ident)))
+            try:
+                connection.send((stack[_n_before(stack) :], *private["recorded_collectives"]()))
+            except (AttributeError, KeyError, ValueError) as error:  # these are PyTorch's private names
+                connection.send(error)
         except (EOFError, OSError):
-            os._exit(1)
+            os.killpg(0, signal.SIGKILL)  # what it has started, too
 
 
 def _print_error(kind: type[BaseException], error: BaseException, stack: TracebackType | None) -> None:
@@ -68,7 +59,7 @@ def _print_error(kind: type[BaseException], error: BaseException, stack: Traceba
 
 def _n_before(stack: list[traceback.FrameSummary]) -> int:
     """Return how many frames of a stack come before the script's first."""
-    return max((n for n, frame in enumerate(stack, 1) if frame.filename == "<frozen runpy>"), default=0)
+    return max((n for n, frame in enumerate(stack, 1) if frame.filename in OURS), default=0)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A script for torchrun that does what real ones do, and prints what it computed. Its argument: a configuration.
 
-The configuration is executed, global state is set, the process group is made twice, a DataLoader's children are forked
-and spawned, objects of a class of `__main__` travel, and it ends by sys.exit(3).
+The configuration is executed, global state is set, a DataLoader's children are forked and spawned, objects of a class
+of `__main__` travel, and it ends by sys.exit(3).
 """
 
 import sys
@@ -33,7 +33,6 @@ class Result:
 
 
 def train(context):
-    dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
@@ -50,10 +49,11 @@ def train(context):
     results = [None] * dist.get_world_size()
     dist.all_gather_object(results, Result(dist.get_rank(), loss.item()))
     print(results)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
+    dist.init_process_group("gloo")
     train("fork")
     train("spawn")
+    dist.destroy_process_group()
     sys.exit(3)

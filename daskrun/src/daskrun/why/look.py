@@ -69,21 +69,21 @@ def look_here(job: str, attempt: int, dask_worker: Any = None) -> Look | None:
     """Return how the job's rank on this worker looks; None where no such rank is at work."""
     for thread, key in dict(dask_worker.active_threads).items():
         if isinstance(key, tuple) and key[:2] == (job, attempt):
-            if ask_script:
-                return ask_script()
-            return look_at(key[2], below_the_launcher(list(traceback.extract_stack(stack_of(thread)))))
+            try:
+                if ask_script:
+                    return ask_script()
+                frames = below_the_launcher(list(traceback.extract_stack(stack_of(thread))))
+                return look_at(key[2], frames, *recorded_collectives())
+            except Exception as error:  # these are PyTorch's private names
+                return Look(key[2], trouble=f"could not be looked at: {error!r}")
     return None
 
 
-def look_at(rank: int, frames: list[traceback.FrameSummary]) -> Look:
-    """Return how this process's rank looks. frames: of the user's code."""
-    try:
-        groups, entries = recorded_collectives()
-        calls = tuple(_call(entry) for entry in entries[-MOST_CALLS:])
-        place, stack, waits = place_of(frames), stack_of_code(frames), is_in_waiting_code(frames)
-        return Look(rank, place, stack, calls, tuple(groups), waits=waits)
-    except Exception as error:  # these are PyTorch's private names
-        return Look(rank, trouble=f"could not be looked at: {error!r}")
+def look_at(rank: int, frames: list[traceback.FrameSummary], groups: list[str], entries: list[dict[str, Any]]) -> Look:
+    """Return how a rank looks. frames: of the user's code. The others: as from `private.recorded_collectives`."""
+    calls = tuple(_call(entry) for entry in entries[-MOST_CALLS:])
+    place, stack, waits = place_of(frames), stack_of_code(frames), is_in_waiting_code(frames)
+    return Look(rank, place, stack, calls, tuple(groups), waits=waits)
 
 
 def is_in_waiting_code(frames: list[traceback.FrameSummary]) -> bool:

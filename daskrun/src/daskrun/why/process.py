@@ -44,14 +44,19 @@ class End(NamedTuple):
 
 
 def killing(pid: int) -> bytes:
-    """Return the function that kills the worker's process of this pid, and not its successor."""
+    """Return the function that kills the worker's process of this pid, and its script, and not its successor."""
 
     def kill(dask_worker: Any) -> None:
         import os
         import signal
 
+        import psutil
+
         if dask_worker.pid == pid:
+            scripts = [child.pid for child in psutil.Process(pid).children() if os.getsid(child.pid) == child.pid]
             os.kill(pid, signal.SIGKILL)
+            for script in scripts:  # with all that it has started
+                os.killpg(script, signal.SIGKILL)
 
     return dumps(kill)
 
