@@ -156,6 +156,8 @@ class Control(State):
     async def _verdict(self, attempt: Attempt) -> WorkerDied:
         """Return the death because of which the attempt failed, or end the job with the error of a rank."""
         self.doing = "looking for the cause of a failure"
+        if isinstance(attempt.error, WorkerDied):  # of a script's process, as its worker has told
+            return attempt.error
         is_ranks = attempt.failed_rank is not None  # else results were lost, though all ranks are over
         await self.until(lambda: attempt.gone or (is_ranks and attempt.all_over) or self.stopped, SETTLE_S)
         if attempt.gone:
@@ -167,8 +169,6 @@ class Control(State):
             add_note(attempt.error, f"{ranks_named(dead).capitalize()} died after that.")
         if attempt.error_is_cause or not dead:
             assert attempt.error is not None
-            if isinstance(attempt.error, WorkerDied):  # a script's process, whose worker tells of it
-                return attempt.error
             raise Ended(attempt.error)
         ends = await self.cluster.how_they_ended([attempt.members[rank] for rank in dead])
         ends_of = dict(zip(dead, ends, strict=True))
