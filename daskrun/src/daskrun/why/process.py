@@ -47,16 +47,19 @@ def killing(pid: int) -> bytes:
     """Return the function that kills the worker's process of this pid, and its script, and not its successor."""
 
     def kill(dask_worker: Any) -> None:
+        import contextlib
         import os
         import signal
 
         import psutil
 
         if dask_worker.pid == pid:
-            scripts = [child.pid for child in psutil.Process(pid).children() if os.getsid(child.pid) == child.pid]
+            children = [child.pid for child in psutil.Process(pid).children()]
             os.kill(pid, signal.SIGKILL)
-            for script in scripts:  # with all that it has started
-                os.killpg(script, signal.SIGKILL)
+            for child in children:
+                with contextlib.suppress(OSError):  # it has ended by itself
+                    if os.getpgid(child) == child:  # a script, which leads a group of what it has started
+                        os.killpg(child, signal.SIGKILL)
 
     return dumps(kill)
 
