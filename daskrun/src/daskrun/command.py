@@ -16,6 +16,7 @@ from daskrun.launch import launch, run
 from daskrun.local import start_local
 from daskrun.script import Script, lacks, run_script, script_here, terminate
 
+OF_ONE_HOST = ("1", "1:1", "0")  # values of --nnodes and --node-rank that ask for nothing
 TORCHRUNS = (  # options of torchrun that mean nothing here
     *("--nnodes", "--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"),
     *("--master-addr", "--master-port", "--local-addr"),
@@ -89,7 +90,7 @@ def main(
 
 
 def _refuse(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
-    if value is not None:
+    if value not in (None, *OF_ONE_HOST):
         raise click.BadParameter(
             "torchrun needs it. Here each Dask worker is a rank, on whatever host it is: -n says how many, and the "
             "scheduler (--scheduler) tells them where they meet."
