@@ -49,7 +49,9 @@ def _ranks(ctx: click.Context, param: click.Parameter, value: str | None) -> Any
 @click.option("--stall-after", type=float, help="Seconds without output after which ranks are asked where they stand.")
 @click.option("--wait-for-workers", default=0.0, help="Seconds to wait for idle workers.")
 @click.option("--wait-for-successors", default=30.0, help="Seconds to wait for another worker after a death.")
-@click.option("--log-dir", type=click.Path(path_type=Path), help="A folder for what each rank prints: rank0.log, …")
+@click.option(
+    "--log-dir", type=click.Path(path_type=Path), help="A folder: what each rank prints is added to rank0.log, …"
+)
 @click.option("--ship", is_flag=True, help="Send the script's folder to the workers.")
 @click.option("--standalone", is_flag=True, hidden=True, expose_value=False)  # without a scheduler it is so
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as for python -m.")

@@ -206,4 +206,4 @@ def _ask(connection: Connection, number: int) -> look.Look:
             if isinstance(answer, Exception):
                 raise answer
             return look.look_at(number, *answer)
-    return look.Look(number, trouble="its script's process is stopped, in native code that holds Python, or at its end")
+    return look.Look(number, trouble="does not answer: its script is stopped, or native code in it holds Python's lock")
