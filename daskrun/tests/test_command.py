@@ -265,6 +265,13 @@ def test_a_folder_too_large_to_send_is_refused(tmp_path, monkeypatch):
     assert "ship a folder of code alone" in done.output
 
 
+def test_a_file_without_a_schedulers_address_is_named(tmp_path):
+    (tmp_path / "scheduler.json").write_text("{}")
+    done = CliRunner().invoke(main, ["--scheduler-file", str(tmp_path / "scheduler.json"), "script.py"])
+    assert f"No Dask scheduler answers at {tmp_path}/scheduler.json" in done.output
+    assert done.exit_code == 1
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

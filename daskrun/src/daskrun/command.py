@@ -4,13 +4,14 @@ import logging
 import signal
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 from distributed import Client
 
-from daskrun.errors import JobError
+from daskrun.errors import ClusterError, JobError
 from daskrun.job import Job
 from daskrun.launch import launch, run
 from daskrun.local import start_local
@@ -50,10 +51,10 @@ def _ranks(ctx: click.Context, param: click.Parameter, value: str | None) -> Any
 @click.option("--wait-for-workers", default=0.0, help="Seconds to wait for idle workers.")
 @click.option("--wait-for-successors", default=30.0, help="Seconds to wait for another worker after a death.")
 @click.option(
-    "--log-dir", type=click.Path(path_type=Path), help="A folder: what each rank prints is added to rank0.log, …"
+    "--log-dir", type=click.Path(path_type=Path), help="A folder in which each rank's output is added to its file."
 )
 @click.option("--ship", is_flag=True, help="Send the script's folder to the workers.")
-@click.option("--standalone", is_flag=True, hidden=True, expose_value=False)  # without a scheduler it is so
+@click.option("--standalone", is_flag=True, help="Start local workers, whatever DASK_SCHEDULER_ADDRESS says.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as for python -m.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -62,6 +63,7 @@ def main(
     scheduler_file: str | None,
     log_dir: Path | None,
     ship: bool,
+    standalone: bool,
     module: bool,
     script: str,
     arguments: tuple[str, ...],
@@ -75,14 +77,14 @@ def main(
         what = script_here(script, module, arguments, ship)
         if log_dir:
             log_dir.mkdir(parents=True, exist_ok=True)
-        if scheduler or scheduler_file:
-            client = Client(scheduler, scheduler_file=scheduler_file)
-        else:
-            client = start_local(n_workers[1] if isinstance(n_workers, tuple) else n_workers)
+        is_local = standalone or not (scheduler or scheduler_file)
+        client = _local(n_workers) if is_local else _joined(scheduler, scheduler_file)
         with client:
             settings |= {"backend": None, "n_workers": n_workers}
             _refuse_if_lacking(what, run(client, lacks, what, **settings))
-            with launch(client, run_script, what, **settings) as job:
+            function = partial(run_script, what)
+            function.__name__ = Path(script).stem  # the job's name
+            with launch(client, function, **settings) as job:
                 signal.signal(signal.SIGTERM, lambda *_: _terminate(client, job))
                 _show(job, log_dir)
     except (RuntimeError, OSError, ValueError, ImportError) as error:
@@ -101,6 +103,17 @@ def _refuse(ctx: click.Context, param: click.Parameter, value: str | None) -> No
 
 for option in TORCHRUNS:
     click.option(option, hidden=True, expose_value=False, callback=_refuse)(main)
+
+
+def _local(n_workers: int | tuple[int, int] | None) -> Client:
+    return start_local(n_workers[1] if isinstance(n_workers, tuple) else n_workers)
+
+
+def _joined(address: str | None, file: str | None) -> Client:
+    try:
+        return Client(address, scheduler_file=file)
+    except Exception as error:  # of many kinds, such as an AssertionError for a file without an address
+        raise ClusterError(f"No Dask scheduler answers at {file or address}: {error!r}. Start one, or wait.") from error
 
 
 def _refuse_if_lacking(script: Script, answers: list[str]) -> None:

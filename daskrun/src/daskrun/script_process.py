@@ -23,6 +23,7 @@ def main() -> None:
     path, is_module, arguments, beside, of_rank = connection.recv()
     os.environ[of_rank] = f"script {os.getpid()}"  # as in `family`: this process may log, its children may not
     Thread(target=_answer, args=[connection], name="daskrun", daemon=True).start()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # local workers ignore it
     sys.excepthook = _print_error
     sys.argv = [path, *arguments]
     sys.path[0] = beside
