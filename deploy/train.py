@@ -88,8 +88,12 @@ def main():
     running = "DASK_SCHEDULER_ADDRESS" in os.environ  # a cluster that Client() joins
     limits = {"n_workers": given.workers, "max_restarts": 3, "wait_for_workers": 600, "wait_for_successors": 600}
     client = Client() if running else daskrun.start_local(given.workers)
+    n_told = 0
     with client, daskrun.launch(client, train, given.checkpoint, given.epochs, **limits) as job:
         for row in job.rows():
+            for death in job.failures[n_told:]:
+                print(death, flush=True)
+            n_told = len(job.failures)
             if row["rank"] == 0:
                 print("process {process}  attempt {attempt}  epoch {epoch}  loss {loss:.4f}".format(**row), flush=True)
         losses = job.result()

@@ -121,6 +121,13 @@ def test_the_rank_that_failed_first_is_told_where_its_end_breaks_the_others_comm
     assert code == 1
 
 
+def test_a_program_that_starts_a_cluster_is_no_script_for_ranks(client, tmp_path):
+    write(tmp_path, "import daskrun", "daskrun.start_local(1)")
+    code, _, err = run(client, tmp_path, "script.py")
+    assert "run a program that starts its own with python" in err
+    assert code == 1
+
+
 def test_a_child_of_the_script_may_log_no_row(client, tmp_path):
     write(
         tmp_path,

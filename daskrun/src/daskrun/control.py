@@ -1,9 +1,10 @@
 """One job: claim workers, run an attempt on them, free them; after a death, start again. Read `Control.run` first.
 
-Who owns a worker? The job, from `_claim` until `_free`. When is a process killed? In `_free`, if a rank began in it and
-the attempt brought no results: after an error, a death, a timeout or a stop. (Where the client is gone, or a rank
-begins when its attempt is over, `scheduler.ClaimsPlugin` does it.) Where does a stop take effect? In `until`,
-wherever the job waits. Where does the timeout? While workers are claimed, ranks run and results are fetched.
+Who owns a worker? The job, from `_claim` until `_free`; the table is in `claims`, on the scheduler. When is a process
+killed? In `_free`, if a rank began in it and the attempt brought no results: after an error, a death, a timeout or a
+stop. (Where the client is gone, or a rank begins when its attempt is over, `scheduler.ClaimsPlugin` does it.) Where
+does a stop take effect? In `until`, wherever the job waits. Where does the timeout? While workers are claimed, ranks
+run and results are fetched.
 """
 
 import asyncio

@@ -21,6 +21,7 @@ from daskrun import children
 from daskrun.as_found import environment
 from daskrun.by_value import send_by_value
 from daskrun.errors import ClusterError
+from daskrun.family import is_ranks_script
 from daskrun.settings import THREADS, n_gpus
 
 LOOPBACK = "127.0.0.1"
@@ -67,6 +68,11 @@ def start_local(
         if value is not None and (not isinstance(value, int) or value is True or value < 1):
             raise ClusterError(f"{name} is {value!r}: give a whole number of at least 1, or None for the default.")
     children.refuse_if_imported_again()
+    if is_ranks_script():
+        raise ClusterError(
+            "start_local was called in a script that the command daskrun runs as a rank, so each rank would start a "
+            "cluster: run a program that starts its own with python."
+        )
     n_workers, Cluster = _choose(n_workers)
     settings: dict[str, Any] = {
         "n_workers": n_workers,
