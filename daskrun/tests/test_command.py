@@ -104,6 +104,7 @@ def test_a_failed_ranks_traceback_comes_last_as_python_prints_it(client, tmp_pat
     assert code == 1
 
 
+@pytest.mark.timing  # a second is given to the rank that failed first
 def test_the_rank_that_failed_first_is_told_where_its_end_breaks_the_others_communication(client, tmp_path):
     write(
         tmp_path,

@@ -82,7 +82,7 @@ def main(
         with client:
             settings |= {"backend": None, "n_workers": n_workers}
             _refuse_if_lacking(what, run(client, lacks, what, **settings))
-            function = partial(run_script, what)
+            function: Any = partial(run_script, what)
             function.__name__ = Path(script).stem  # the job's name
             with launch(client, function, **settings) as job:
                 signal.signal(signal.SIGTERM, lambda *_: _terminate(client, job))
