@@ -15,8 +15,9 @@ FAILED = pytest.StashKey[bool]()
 
 
 def pytest_configure(config):
-    # Where a shell started the suite with &, it and all its children would ignore Ctrl-C.
+    # Where a shell started the suite with & or nohup, it and all its children would ignore Ctrl-C or a terminal's end.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # The suite is about the CPU, whatever the machine; `pytest -m gpu` is about the GPU.
     if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
