@@ -115,6 +115,15 @@ def _sharded(shard):
         not sharded_twice,
         "a module was sharded after the unit around it: begin with the inner ones, end with the model.",
     )
+    answers, at_once = _step(model, codes)
+    same = bool(sizes) and torch.allclose(answers, alone(codes), atol=1e-5)
+    return {"units": sizes, "whole": whole, "left": left, "same": same, "at once": at_once}
+
+
+def _step(model, codes):
+    """Run a tower forwards and backwards; return its answers, and the most weights that were whole at a time."""
+    from torch.distributed.tensor import DTensor
+
     gathered = []
 
     def note(part, *_):
@@ -131,9 +140,8 @@ def _sharded(shard):
             part.register_forward_pre_hook(note)
             part.register_full_backward_pre_hook(note)
     answers = model(codes)
-    same = bool(sizes) and torch.allclose(answers, alone(codes), atol=1e-5)
     answers.sum().backward()
-    return {"units": sizes, "whole": whole, "left": left, "same": same, "at once": max(gathered, default=0)}
+    return answers, max(gathered, default=0)
 
 
 @exercise
