@@ -54,7 +54,7 @@ def open_lab(project: Path, *, port: int | None = None, browser: bool = True, ex
             "LabApp.default_url": "/lab/workspaces/workshop",
             "LabApp.workspaces_dir": home,
             "LabApp.app_settings_dir": home,
-            "Application.log_level": "WARN",
+            "Application.log_level": "ERROR",
             "LanguageServerManager.autodetect": False,  # it would list twenty servers that are not installed
             "LabApp.extra_labextensions_path": HERE / "extensions",
         }

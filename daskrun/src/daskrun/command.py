@@ -42,7 +42,14 @@ def _ranks(ctx: click.Context, param: click.Parameter, value: str | None) -> Any
         "help_option_names": ["-h", "--help"],
     }
 )
-@click.option("-n", "--nproc-per-node", "n_workers", callback=_ranks, help="Ranks: a number, or fewest:most.")
+@click.option(
+    "-n",
+    "--nproc-per-node",
+    "n_workers",
+    callback=_ranks,
+    metavar="N",
+    help="Ranks: a number, or fewest:most.  [default: as many as there are workers]",
+)
 @click.option("--scheduler", envvar="DASK_SCHEDULER_ADDRESS", help="Address of a cluster.  [default: local workers]")
 @click.option("--scheduler-file", type=click.Path(exists=True), help="The file in which a scheduler has written it.")
 @click.option("--max-restarts", default=0, help="Starts after the death of a rank. An exception is never retried.")

@@ -1,0 +1,22 @@
+"""What pages promise of themselves: the README's length, and the options of the command `daskrun`."""
+
+import re
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from daskrun.command import main
+
+ROOT = Path(__file__).parents[2]
+MOST_WORDS = 900
+NOT_READ = re.compile(r"<!--.*?-->|!\[[^\]]*\]|\]\([^)]*\)", re.DOTALL)  # comments, alt texts, addresses of links
+
+
+def test_the_readme_is_short():
+    text = NOT_READ.sub(" ", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len([word for word in text.split() if re.search(r"\w", word)]) <= MOST_WORDS
+
+
+def test_the_reference_has_the_options_of_the_command():
+    said = CliRunner().invoke(main, ["--help"], prog_name="daskrun", terminal_width=72).output
+    assert said in (ROOT / "docs/reference/daskrun.md").read_text(encoding="utf-8")
