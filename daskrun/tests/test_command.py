@@ -108,11 +108,13 @@ def test_a_failed_ranks_traceback_comes_last_as_python_prints_it(client, tmp_pat
 def test_the_rank_that_failed_first_is_told_where_its_end_breaks_the_others_communication(client, tmp_path):
     write(
         tmp_path,
-        "import atexit, time, torch, torch.distributed as dist",
+        "import atexit, subprocess, time, torch, torch.distributed as dist",
         "dist.init_process_group('gloo')",
         "atexit.register(time.sleep, 0.5)",
         "try:",
-        "    if dist.get_rank() == 0: raise ValueError('the cause')",
+        "    if dist.get_rank() == 0:",
+        "        subprocess.Popen(['sleep', '20'], start_new_session=True)  # which holds the output open",
+        "        raise ValueError('the cause')",
         "    dist.all_reduce(torch.ones(1))",
         "finally:",
         "    dist.destroy_process_group()",
@@ -200,7 +202,8 @@ def test_a_script_finds_the_modules_that_it_finds_under_python(client, tmp_path)
         (tmp_path / f"{name}.py").write_text(f'print("own {name}")')
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "hidden.py").rename(tmp_path / "elsewhere" / "hidden.py")
-    write(tmp_path, "import os, sys, tornado", "sys.path.append('elsewhere')", "import hidden", "print(sys.argv)")
+    (tmp_path / "paths.py").write_text("import sys; sys.path.append('elsewhere')")
+    write(tmp_path, "import sys, tornado, paths, hidden", "print(sys.argv)")
     (tmp_path / "call").mkdir()
     (tmp_path / "call" / "linked.py").symlink_to(tmp_path / "script.py")
     (tmp_path / "call" / "elsewhere").symlink_to(tmp_path / "elsewhere")

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import uuid
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,7 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from distributed import get_worker
 
@@ -37,7 +38,6 @@ from daskrun.why.verdict import how_it_ended
 ANSWER_S = 3  # time limit for a script's answer to how it looks
 FIRST_S = 1  # for another rank, whose failure may have broken the communication, to tell of it first
 BAR_S = 5  # between two states of a progress bar that are shown
-FLUSH_S = 5  # time limit for sending the last lines
 MOST_SHIPPED = 64 * 2**20  # bytes
 MOST_LINES, MOST_SAID = 40, 8_000  # the last lines, and characters, that the error of a script repeats
 PROCESS = str(Path(__file__).with_name("script_process.py"))
@@ -95,11 +95,14 @@ def run_script(script: Script) -> None:
     assert mine
     last: deque[str] = deque(maxlen=MOST_LINES)
     ours, theirs = Pipe()
-    with _unpacked(script) as folder:
+    reading, writing = os.pipe()
+    # What the script has started in a session of its own may hold its output open after it.
+    end = f"{uuid.uuid4()}\n"
+    with _unpacked(script) as folder, open(writing, "wb", buffering=0) as output:
         process = subprocess.Popen(
             [sys.executable, "-u", PROCESS, str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=output,
             stderr=subprocess.STDOUT,
             pass_fds=[theirs.fileno()],
             cwd=folder,
@@ -108,14 +111,16 @@ def run_script(script: Script) -> None:
         theirs.close()
         ours.send((script.path, script.is_module, script.arguments, script.beside(folder), OF_RANK))
         _processes.append(process)
-        printing = Thread(target=_send_output, args=(process, mine.rank, last), daemon=True)
+        printing = Thread(target=_send_output, args=(reading, end, mine.rank, last), daemon=True)
         printing.start()
         look.ask_script = lambda: _ask(ours, mine.rank)
         try:
             code = process.wait()
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # what it has started and left behind
-            printing.join(FLUSH_S)
+            with suppress(BrokenPipeError):
+                output.write(end.encode())
+            printing.join()
         finally:
             _processes.clear()
             look.ask_script = None
@@ -145,26 +150,27 @@ def lacks(script: Script) -> str:
         if not script.is_module and not file.is_file():
             return f"{here} has no file {file}"
         try:
-            names = {script.path.partition(".")[0]} if script.is_module else _imports(file)
-            for name in sorted(names):
-                if not PathFinder.find_spec(name, [script.beside(folder)]) and not find_spec(name):
+            for name in [script.path.partition(".")[0]] if script.is_module else _imports(file):
+                if PathFinder.find_spec(name, [script.beside(folder)]):
+                    break  # it may set sys.path
+                if not find_spec(name):
                     return f"{here} has no module {name!r}, which the script needs"
         except (SyntaxError, ValueError) as error:
             return f"{here} cannot read {file} as Python ({error})"
     return ""
 
 
-def _imports(file: Path) -> set[str]:
-    """Return what a script imports before it does anything else, such as setting sys.path."""
-    found = set()
+def _imports(file: Path) -> list[str]:
+    """Return what a script imports before it does anything else, such as setting sys.path, in this order."""
+    found = []
     for node in ast.parse(file.read_bytes()).body:
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and not node.level:
-            found.add(node.module or "")
+            found.append(node.module or "")
         elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
             break
-    return {name.partition(".")[0] for name in found} - {"", "__main__"}
+    return [name.partition(".")[0] for name in found if name not in ("", "__main__")]
 
 
 @contextmanager
@@ -179,20 +185,22 @@ def _unpacked(script: Script) -> Iterator[str]:
         yield folder
 
 
-def _send_output(process: "subprocess.Popen[bytes]", number: int, last: deque[str]) -> None:
-    """Send each line that the process prints, until its rank is over; keep the last ones."""
-    output: Any = process.stdout
+def _send_output(reading: int, end: str, number: int, last: deque[str]) -> None:
+    """Send each line that the script prints, up to the line `end`; keep the last ones. reading: a file's number."""
     shown = 0.0
-    for text in io.TextIOWrapper(output, errors="replace", newline=""):
-        if process not in _processes:  # a daemon of the script's prints on
-            return
-        if text.endswith("\r"):  # a state of a progress bar
-            if text == "\r" or time.monotonic() < shown + BAR_S:
-                continue
-            shown = time.monotonic()
-        line = text.rstrip("\r\n").removeprefix(f"[rank{number}]: ")  # PyTorch writes it before the lines of an error
-        last.append(line)
-        log_metrics(line=line)
+    with open(reading, errors="replace", newline="") as output:
+        for text in output:
+            is_end, text = text.endswith(end), text.removesuffix(end)
+            if text.endswith("\r"):  # a state of a progress bar
+                if text == "\r" or time.monotonic() < shown + BAR_S:
+                    continue
+                shown = time.monotonic()
+            if text or not is_end:
+                line = text.rstrip("\r\n").removeprefix(f"[rank{number}]: ")  # PyTorch begins an error's lines so
+                last.append(line)
+                log_metrics(line=line)
+            if is_end:
+                return
 
 
 def _ask(connection: Connection, number: int) -> look.Look:
