@@ -231,20 +231,19 @@ def test_an_end_that_is_no_death_keeps_the_worker_and_its_last_lines(client, tmp
 
 
 @pytest.mark.parametrize(
-    ("script", "lacking"),
+    ("words", "lacking"),
     [
-        (None, "has no file"),
-        ("import sys, nowhere.module", "has no module 'nowhere', which the script needs"),
-        ("print(", "as Python ('(' was never closed"),
+        (["nowhere.py"], "no file {0}/nowhere.py on worker tcp"),
+        (["script.py"], "ModuleNotFoundError: No module named 'nowhere'"),
+        (["-m", "nowhere"], "No module named nowhere"),
     ],
 )
-def test_what_workers_lack_is_named_before_anything_starts(client, tmp_path, script, lacking):
-    if script:
-        write(tmp_path, script)
-    code, out, err = run(client, tmp_path, "script.py")
-    assert "Of 2 workers, 2 cannot run script.py: worker tcp://127.0.0.1:" in err
-    assert lacking in err
-    assert (code, out) == (1, "")
+def test_what_a_worker_lacks_is_named_with_the_worker(client, tmp_path, words, lacking):
+    write(tmp_path, "import nowhere.module")
+    code, _, err = run(client, tmp_path, *words)
+    assert re.search(r"rank [01] of 2, on worker tcp://127.0.0.1:", err), err
+    assert lacking.format(tmp_path) in err
+    assert code == 1
 
 
 def test_a_scripts_folder_can_be_sent_along(client, tmp_path):

@@ -11,11 +11,11 @@ from typing import Any
 import click
 from distributed import Client
 
-from daskrun.errors import ClusterError, JobError
+from daskrun.errors import ClusterError
 from daskrun.job import Job
-from daskrun.launch import launch, run
+from daskrun.launch import launch
 from daskrun.local import start_local
-from daskrun.script import Script, lacks, run_script, script_here, terminate
+from daskrun.script import run_script, script_here, terminate
 
 OF_ONE_HOST = ("1", "1:1", "0")  # values of --nnodes and --node-rank that ask for nothing
 TORCHRUNS = (  # options of torchrun that mean nothing here
@@ -88,7 +88,6 @@ def main(
         client = _local(n_workers) if is_local else _joined(scheduler, scheduler_file)
         with client:
             settings |= {"backend": None, "n_workers": n_workers}
-            _refuse_if_lacking(what, run(client, lacks, what, **settings))
             function: Any = partial(run_script, what)
             function.__name__ = Path(script).stem  # the job's name
             with launch(client, function, **settings) as job:
@@ -121,15 +120,6 @@ def _joined(address: str | None, file: str | None) -> Client:
         return Client(address, scheduler_file=file)
     except Exception as error:  # of many kinds, such as an AssertionError for a file without an address
         raise ClusterError(f"No Dask scheduler answers at {file or address}: {error!r}. Start one, or wait.") from error
-
-
-def _refuse_if_lacking(script: Script, answers: list[str]) -> None:
-    """Raise JobError if a rank's worker lacks something that the script needs. answers: of each."""
-    if lacking := [answer for answer in answers if answer]:
-        raise JobError(
-            f"Of {len(answers)} workers, {len(lacking)} cannot run {script.path}: {lacking[0]}. Let all workers see "
-            "the same files and packages, or send the script's folder with --ship."
-        )
 
 
 def _terminate(client: Client, job: Job) -> None:

@@ -4,7 +4,6 @@ In the worker's own process a script would have no main thread, so no signal han
 as global state or a default device, would meet the next job. What it prints goes to the client as rows with a `line`.
 """
 
-import ast
 import io
 import os
 import signal
@@ -16,8 +15,6 @@ import uuid
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.machinery import PathFinder
-from importlib.util import find_spec
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -89,16 +86,38 @@ def script_here(path: str, is_module: bool, arguments: tuple[str, ...], ship: bo
 def run_script(script: Script) -> None:
     """Run the script as this rank.
 
-    Raises WorkerDied where it is killed or crashes, and JobError with its last lines where it ends with an error.
+    Raises WorkerDied where it is killed or crashes, and JobError with its last lines where it ends with an error, or
+    if the worker has no such file.
     """
     mine = rank.assignment()
     assert mine
     last: deque[str] = deque(maxlen=MOST_LINES)
+    here = f"worker {get_worker().address}"
+    with _unpacked(script) as folder:
+        if not script.is_module and not (file := Path(folder, script.path)).is_file():
+            raise JobError(
+                f"There is no file {file} on {here}. Let all workers see the same files, or send the script's folder "
+                "with --ship."
+            )
+        code = _run(script, folder, mine.rank, last)
+    if code < 0 and -code not in (signal.SIGINT, signal.SIGTERM):
+        how, _ = how_it_ended(End(0, code, 0, None, ""), True, True, None)
+        raise WorkerDied(f"Rank {mine.rank} died: the process of {script.path} on {here} {how}.")
+    if code:
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        said = "\n".join(last)[-MOST_SAID:]
+        if look.COMMUNICATION.search(said):
+            time.sleep(FIRST_S)
+        raise JobError(f"{script.path} ended with {how}.\n\n{said}")
+
+
+def _run(script: Script, folder: str, number: int, last: deque[str]) -> int:
+    """Run the script in a folder until it ends; return its exit code, and leave its last lines in `last`."""
     ours, theirs = Pipe()
     reading, writing = os.pipe()
     # What the script has started in a session of its own may hold its output open after it.
     end = f"{uuid.uuid4()}\n"
-    with _unpacked(script) as folder, open(writing, "wb", buffering=0) as output:
+    with open(writing, "wb", buffering=0) as output:
         process = subprocess.Popen(
             [sys.executable, "-u", PROCESS, str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
@@ -111,9 +130,9 @@ def run_script(script: Script) -> None:
         theirs.close()
         ours.send((script.path, script.is_module, script.arguments, script.beside(folder), OF_RANK))
         _processes.append(process)
-        printing = Thread(target=_send_output, args=(reading, end, mine.rank, last), daemon=True)
+        printing = Thread(target=_send_output, args=(reading, end, number, last), daemon=True)
         printing.start()
-        look.ask_script = lambda: _ask(ours, mine.rank)
+        look.ask_script = lambda: _ask(ours, number)
         try:
             code = process.wait()
             with suppress(ProcessLookupError):
@@ -124,15 +143,7 @@ def run_script(script: Script) -> None:
         finally:
             _processes.clear()
             look.ask_script = None
-    if code < 0 and -code not in (signal.SIGINT, signal.SIGTERM):
-        how, _ = how_it_ended(End(process.pid, code, 0, None, ""), True, True, None)
-        raise WorkerDied(f"Rank {mine.rank} died: the process of {script.path} on worker {get_worker().address} {how}.")
-    if code:
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        said = "\n".join(last)[-MOST_SAID:]
-        if look.COMMUNICATION.search(said):
-            time.sleep(FIRST_S)
-        raise JobError(f"{script.path} ended with {how}.\n\n{said}")
+    return code
 
 
 def terminate() -> int:
@@ -140,37 +151,6 @@ def terminate() -> int:
     for process in _processes:
         process.terminate()
     return len(_processes)
-
-
-def lacks(script: Script) -> str:
-    """Return what this rank's worker lacks to run the script; empty for nothing."""
-    here = f"worker {get_worker().address}"
-    with _unpacked(script) as folder:
-        file = Path(folder, script.path)
-        if not script.is_module and not file.is_file():
-            return f"{here} has no file {file}"
-        try:
-            for name in [script.path.partition(".")[0]] if script.is_module else _imports(file):
-                if PathFinder.find_spec(name, [script.beside(folder)]):
-                    break  # it may set sys.path
-                if not find_spec(name):
-                    return f"{here} has no module {name!r}, which the script needs"
-        except (SyntaxError, ValueError) as error:
-            return f"{here} cannot read {file} as Python ({error})"
-    return ""
-
-
-def _imports(file: Path) -> list[str]:
-    """Return what a script imports before it does anything else, such as setting sys.path, in this order."""
-    found = []
-    for node in ast.parse(file.read_bytes()).body:
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            found.append(node.module or "")
-        elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
-            break
-    return [name.partition(".")[0] for name in found if name not in ("", "__main__")]
 
 
 @contextmanager
