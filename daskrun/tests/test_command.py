@@ -177,6 +177,21 @@ def test_sigterm_reaches_the_script_which_may_save(client, tmp_path):
     assert (tmp_path / ".out").read_text().count("saved\n") == 2
 
 
+def test_a_death_after_sigterm_is_answered_by_no_other_start(client, tmp_path):
+    write(
+        tmp_path,
+        "import os, signal, time",
+        "signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), 9))",
+        "print('begun')",
+        "time.sleep(1000)",
+    )
+    with command(client, tmp_path, "--max-restarts", 3, "script.py") as process:
+        until(lambda: (tmp_path / ".out").read_text().count("begun") == 2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(GIVE_UP_S) == 1
+    assert (tmp_path / ".out").read_text().count("begun") == 2
+
+
 def test_a_hang_is_explained_and_ctrl_c_ends_the_ranks(client, tmp_path):
     write(
         tmp_path,
@@ -243,6 +258,17 @@ def test_what_a_worker_lacks_is_named_with_the_worker(client, tmp_path, words, l
     code, _, err = run(client, tmp_path, *words)
     assert re.search(r"rank [01] of 2, on worker tcp://127.0.0.1:", err), err
     assert lacking.format(tmp_path) in err
+    assert code == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [(["-n", "3", "--wait-for-workers", "0"], "--wait-for-workers=60"), (["-n", "0"], "per-node is 0")],
+)
+def test_an_error_names_options(client, tmp_path, words, names):
+    write(tmp_path, "pass")
+    code, _, err = run(client, tmp_path, *words, "script.py")
+    assert names in err
     assert code == 1
 
 

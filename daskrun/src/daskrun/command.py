@@ -1,6 +1,7 @@
 """The command `daskrun`: run a script for torchrun on the workers of a Dask cluster."""
 
 import logging
+import re
 import signal
 import sys
 import warnings
@@ -22,6 +23,7 @@ TORCHRUNS = (  # options of torchrun that mean nothing here
     *("--nnodes", "--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"),
     *("--master-addr", "--master-port", "--local-addr"),
 )
+SETTINGS = re.compile(r"\b(max_restarts|stall_after|wait_for_workers|wait_for_successors)\b")
 
 
 def _ranks(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
@@ -95,7 +97,7 @@ def main(
                 _show(job, log_dir)
     except (RuntimeError, OSError, ValueError, ImportError) as error:
         logging.disable()  # of connections that end now: the error comes last
-        click.echo("\n".join(["", *getattr(error, "__notes__", []), str(error)]), err=True)
+        click.echo("\n".join(["", *getattr(error, "__notes__", []), _in_options(error)]), err=True)
         sys.exit(1)
 
 
@@ -112,6 +114,7 @@ for option in TORCHRUNS:
 
 
 def _local(n_workers: int | tuple[int, int] | None) -> Client:
+    click.echo("Starting local workers.", err=True)
     return start_local(n_workers[1] if isinstance(n_workers, tuple) else n_workers)
 
 
@@ -122,8 +125,16 @@ def _joined(address: str | None, file: str | None) -> Client:
         raise ClusterError(f"No Dask scheduler answers at {file or address}: {error!r}. Start one, or wait.") from error
 
 
+def _in_options(error: Exception) -> str:
+    """Return the error's text with the names of options for settings of `launch`, above what a script has printed."""
+    ours, *printed = str(error).split("\n\n", 1)
+    ours = ours.replace("give launch ", "give ").replace("n_workers", "--nproc-per-node")
+    return "\n\n".join([SETTINGS.sub(lambda setting: f"--{setting[0].replace('_', '-')}", ours), *printed])
+
+
 def _terminate(client: Client, job: Job) -> None:
     """Pass SIGTERM on to the scripts, which may save and end; where none has begun, end the command."""
+    job.stop_restarting()
     if not sum(client.run(terminate, workers=job.workers).values()):
         raise KeyboardInterrupt
 

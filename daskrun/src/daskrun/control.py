@@ -76,7 +76,7 @@ class Control(State):
                 death = await self._attempt(attempt)
                 if death is None:
                     return attempt.results
-                if len(self.failures) == self.limits.max_restarts:
+                if self.is_last or len(self.failures) == self.limits.max_restarts:
                     raise Ended(death)
                 self.failures.append(death)
                 again = True
@@ -106,6 +106,8 @@ class Control(State):
             attempt=number,
         )
         try:
+            if last and self.is_last:  # since the last attempt's death
+                raise Ended(self.failures.pop())
             claimed = await self._claim_patiently(request, wanted, self.loop.time() + patience_s)
             if isinstance(claimed, Denied):
                 raise Ended(self._not_resumed(claimed.error) if last else claimed.error)

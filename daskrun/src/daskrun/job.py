@@ -155,6 +155,10 @@ class Job:
         """
         return explain(*self._client.sync(self._control.looks))
 
+    def stop_restarting(self) -> None:
+        """Let the next death end the job, or one whose workers are just being replaced, as if no restarts were left."""
+        self._control.is_last = True
+
     def cancel(self) -> None:
         """End the job, if it runs, and free its workers.
 

@@ -16,8 +16,9 @@ class State:
 
     doing: a phrase for `repr`. attempt: None until workers are claimed. size: its world size, or the last one's.
     failures: the deaths that the job survived. rows: metrics so far. warnings: for whoever launched the job.
-    stopped: why the job has to end, None while it may go on. is_decided: the outcome is decided, and `stop` no longer
-    changes it. is_over: `results` or `error` is there, and the workers are free.
+    stopped: why the job has to end, None while it may go on. is_last: no attempt may follow this one. is_decided: the
+    outcome is decided, and `stop` no longer changes it. is_over: `results` or `error` is there, and the workers are
+    free.
     """
 
     def __init__(self, cluster: Cluster, job: str, limits: Limits) -> None:
@@ -30,6 +31,7 @@ class State:
         self.rows: list[dict[str, Any]] = []
         self.warnings: list[str] = []
         self.stopped: BaseException | None = None
+        self.is_last = False
         self.is_decided = False
         self.results: list[bytes] = []
         self.error: BaseException | None = None
