@@ -1,5 +1,6 @@
 """The command `daskrun` runs scripts for torchrun, and what the launcher promises holds for them."""
 
+import os
 import re
 import shutil
 import signal
@@ -190,6 +191,21 @@ def test_a_death_after_sigterm_is_answered_by_no_other_start(client, tmp_path):
         process.send_signal(signal.SIGTERM)
         assert process.wait(GIVE_UP_S) == 1
     assert (tmp_path / ".out").read_text().count("begun") == 2
+
+
+def test_sigterm_beside_a_workers_death_ends_with_the_death(client, tmp_path):
+    write(
+        tmp_path,
+        "import os, signal, time",
+        "print(os.getppid())",
+        "time.sleep(1000)",
+    )
+    with command(client, tmp_path, "--max-restarts", 3, "script.py") as process:
+        until(lambda: len((tmp_path / ".out").read_text().splitlines()) == 2)
+        os.kill(int(of_rank(1, (tmp_path / ".out").read_text())[0]), signal.SIGKILL)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(GIVE_UP_S) == 1
+    assert "Rank 1 died" in (tmp_path / ".err").read_text() or "SIGTERM" in (tmp_path / ".err").read_text()
 
 
 def test_a_hang_is_explained_and_ctrl_c_ends_the_ranks(client, tmp_path):

@@ -116,7 +116,7 @@ class Cluster:
         first = attempt.members[0].address
         with suppress(Exception):  # a death is then told without its cause
             await self._ask_scheduler(watch_ends, attempt.members)
-        found = await self._ask_workers([first], listen, attempt.id)
+        found = await self.ask_workers([first], listen, attempt.id)
         if first not in found:
             return
         host, port, error = found[first]
@@ -196,7 +196,7 @@ class Cluster:
             with suppress(OSError):
                 await self._client.cancel(cancelled)  # their threads may still run
         there = {rank: worker for rank, worker in enumerate(attempt.members) if rank not in attempt.gone}
-        begun = await self._ask_workers([w.address for w in there.values()], leave, attempt.id, answer_s=LOOK_S)
+        begun = await self.ask_workers([w.address for w in there.values()], leave, attempt.id, answer_s=LOOK_S)
         killed = {
             rank: worker
             for rank, worker in there.items()
@@ -215,7 +215,7 @@ class Cluster:
     async def _look_for_work(self, workers: Sequence[Worker]) -> tuple[dict[str, str], bool]:
         """Return (why workers cannot be had, though the scheduler takes them for idle; whether two are one process)."""
         addresses = [worker.address for worker in workers]
-        found = await self._ask_workers(addresses, at_work)
+        found = await self.ask_workers(addresses, at_work)
         for address, answer in found.items():
             if isinstance(answer, Exception):
                 raise JobError(
@@ -229,7 +229,7 @@ class Cluster:
 
     async def _looks(self, attempt: Attempt, ranks: Mapping[int, Worker]) -> list[Look]:
         addresses = [worker.address for worker in ranks.values()]
-        found = await self._ask_workers(addresses, look_here, *attempt.id, answer_s=LOOK_S)
+        found = await self.ask_workers(addresses, look_here, *attempt.id, answer_s=LOOK_S)
         looks = [found[address] for address in addresses if found.get(address)]
         waiting = [rank for rank, w in ranks.items() if rank not in attempt.begun and not found.get(w.address)]
         if waiting:
@@ -262,7 +262,7 @@ class Cluster:
                 "and start the scheduler again."
             ) from error
 
-    async def _ask_workers(
+    async def ask_workers(
         self, workers: Iterable[str], function: Callable, *args: Any, answer_s: float = ANSWER_S
     ) -> dict[str, Any]:
         """Return what function(*args) returns on each of these workers that answers in time, by address.

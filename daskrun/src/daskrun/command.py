@@ -12,12 +12,14 @@ from typing import Any
 import click
 from distributed import Client
 
+from daskrun.cluster import Cluster
 from daskrun.errors import ClusterError
 from daskrun.job import Job
 from daskrun.launch import launch
 from daskrun.local import start_local
 from daskrun.script import run_script, script_here, terminate
 
+ANSWER_S = 5  # time limit for a worker that is told of SIGTERM
 OF_ONE_HOST = ("1", "1:1", "0")  # values of --nnodes and --node-rank that ask for nothing
 TORCHRUNS = (  # options of torchrun that mean nothing here
     *("--nnodes", "--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"),
@@ -135,7 +137,8 @@ def _in_options(error: Exception) -> str:
 def _terminate(client: Client, job: Job) -> None:
     """Pass SIGTERM on to the scripts, which may save and end; where none has begun, end the command."""
     job.stop_restarting()
-    if not sum(client.run(terminate, workers=job.workers).values()):
+    told = client.sync(Cluster(client, job.name).ask_workers, job.workers, terminate, answer_s=ANSWER_S)
+    if not sum(told.values()):
         raise KeyboardInterrupt
 
 
