@@ -43,13 +43,6 @@ client = start_cluster(2)
 source = find_data(64, HELD_OUT, light="dusk")
 checkpoint = tempfile.mkdtemp() + "/resnet.pt"
 
-images = prepare(source)[1]
-
-def brightness(index):  # what the task stream shows before the film begins
-    return images[index][0].mean().item()
-
-client.gather(client.map(brightness, range(96)))
-
 def training():  # a checkpoint every 3 steps; begins with the last one there is
     model, images, _ = prepare(source)
     return train(model, images, batch_size=64, epochs=1, freeze_epochs=1, checkpoint=checkpoint, checkpoint_every=3)
@@ -156,7 +149,7 @@ def film(browser: Browser, url: str, folder: Path, target: Path) -> None:
 
 
 def layout_of_the_film() -> dict:
-    """Return the workshop's layout, with the film's notebook, without its contents, with the CPUs below the tasks."""
+    """Return the workshop's layout, with the film's notebook, without its contents; its panes show CPUs and memory."""
     content = workspace(0)
     data = content["data"]
     content["metadata"]["id"] = "film"
@@ -167,8 +160,8 @@ def layout_of_the_film() -> dict:
     notebook["widgets"] = [f"notebook:{FILM}"]
     data[f"notebook:{FILM}"] = {"data": {"path": FILM, "factory": "Notebook"}}
     del data[f"notebook:{FIRST}"]
-    panes["children"], panes["sizes"] = panes["children"][:2], [0.5, 0.5]
-    panes["children"][1]["widgets"] = ["dask-dashboard-launcher:/individual-cpu"]
+    panes["children"], panes["sizes"] = panes["children"][1:], [0.5, 0.5]  # CPUs in the place of the progress
+    panes["children"][0]["widgets"] = ["dask-dashboard-launcher:/individual-cpu"]
     item = {"route": "/individual-cpu", "label": "CPU", "key": "CPU"}
     data["dask-dashboard-launcher:/individual-cpu"] = {"data": {"item": item}}
     return content

@@ -94,14 +94,17 @@ def test_the_last_lines_before_a_death_arrive_and_the_job_starts_again(client, t
 
 
 def test_a_failed_ranks_traceback_comes_last_as_python_prints_it(client, tmp_path):
-    write(tmp_path, "import os, time", "if os.environ['RANK'] == '0': time.sleep(1000)", "raise ValueError('no')")
-    code, _, err = run(client, tmp_path, "script.py")
-    place = tmp_path / "script.py"
-    assert err.endswith(
-        "script.py ended with exit code 1.\n\nTraceback (most recent call last):\n"
-        f'  File "{place}", line 3, in <module>\n'
-        "    raise ValueError('no')\nValueError: no\n"
+    write(
+        tmp_path,
+        "import os, runpy, time",
+        "if os.environ['RANK'] == '0': time.sleep(1000)",
+        "runpy.run_path('inner.py')",
     )
+    (tmp_path / "inner.py").write_text("raise ValueError('no')")
+    code, _, err = run(client, tmp_path, "script.py")
+    environment = {**os.environ, "RANK": "1"}
+    alone = subprocess.run([sys.executable, tmp_path / "script.py"], cwd=tmp_path, env=environment, capture_output=True)
+    assert err.endswith(f"script.py ended with exit code 1.\n\n{alone.stderr.decode()}")
     assert code == 1
 
 

@@ -1,7 +1,7 @@
 // What the theme lacks: the contents of a page follow the reader, also when they jump; feedback names its section;
 // the boxes of a checklist can be ticked; the menu shows where one is; the search quotes a page without its contents;
-// what explains a guess is open, as its cell has run; the film on the first page plays by itself; wide tables are cards on
-// a phone.
+// what explains a guess is open, as its cell has run; the film on the first page plays by itself; on a phone, wide tables
+// are cards, and charts are as wide as the page.
 
 const contents = () => [...document.querySelectorAll("#pst-page-toc-nav a[href^='#']")];
 const headingOf = (link) => document.getElementById(decodeURIComponent(link.hash.slice(1)));
@@ -33,10 +33,17 @@ for (const box of document.querySelectorAll(".task-list-item-checkbox")) {
   box.setAttribute("aria-label", box.closest("li").textContent.trim());
 }
 
-// The film plays by itself, unless the reader's system asks for stillness; who clicks it gets the controls.
+// The film plays by itself, unless the reader's system asks for stillness; who clicks it gets the controls, until the next
+// click elsewhere.
 for (const film of document.querySelectorAll("video.film")) {
   if (!matchMedia("(prefers-reduced-motion: reduce)").matches) film.play();
-  for (const event of ["click", "focus"]) film.addEventListener(event, () => (film.controls = true), { once: true });
+  film.addEventListener("focus", () => (film.controls = true));
+  document.addEventListener("click", ({ target }) => (film.controls = target === film));
+}
+
+// On a phone a chart has the width of the page; a tap gives its letters their size, and another takes it back.
+for (const chart of document.querySelectorAll(".cell_output > img")) {
+  chart.addEventListener("click", () => chart.classList.toggle("large"));
 }
 
 // On a phone a table becomes cards (see book.css) if what is behind its first column is longer than a line of text.

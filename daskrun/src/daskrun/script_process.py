@@ -60,7 +60,7 @@ def _print_error(kind: type[BaseException], error: BaseException, stack: Traceba
 
 def _n_before(stack: list[traceback.FrameSummary]) -> int:
     """Return how many frames of a stack come before the script's first."""
-    return max((n for n, frame in enumerate(stack, 1) if frame.filename in OURS), default=0)
+    return next((n for n, frame in enumerate(stack) if frame.filename not in OURS), len(stack))
 
 
 if __name__ == "__main__":

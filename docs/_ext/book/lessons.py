@@ -6,7 +6,7 @@ lists these notebooks, and {minutes}`01 03 04` is their minutes in class, added 
 
     ```{cards}
     ```
-shows a card for each notebook: its first picture, and what the README says of it.
+shows a card for each notebook: a picture, its minutes in class, and what the README says of it.
 """
 
 import base64
@@ -111,22 +111,23 @@ class Cards(SphinxDirective):
                 ":link-type: doc",
             ]
             lines += [f":img-top: {picture(Path(self.env.srcdir, 'notebook_output', f'{name}.ipynb'))}"]
-            lines += [f":img-alt: The first picture of notebook {number}"]
-            lines += [able, ":::"]
+            lines += [f":img-alt: A picture of notebook {number}"]
+            lines += [f"*{in_words(read_lesson(self.env.srcdir, number).minutes)}*: {able}", ":::"]
         return self.parse_text_to_nodes("\n".join([*lines, "::::"]))
 
 
 def picture(notebook: Path) -> str:
-    """Return the first picture of a rendered notebook: the path of a drawing, or a small PNG as an address `data:`.
+    """Return a picture of a rendered notebook: its first PNG, small, as an address `data:`; else the path of a drawing.
 
     Raises ValueError if the notebook has none.
     """
-    for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
-        if cell["cell_type"] == "markdown" and (drawing := DRAWING.search("".join(cell["source"]))):
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    for output in (output for cell in cells for output in cell.get("outputs", [])):
+        if png := output.get("data", {}).get("image/png"):
+            return _small("".join(png))
+    for cell in cells:
+        if drawing := DRAWING.search("".join(cell["source"])):
             return drawing[1]
-        for output in cell.get("outputs", []):
-            if png := output.get("data", {}).get("image/png"):
-                return _small("".join(png))
     raise ValueError(f"{notebook.name} has no picture for its card.")
 
 
