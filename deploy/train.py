@@ -87,6 +87,7 @@ def main():
     given = parser.parse_args()
     running = "DASK_SCHEDULER_ADDRESS" in os.environ  # a cluster that Client() joins
     limits = {"n_workers": given.workers, "max_restarts": 3, "wait_for_workers": 600, "wait_for_successors": 600}
+    print(f"looking for {given.workers} workers, for ten minutes at most", flush=True)
     client = Client() if running else daskrun.start_local(given.workers)
     n_told = 0
     with client, daskrun.launch(client, train, given.checkpoint, given.epochs, **limits) as job:

@@ -121,6 +121,7 @@ def _local(n_workers: int | tuple[int, int] | None) -> Client:
 
 
 def _joined(address: str | None, file: str | None) -> Client:
+    click.echo(f"Joining {file or address}.", err=True)
     try:
         return Client(address, scheduler_file=file)
     except Exception as error:  # of many kinds, such as an AssertionError for a file without an address
