@@ -280,6 +280,24 @@ def test_what_a_worker_lacks_is_named_with_the_worker(client, tmp_path, words, l
     assert code == 1
 
 
+def test_a_crash_is_told_with_the_last_lines(client, tmp_path):
+    write(
+        tmp_path, "import os, time", "if os.environ['RANK'] == '0': time.sleep(1000)", "print('reason')", "os.abort()"
+    )
+    code, _, err = run(client, tmp_path, "script.py")
+    assert re.search(r"Rank 1 died: .* signal 6 \(SIGABRT\).*\n\nreason\n$", err), err
+    assert code == 1
+
+
+def test_a_job_whose_tasks_others_cancel_ends_with_a_sentence(client, tmp_path):
+    write(tmp_path, "import time", "print('begun')", "time.sleep(1000)")
+    with command(client, tmp_path, "script.py") as process:
+        until(lambda: (tmp_path / ".out").read_text().count("begun") == 2)
+        client.restart()
+        assert process.wait(GIVE_UP_S) == 1
+    assert "Traceback" not in (tmp_path / ".err").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "names"),
     [(["-n", "3", "--wait-for-workers", "0"], "--wait-for-workers=60"), (["-n", "0"], "per-node is 0")],

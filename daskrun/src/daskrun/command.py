@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from distributed import Client
+from distributed import CancelledError, Client
 
 from daskrun.cluster import Cluster
 from daskrun.errors import ClusterError
@@ -19,6 +19,7 @@ from daskrun.launch import launch
 from daskrun.local import start_local
 from daskrun.script import run_script, script_here, terminate
 
+LINES = "\n\n"  # between an error and what a script had printed
 ANSWER_S = 5  # time limit for a worker that is told of SIGTERM
 OF_ONE_HOST = ("1", "1:1", "0")  # values of --nnodes and --node-rank that ask for nothing
 TORCHRUNS = (  # options of torchrun that mean nothing here
@@ -93,11 +94,12 @@ def main(
         with client:
             settings |= {"backend": None, "n_workers": n_workers}
             function: Any = partial(run_script, what)
-            function.__name__ = Path(script).stem  # the job's name
+            name = script.rpartition(".")[2] if module else Path(script).stem
+            function.__name__ = name.encode(errors="replace").decode()  # the job's name
             with launch(client, function, **settings) as job:
                 signal.signal(signal.SIGTERM, lambda *_: _terminate(client, job))
                 _show(job, log_dir)
-    except (RuntimeError, OSError, ValueError, ImportError) as error:
+    except (RuntimeError, OSError, ValueError, ImportError, CancelledError) as error:
         logging.disable()  # of connections that end now: the error comes last
         click.echo("\n".join(["", *getattr(error, "__notes__", []), _in_options(error)]), err=True)
         sys.exit(1)
@@ -130,9 +132,9 @@ def _joined(address: str | None, file: str | None) -> Client:
 
 def _in_options(error: Exception) -> str:
     """Return the error's text with the names of options for settings of `launch`, above what a script has printed."""
-    ours, *printed = str(error).split("\n\n", 1)
+    ours, lines, printed = str(error).partition(LINES)
     ours = ours.replace("give launch ", "give ").replace("n_workers", "--nproc-per-node")
-    return "\n\n".join([SETTINGS.sub(lambda setting: f"--{setting[0].replace('_', '-')}", ours), *printed])
+    return SETTINGS.sub(lambda setting: f"--{setting[0].replace('_', '-')}", ours) + lines + printed
 
 
 def _terminate(client: Client, job: Job) -> None:
@@ -161,7 +163,7 @@ def _show(job: Job, log_dir: Path | None) -> None:
 def _tell(job: Job, n_told: int) -> int:
     """Print the deaths that the job has survived since so many; return how many there are."""
     for death in job.failures[n_told:]:
-        click.echo(f"{death} Starting again.", err=True)
+        click.echo(f"{str(death).partition(LINES)[0]} Starting again.", err=True)
     return len(job.failures)
 
 

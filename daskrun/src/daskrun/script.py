@@ -86,8 +86,8 @@ def script_here(path: str, is_module: bool, arguments: tuple[str, ...], ship: bo
 def run_script(script: Script) -> None:
     """Run the script as this rank.
 
-    Raises WorkerDied where it is killed or crashes, and JobError with its last lines where it ends with an error, or
-    if the worker has no such file.
+    Raises WorkerDied where it is killed or crashes, and JobError where it ends with an error, each with its last lines;
+    and JobError if the worker has no such file.
     """
     mine = rank.assignment()
     assert mine
@@ -100,12 +100,12 @@ def run_script(script: Script) -> None:
                 "with --ship."
             )
         code = _run(script, folder, mine.rank, last)
+    said = "\n".join(last)[-MOST_SAID:]
     if code < 0 and -code not in (signal.SIGINT, signal.SIGTERM):
         how, _ = how_it_ended(End(0, code, 0, None, ""), True, True, None)
-        raise WorkerDied(f"Rank {mine.rank} died: the process of {script.path} on {here} {how}.")
+        raise WorkerDied(f"Rank {mine.rank} died: the process of {script.path} on {here} {how}.\n\n{said}")
     if code:
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        said = "\n".join(last)[-MOST_SAID:]
         if look.COMMUNICATION.search(said):
             time.sleep(FIRST_S)
         raise JobError(f"{script.path} ended with {how}.\n\n{said}")
