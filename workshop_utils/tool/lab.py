@@ -1,14 +1,14 @@
 """Open JupyterLab with a notebook and its contents on the left, and Dask's dashboards on the right.
 
 `workspace.json` has the layout; `overrides.json` has what a user would set under Settings: the address of the
-dashboards, and no question about news. `extensions` makes cells look like what their tags say they are. Dashboards and
-TensorBoard come through JupyterLab's own server, so behind a hub or ssh nothing else has to be forwarded.
+dashboards, which `panes` serves, and no question about news. `extensions` makes cells look like what their tags say
+they are. Dashboards and TensorBoard come through JupyterLab's own server, so behind a hub or ssh nothing else has to be
+forwarded.
 """
 
 import json
 import logging
 import os
-import re
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -44,6 +44,8 @@ def open_lab(project: Path, *, port: int | None = None, browser: bool = True, ex
         from jupyterlab.labapp import LabApp  # which looks for a home when it is imported
         from jupyterlab_server.workspaces_handler import WorkspacesManager
 
+        from workshop_utils.tool.panes import serve_dashboard
+
         given = _settings_in(extra)
         shutil.copy(HERE / "overrides.json", home)
         WorkspacesManager(home).save("workshop", json.dumps(workspace(n_gpus())))
@@ -66,7 +68,7 @@ def open_lab(project: Path, *, port: int | None = None, browser: bool = True, ex
         arguments = [f"--{name}={value}" for name, value in ours.items() if name not in given]
         server = LabApp.initialize_server([*arguments, *extra])
         panes = Path(home) / "dashboard.json"
-        _show_dashboard(server.web_app, server.base_url, panes)
+        serve_dashboard(server.web_app, server.base_url, panes)
         os.environ[PANES] = str(panes)  # kernels inherit this and the next
         os.environ.setdefault("TENSORBOARD_PROXY_URL", f"{server.base_url}proxy/%PORT%/")
         _end_in_any_case(server)
@@ -137,64 +139,3 @@ def workspace(gpus: int) -> dict:
             part.pop()
         content["data"] = {name: about for name, about in content["data"].items() if "gpu" not in name}
     return content
-
-
-def _show_dashboard(web_app, base_url, panes):
-    """Serve the dashboard of the cluster that start_cluster wrote into the file `panes`, wherever that cluster is."""
-    from jupyter_server.utils import url_path_join
-    from jupyter_server_proxy.handlers import ProxyHandler
-    from tornado.httpclient import AsyncHTTPClient
-    from tornado.web import HTTPError
-
-    def find():
-        host, port, scheduler = json.loads(panes.read_text())
-        return host, port, scheduler
-
-    class Dashboard(ProxyHandler):
-        shown: str | None = None  # address of the scheduler that the panes show
-
-        async def http_get(self, path):
-            if path == "/individual-plots.json":  # JupyterLab asks for it every four seconds
-                self.finish(await self.plots())
-            else:
-                try:
-                    host, port, _ = find()
-                    await self.proxy(host, port, path)
-                except Exception as error:
-                    raise HTTPError(503, "No cluster answers: start_cluster in a notebook starts one.") from error
-
-        async def open(self, path):
-            try:
-                host, port, _ = find()
-                await self.proxy_open(host, port, path)
-            except Exception:  # a pane connects again when its cluster is gone, as after a restart of the kernel
-                self.close()
-
-        def proxy_request_headers(self):
-            # The cluster may be on another host, or its port another user's by now: neither may learn who we are.
-            headers = super().proxy_request_headers()
-            for secret in ("Authorization", "Cookie"):
-                headers.pop(secret, None)
-            return headers
-
-        async def plots(self):
-            # Answer with no plots while there is no cluster, and once when there is another: then the panes drop what
-            # they show and load the next. After an error JupyterLab would ask less often, in the end every two minutes.
-            before, Dashboard.shown = Dashboard.shown, None
-            with suppress(Exception):  # no cluster yet, or it is gone, or does not answer in time
-                host, port, scheduler = find()
-                # Another cluster may have the port of one that is gone. json/identity.json has the address, too, but
-                # in Dask 2026.7 it fails with a traceback after tasks.
-                found = re.search(r"Scheduler (\w+://\S+)", await fetch(host, port, "info/main/workers.html"))
-                if found and found[1] == scheduler:
-                    Dashboard.shown = scheduler
-                    if before in (None, scheduler):
-                        return json.loads(await fetch(host, port, "individual-plots.json"))
-            return {}
-
-    async def fetch(host, port, path):
-        answer = await AsyncHTTPClient().fetch(f"http://{host}:{port}/{path}", request_timeout=5)
-        return answer.body.decode()
-
-    allow_any = {"host_allowlist": lambda handler, host: True}  # hosts come from the file, and not from the browser
-    web_app.add_handlers(".*$", [(url_path_join(base_url, "workshop/dashboard(.*)"), Dashboard, allow_any)])
