@@ -152,6 +152,22 @@ def test_a_child_of_the_script_may_log_no_row(client, tmp_path):
     assert of_rank(0, out) == of_rank(1, out) == ["refused", "refused"], err
 
 
+@pytest.mark.parametrize("words", [["script.py"], ["-m", "script"]])
+def test_a_child_returns_what_the_script_has_defined(client, tmp_path, words):
+    write(
+        tmp_path,
+        "import atexit, multiprocessing, pickle",
+        "class Dog: name = 'Rex'",
+        "def dog(_): return Dog()",
+        "if __name__ == '__main__':",
+        "    for kind in ('fork', 'spawn'):",
+        "        with multiprocessing.get_context(kind).Pool(1) as pool: print(pool.map(dog, [1])[0].name)",
+        "    atexit.register(lambda: print(pickle.loads(pickle.dumps(Dog())).name))",
+    )
+    _, out, err = run(client, tmp_path, *words)
+    assert of_rank(0, out) == of_rank(1, out) == ["Rex"] * 3, err
+
+
 def test_what_a_script_leaves_behind_ends_with_it(client, tmp_path):
     write(
         tmp_path,

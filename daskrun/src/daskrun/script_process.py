@@ -27,11 +27,12 @@ def main() -> None:
     sys.excepthook = _print_error
     sys.argv = [path, *arguments]
     sys.path[0] = beside
+    # For good, as its threads may outlive it; by the second name multiprocessing finds its classes.
+    script = sys.modules["__main__"] = sys.modules["__mp_main__"] = ModuleType("__main__")
+    vars(script)["__builtins__"] = builtins
     if is_module:
-        runpy.run_module(path, run_name="__main__", alter_sys=True)
+        runpy._run_module_as_main(path)  # type: ignore[attr-defined]  # as python -m does
     else:
-        script = sys.modules["__main__"] = ModuleType("__main__")  # for good: its threads may outlive it
-        vars(script)["__builtins__"] = builtins
         script.__file__ = os.path.abspath(path)
         exec(compile(Path(path).read_bytes(), script.__file__, "exec"), vars(script))
 
