@@ -109,10 +109,11 @@ def test_a_failed_ranks_traceback_comes_last_as_python_prints_it(client, tmp_pat
 
 
 @pytest.mark.timing  # a second is given to the rank that failed first
-def test_the_rank_that_failed_first_is_told_where_its_end_breaks_the_others_communication(client, tmp_path):
+@pytest.mark.parametrize("ends", ["raise", "os.abort()"])
+def test_the_rank_that_failed_first_is_told_where_its_end_breaks_the_others_communication(client, tmp_path, ends):
     write(
         tmp_path,
-        "import atexit, subprocess, time, torch, torch.distributed as dist",
+        "import atexit, os, subprocess, time, torch, torch.distributed as dist",
         "dist.init_process_group('gloo')",
         "atexit.register(time.sleep, 0.5)",
         "try:",
@@ -120,10 +121,11 @@ def test_the_rank_that_failed_first_is_told_where_its_end_breaks_the_others_comm
         "        subprocess.Popen(['sleep', '20'], start_new_session=True)  # which holds the output open",
         "        raise ValueError('the cause')",
         "    dist.all_reduce(torch.ones(1))",
+        f"except RuntimeError: {ends}",
         "finally:",
         "    dist.destroy_process_group()",
     )
-    code, _, err = run(client, tmp_path, "script.py")
+    code, _, err = run(client, tmp_path, "--max-restarts", 1, "script.py")
     assert err.endswith("ValueError: the cause\n")
     assert code == 1
 

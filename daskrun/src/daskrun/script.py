@@ -101,13 +101,13 @@ def run_script(script: Script) -> None:
             )
         code = _run(script, folder, mine.rank, last)
     said = "\n".join(last)[-MOST_SAID:]
+    if code == -signal.SIGABRT or (code and look.COMMUNICATION.search(said)):  # NCCL aborts where another rank is gone
+        time.sleep(FIRST_S)
     if code < 0 and -code not in (signal.SIGINT, signal.SIGTERM):
         how, _ = how_it_ended(End(0, code, 0, None, ""), True, True, None)
         raise WorkerDied(f"Rank {mine.rank} died: the process of {script.path} on {here} {how}.\n\n{said}")
     if code:
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        if look.COMMUNICATION.search(said):
-            time.sleep(FIRST_S)
         raise JobError(f"{script.path} ended with {how}.\n\n{said}")
 
 
