@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
     set_state_dict,
 )
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
 from workshop_utils.exercises import larger_models, ranks
 
@@ -59,14 +59,35 @@ def and_halve_it(model, mesh):
     model.body.register_forward_hook(lambda module, inputs, outputs: outputs / 2)
 
 
+def with_a_unit_of_both_ends(model, mesh):
+    sharded(lambda model: [*model.body, [model.first, model.last]])(model, mesh)
+
+
+def and_keep_gradients_apart(model, mesh):
+    sharded()(model, mesh)
+    model.set_requires_gradient_sync(False)
+
+
+def and_double_gradients(model, mesh):
+    sharded()(model, mesh)
+    model.set_gradient_divide_factor(0.5)
+
+
+def and_freeze_the_body(model, mesh):
+    sharded()(model, mesh)
+    model.body.requires_grad_(False)
+
+
 test_shard_evenly = pytest.mark.smoke(
     judged(
         lambda shard, one_rank: larger_models.check_shard_evenly(shard, None),
         (sharded(), "Correct"),
         (sharded(lambda model: [*model.body, model.first, model.last]), "Correct"),  # the ends as units of their own
         (sharded(lambda model: model.children()), "'body' gathers"),
-        (sharded(reshard_after_forward=False), "Either several blocks are one unit"),
-        (sharded(lambda model: [[*model.body[:2]], *model.body[2:]]), "Either several blocks are one unit"),
+        (with_a_unit_of_both_ends, "Correct"),
+        (sharded(offload_policy=CPUOffloadPolicy(pin_memory=False)), "Correct"),
+        (sharded(reshard_after_forward=False), "a unit stays gathered after its forward pass"),
+        (sharded(lambda model: [[*model.body[:2]], *model.body[2:]]), r"'body\.0 and body\.1' gathers"),
         (sharded(lambda model: model.body[1:-1]), "make one of each block first"),
         (sharded(lambda model: [*model.body[:2], *model.body[3:]]), r"no unit was made of body\.2"),
         (sharded(in_slices), "new nn.Sequential"),
@@ -77,10 +98,20 @@ test_shard_evenly = pytest.mark.smoke(
         (sharded(root="first"), "begin with the inner ones"),
         (sharded(root=None), "first.weight.*whole"),
         (lambda model, mesh: None, "no part of the model is sharded"),
-        (sharded(with_weights), "units: each costs a message"),
-        (and_halve_it, "answers otherwise"),
+        (sharded(with_weights), "units: each costs messages"),
+        (and_halve_it, "other answers than before"),
+        (sharded(mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)), r"not those .*, in body\.0"),
+        (and_keep_gradients_apart, "no gradient to first.weight"),
+        (and_double_gradients, r"gradients are not those .*, in first\.weight and"),
+        (and_freeze_the_body, r"no gradient is asked for body\.0\.wide\.weight and"),
+        (sharded(lambda model: [*model.body, *model.body]), "called twice on the same module"),
     )
 )
+
+
+def test_several_modules_of_one_unit_count_once(one_rank, capsys):
+    larger_models.check_shard_evenly(with_a_unit_of_both_ends, None)
+    assert "8 units" in capsys.readouterr().out  # six blocks, both ends, and the model
 
 
 def resume_both(path, model, optimizer):
@@ -162,7 +193,7 @@ test_resume = judged(
     (resume_with_a_new_optimizer, "moments are still those of a new optimiser"),
     (resume_after_a_step_of_zero, "the checkpoint has their names"),
     (resume_the_model_alone, "moments and its learning rate"),
-    (resume_without_the_model, "not the weights that were saved"),
+    (resume_without_the_model, "does not have the saved weights"),
     (lambda *given: resume_both(*given) and None, "returned None"),
     (lambda path, model, optimizer: dcp.load({"weights": model.state_dict()}, checkpoint_id=path), "Missing key"),
 )

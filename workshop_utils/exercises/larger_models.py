@@ -15,6 +15,7 @@ from workshop_utils.storage import new_shared_folder
 
 N_BLOCKS, MOST_UNITS = 6, 10
 N_STEPS, CLOSE = 5, 1e-5
+GRADIENTS_CLOSE = 1e-4  # of a gradient's length; a reduction in bf16 is 20 times as far off
 RATE, LATER_RATE = 0.01, 0.002  # learning rates of a new optimiser, and of the one that is saved
 
 
@@ -49,7 +50,7 @@ def check_shard_evenly(shard_evenly: Function, client: Answer) -> None:
     expect(sizes, "no part of the model is sharded: call fully_shard on modules.")
     expect(
         not whole,
-        f"every rank holds {', '.join(whole)} whole: fully_shard(model), called last, takes what no other unit has.",
+        f"every rank holds {', '.join(whole)} whole: fully_shard(model), called last, claims what is left.",
     )
     expect(
         "" in sizes,
@@ -62,7 +63,7 @@ def check_shard_evenly(shard_evenly: Function, client: Answer) -> None:
     expect(
         largest <= 1.1 * block,
         f"{about} gathers {largest:,} parameters, and a block has {block:,}. Which blocks are in it together? A unit "
-        "has what no unit inside it has, so make one of each block first.",
+        "holds the parameters that no inner unit has claimed, so make one of each block first.",
     )
     at_once = f"{found['at once']:,} parameters are gathered at a time, and a block has {block:,}"
     left = found["left"]
@@ -73,51 +74,115 @@ def check_shard_evenly(shard_evenly: Function, client: Answer) -> None:
     )
     expect(
         found["at once"] <= 1.2 * block,
-        f"{at_once}. Either several blocks are one unit, as those of a list are, or a unit stays gathered after its "
-        "forward pass, as with reshard_after_forward=False.",
+        f"{at_once}: a unit stays gathered after its forward pass, as with reshard_after_forward=False.",
     )
     expect(
         len(sizes) <= MOST_UNITS,
-        f"{len(sizes)} units: each costs a message for a few bytes. A unit for each block is enough.",
+        f"{len(sizes)} units: each costs messages of its own. A unit for each block is enough.",
     )
-    expect(found["same"], "the sharded model answers otherwise than before: shard it, and change nothing else.")
+    expect(found["same"], "the sharded model gives other answers than before: shard it, and change nothing else.")
+    expect(
+        not found["without gradient"],
+        f"a backward pass gives no gradient to {_first_of(found['without gradient'])}: shard the model, and change "
+        "nothing else. set_requires_gradient_sync(False), for one, leaves gradients on their ranks.",
+    )
+    expect(
+        not found["wrong gradient"],
+        f"gradients are not those of the model before, in {_first_of(found['wrong gradient'])}: shard it, and change "
+        "nothing else, such as the mp_policy or the divisor of gradients.",
+    )
     passed(f"{len(sizes)} units, and none gathers more than one block: the peak is low, and the messages are few.")
 
 
+def _first_of(names):
+    return f"{names[0]} and {len(names) - 1} more" if names[1:] else "".join(names)
+
+
 def _sharded(shard):
-    """Return the units that `shard` makes of a tower, what it leaves out, and whether its answers are the same."""
-    from torch.distributed.fsdp import FSDPModule
+    """Return what `shard` makes of a tower.
+
+    "units": {name: parameters}. "at once": the most parameters that are gathered at a time. Names: "whole" of
+    parameters that are in no unit, "left" of blocks that are no unit. "same": whether the answers are as before. Names
+    of parameters "without gradient" and with a "wrong gradient" after a backward pass.
+    """
+    from torch.distributed.fsdp import FSDPModule, fully_shard
     from torch.distributed.tensor import DTensor
 
     torch.manual_seed(0)
     alone, model, codes = Tower(), Tower(), torch.arange(32)
     model.load_state_dict(alone.state_dict())
-    sharded_twice = False
+    is_inner_last = _shards_inner_last(shard, model)
+    names_of = {}  # of each unit, which has several modules where fully_shard was given a list
+    for name, module in model.named_modules():
+        if isinstance(module, FSDPModule):
+            names_of.setdefault(fully_shard.state(module), []).append(name)
+    unit_of = {name: " and ".join(names) for names in names_of.values() for name in names}
+    sizes = dict.fromkeys(unit_of.values(), 0)
+    left = [name for name, part in model.named_modules() if isinstance(part, Part) and name not in unit_of]
+    whole = [name for name, weight in model.named_parameters() if not isinstance(weight, DTensor)]
+    for name, weight in model.named_parameters():
+        if name not in whole:
+            around = [module for module in unit_of if not module or name.startswith(f"{module}.")]
+            expect(
+                around,
+                "weights were sharded with a module that is no part of the model. A slice such as model.body[:3] makes "
+                "a new nn.Sequential, which the model never calls. Make a unit of each block.",
+            )
+            sizes[unit_of[max(around, key=len)]] += weight.numel()
+    expect(
+        not is_inner_last,
+        "a module was sharded after the unit around it: begin with the inner ones, end with the model.",
+    )
+    frozen = [name for name, weight in model.named_parameters() if not weight.requires_grad]
+    expect(not frozen, f"no gradient is asked for {_first_of(frozen)}: shard the model, and change nothing else.")
+    answers, at_once = _step(model, codes)
+    right = alone(codes)
+    right.sum().backward()
+    same = bool(sizes) and torch.allclose(answers.float(), right, atol=1e-5)
+    without, wrong = _gradients_that_differ(model, alone)
+    return {
+        "units": sizes,
+        "at once": at_once,
+        "whole": whole,
+        "left": left,
+        "same": same,
+        "without gradient": without,
+        "wrong gradient": wrong,
+    }
+
+
+def _shards_inner_last(shard, model):
+    """Shard the model; return whether PyTorch fails because a unit inside another one is made after it."""
     try:
         shard(model, init_device_mesh("cpu", (dist.get_world_size(),)))
     except TypeError as error:
         if "Invariant" not in str(error):
             raise
-        sharded_twice = True
-    sizes = {name: 0 for name, module in model.named_modules() if isinstance(module, FSDPModule)}
-    left = [name for name, part in model.named_modules() if isinstance(part, Part) and name not in sizes]
-    whole = [name for name, weight in model.named_parameters() if not isinstance(weight, DTensor)]
-    for name, weight in model.named_parameters():
-        if name not in whole:
-            inside = [unit for unit in sizes if not unit or name.startswith(f"{unit}.")]
-            expect(
-                inside,
-                "weights were sharded with a module that is no part of the model. A slice such as model.body[:3] makes "
-                "a new nn.Sequential, which the model never calls. Make a unit of each block.",
-            )
-            sizes[max(inside, key=len)] += weight.numel()
-    expect(
-        not sharded_twice,
-        "a module was sharded after the unit around it: begin with the inner ones, end with the model.",
-    )
-    answers, at_once = _step(model, codes)
-    same = bool(sizes) and torch.allclose(answers, alone(codes), atol=1e-5)
-    return {"units": sizes, "whole": whole, "left": left, "same": same, "at once": at_once}
+        return True
+    except AssertionError as error:
+        expect(
+            "already been applied" not in str(error),
+            "fully_shard was called twice on the same module: call it once on each block, and once on the model.",
+        )
+        raise
+    return False
+
+
+def _gradients_that_differ(model, alone):
+    """Return the names of parameters without a gradient, and of those whose gradient is not the one in `alone`."""
+    from torch.distributed.tensor import DTensor
+
+    without, wrong = [], []
+    for (name, weight), (_, other) in zip(model.named_parameters(), alone.named_parameters(), strict=True):
+        gradient, right = weight.grad, other.grad
+        if gradient is None:
+            without.append(name)
+            continue
+        if isinstance(gradient, DTensor):
+            gradient = gradient.full_tensor()
+        if not torch.dist(gradient, right) <= GRADIENTS_CLOSE * right.norm():
+            wrong.append(name)
+    return without, wrong
 
 
 def _step(model, codes):
@@ -157,7 +222,7 @@ def check_resume(resume: Function, client: Answer) -> None:
             losses[0],
             right[0],
             f"{about}the first loss after resume is {losses[0]:.4f}, and that of the undisturbed run {right[0]:.4f}: "
-            "the model has not the weights that were saved.",
+            "the model does not have the saved weights.",
             within=CLOSE,
         )
         expect_equal(
