@@ -28,3 +28,21 @@ def test_ranks_that_come_to_no_end_get_a_hint_and_what_one_raises_is_raised(erro
     monkeypatch.setattr(ranks, "daskrun", SimpleNamespace(run=run))
     with pytest.raises(kind, match=hint):
         ranks.run_on_ranks(None, int, about="here, ")
+
+
+@pytest.mark.parametrize(
+    ("empty_job_s", "is_short", "limit_s"), [(0.2, True, 11), (3, True, 25), (9, True, 30), (0.2, False, 30)]
+)
+def test_ranks_of_a_short_function_get_less_time_but_not_where_an_empty_job_was_slow(
+    empty_job_s, is_short, limit_s, monkeypatch
+):
+    now, limits = [0.0], []
+
+    def run(client, function, *args, timeout=None, **settings):
+        now[0] += empty_job_s
+        limits.append(timeout)
+
+    monkeypatch.setattr(ranks, "daskrun", SimpleNamespace(run=run))
+    monkeypatch.setattr(ranks, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    ranks.run_on_ranks(None, int, is_short=is_short)
+    assert limits == [None, limit_s]

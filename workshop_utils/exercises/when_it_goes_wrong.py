@@ -9,16 +9,18 @@ from workshop_utils.exercises.gym import faults
 from workshop_utils.exercises.ranks import expect_agreement
 
 TARGET = 1.6  # mean loss below which exercise 1 stops
+NO_SUM = "The sum is 2.2: divide it by the number of ranks"
 LOSSES = (  # of rank 0 and of rank 1, and what that pair shows
     ((2.0, 2.0), "no loss is low"),
-    ((1.0, 1.2), "both are low"),
+    ((0.7, 0.8), "both are low"),
+    ((1.0, 1.2), f"the mean is 1.1. {NO_SUM}"),  # the first pair of which the sum would say something else
     ((1.0, 3.0), "the mean is 2.0"),
     ((3.0, 1.0), "the mean is 2.0"),
     ((0.2, 2.0), "the mean is 1.1"),
     ((2.0, 0.2), "the mean is 1.1"),
     ((1.5, 1.8), "the mean is 1.65"),
     ((1.8, 1.3), "the mean is 1.55"),
-    ((float("nan"), 0.1), "one is no number, and neither is the mean"),
+    ((float("nan"), 0.1), "one is NaN, so the mean is, too"),
 )
 SPOILED_RANK, SPOILED_STEP, N_STEPS = 1, 9, 60
 FACTOR = -8  # times the gradient, which is then larger than the other rank's, and smaller than later healthy ones
@@ -38,7 +40,7 @@ def check_stop(stop: Function, client: Answer) -> None:
     for losses, about in LOSSES:
         case = f"with losses of 2.0 and then {losses[0]} on rank 0, and of 2.0 and then {losses[1]} on rank 1, "
         arguments = [(torch.tensor(loss),) for loss in losses]
-        why = f"{about}, and they stop where the mean is below {TARGET}."
+        why = f"stop if the mean is below {TARGET}. Here, {about}."
         expect_agreement(client, after_two_steps, arguments, sum(losses) / 2 < TARGET, case, why)
     passed("All ranks decide by the same number, so they stop after the same step.")
 
@@ -94,7 +96,7 @@ def check_case(answer: Answer, case: Answer) -> None:
     )
     expect(
         points["kind"] > 0,
-        f"{answer['fault']!r} would look otherwise. Which branch of the flow chart is it? What does each rank do in "
+        f"{answer['fault']!r} would look different. Which branch of the flow chart is it? What does each rank do in "
         "the last stack or row that you have of it?",
     )
     expect(
