@@ -319,6 +319,6 @@ def _invariants(metrics, clean, said):
     far = ((both["loss"] - both["loss_clean"]).abs() / both["loss_clean"]).fillna(float("inf"))
     held["the clean run's losses"] = (
         bool((far <= CLOSE).all()) and len(both) == len(clean.metrics),
-        f"{len(both)} of {len(clean.metrics)}, at most {far.max():.2g} of a loss away; {CLOSE:.5f} is allowed",
+        f"{len(both)} of {len(clean.metrics)}, largest relative difference {far.max():.2g} ({CLOSE:.5f} is allowed)",
     )
     return held
