@@ -105,18 +105,13 @@ def _sharded(shard):
     parameters that are in no unit, "left" of blocks that are no unit. "same": whether the answers are as before. Names
     of parameters "without gradient" and with a "wrong gradient" after a backward pass.
     """
-    from torch.distributed.fsdp import FSDPModule, fully_shard
     from torch.distributed.tensor import DTensor
 
     torch.manual_seed(0)
     alone, model, codes = Tower(), Tower(), torch.arange(32)
     model.load_state_dict(alone.state_dict())
     is_inner_last = _shards_inner_last(shard, model)
-    names_of = {}  # of each unit, which has several modules where fully_shard was given a list
-    for name, module in model.named_modules():
-        if isinstance(module, FSDPModule):
-            names_of.setdefault(fully_shard.state(module), []).append(name)
-    unit_of = {name: " and ".join(names) for names in names_of.values() for name in names}
+    unit_of = _units(model)
     sizes = dict.fromkeys(unit_of.values(), 0)
     left = [name for name, part in model.named_modules() if isinstance(part, Part) and name not in unit_of]
     whole = [name for name, weight in model.named_parameters() if not isinstance(weight, DTensor)]
@@ -166,6 +161,17 @@ def _shards_inner_last(shard, model):
         )
         raise
     return False
+
+
+def _units(model):
+    """Return {module: unit} by names. A unit of several modules, as of a list, has all their names."""
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    modules_of: dict = {}  # by the state that the modules of a unit share
+    for name, module in model.named_modules():
+        if isinstance(module, FSDPModule):
+            modules_of.setdefault(fully_shard.state(module), []).append(name)  # type: ignore[attr-defined]
+    return {name: " and ".join(names) for names in modules_of.values() for name in names}
 
 
 def _gradients_that_differ(model, alone):
