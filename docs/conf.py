@@ -89,7 +89,7 @@ html_theme_options = {
     "max_navbar_depth": 1,  # what opens deeper levels has no name for a screen reader
     "toc_title": "On this page",
     "pygments_light_style": "a11y-high-contrast-light",
-    "pygments_dark_style": "a11y-high-contrast-dark",
+    "pygments_dark_style": "github-dark-high-contrast",
     "footer_content_items": ["verified.html"],
     **(
         {"repository_url": book_repository, "use_repository_button": True}

@@ -170,6 +170,17 @@ def test_a_child_returns_what_the_script_has_defined(client, tmp_path, words):
     assert of_rank(0, out) == of_rank(1, out) == ["Rex"] * 3, err
 
 
+def test_a_script_may_leave_shared_memory_to_multiprocessing(client, tmp_path):
+    write(
+        tmp_path,
+        "from multiprocessing.shared_memory import SharedMemory",
+        "print(SharedMemory(create=True, size=8).name)",
+    )
+    _, out, err = run(client, tmp_path, "script.py")
+    names = [of_rank(rank, out)[0] for rank in (0, 1)]
+    until(lambda: not any(Path("/dev/shm", name).exists() for name in names))
+
+
 def test_what_a_script_leaves_behind_ends_with_it(client, tmp_path):
     write(
         tmp_path,
@@ -368,6 +379,7 @@ def test_a_file_without_a_schedulers_address_is_named(tmp_path):
     [
         (["--nnodes", "2"], "each Dask worker is a rank"),
         (["--rdzv_backend=c10d"], "tells them where they meet"),
+        (["--node-rank", "1"], "tells them where they meet"),
         (["-n", "two"], "'two' is neither a number of ranks nor two, such as 2:8"),
         (["--scheduler-file", "nowhere"], "does not exist"),
         (["--tee", "3"], "No such option"),

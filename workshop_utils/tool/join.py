@@ -52,8 +52,9 @@ def _read_launcher() -> tuple[int, str]:
         listed = subprocess.run(hosts, capture_output=True, text=True, check=True).stdout
         return int(os.environ["SLURM_PROCID"]), listed.split()[0]
     except (KeyError, ValueError, OSError, subprocess.CalledProcessError) as error:
+        why = f"{error} is not set" if isinstance(error, KeyError) else error
         raise click.ClickException(
-            f"Nothing says what to become ({type(error).__name__}: {error}). Give the scheduler's address, such as "
+            f"Nothing says what to become ({why}). Give the scheduler's address, such as "
             "tcp://HOST:8786, or start this by torchrun --no-python, by srun, or with RANK and MASTER_ADDR set."
         ) from error
 

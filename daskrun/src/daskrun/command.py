@@ -21,11 +21,12 @@ from daskrun.script import run_script, script_here, terminate
 
 LINES = "\n\n"  # between an error and what a script had printed
 ANSWER_S = 5  # time limit for a worker that is told of SIGTERM
-OF_ONE_HOST = ("1", "1:1", "0")  # values of --nnodes and --node-rank that ask for nothing
-TORCHRUNS = (  # options of torchrun that mean nothing here
-    *("--nnodes", "--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"),
-    *("--master-addr", "--master-port", "--local-addr"),
-)
+TORCHRUNS = {  # options of torchrun that mean nothing here, and their values that ask for nothing
+    "--nnodes": ("1", "1:1"),
+    "--node-rank": ("0",),
+    **dict.fromkeys(["--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"], ()),
+    **dict.fromkeys(["--master-addr", "--master-port", "--local-addr"], ()),
+}
 SETTINGS = re.compile(r"\b(max_restarts|stall_after|wait_for_workers|wait_for_successors)\b")
 
 
@@ -68,6 +69,7 @@ def _ranks(ctx: click.Context, param: click.Parameter, value: str | None) -> Any
 @click.option("--ship", is_flag=True, help="Send the script's folder to the workers.")
 @click.option("--standalone", is_flag=True, help="Start local workers, whatever DASK_SCHEDULER_ADDRESS says.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as for python -m.")
+@click.version_option(package_name="daskrun")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def main(
@@ -83,7 +85,8 @@ def main(
     **settings: Any,
 ) -> None:
     """Run SCRIPT, written for torchrun, as one rank on each of several Dask workers."""
-    warnings.simplefilter("always")
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal may lack a script's letters
+    warnings.simplefilter("always", UserWarning)
     warnings.showwarning = lambda message, *_: click.echo(message, err=True)
     try:
         what = script_here(script, module, arguments, ship)
@@ -106,7 +109,7 @@ def main(
 
 
 def _refuse(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
-    if value not in (None, *OF_ONE_HOST):
+    if value not in (None, *TORCHRUNS[param.opts[0]]):
         raise click.BadParameter(
             "torchrun needs it. Here each Dask worker is a rank, on whatever host it is: -n says how many, and the "
             "scheduler (--scheduler) tells them where they meet."

@@ -34,6 +34,7 @@ from daskrun.why.verdict import how_it_ended
 
 ANSWER_S = 3  # time limit for a script's answer to how it looks
 FIRST_S = 1  # for another rank, whose failure may have broken the communication, to tell of it first
+TIDY_S = 0.3  # for what a script has left behind to end by itself
 BAR_S = 5  # between two states of a progress bar that are shown
 MOST_SHIPPED = 64 * 2**20  # bytes
 MOST_LINES, MOST_SAID = 40, 8_000  # the last lines, and characters, that the error of a script repeats
@@ -135,8 +136,7 @@ def _run(script: Script, folder: str, number: int, last: deque[str]) -> int:
         look.ask_script = lambda: _ask(ours, number)
         try:
             code = process.wait()
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # what it has started and left behind
+            _end_group(process.pid)
             with suppress(BrokenPipeError):
                 output.write(end.encode())
             printing.join()
@@ -144,6 +144,15 @@ def _run(script: Script, folder: str, number: int, last: deque[str]) -> int:
             _processes.clear()
             look.ask_script = None
     return code
+
+
+def _end_group(number: int) -> None:
+    """End what a script has started and left behind. multiprocessing's own helper needs a moment to free memory."""
+    with suppress(ProcessLookupError):
+        for _ in range(10):
+            os.killpg(number, 0)
+            time.sleep(TIDY_S / 10)
+        os.killpg(number, signal.SIGKILL)
 
 
 def terminate() -> int:
@@ -157,7 +166,8 @@ def terminate() -> int:
 def _unpacked(script: Script) -> Iterator[str]:
     """Yield the folder to run in; one that was sent along exists for the block."""
     if script.archive is None:
-        yield script.folder if Path(script.folder).is_dir() else str(Path.cwd())
+        is_found_anywhere = script.is_module or Path(script.path).is_absolute()
+        yield str(Path.cwd()) if is_found_anywhere and not Path(script.folder).is_dir() else script.folder
         return
     with TemporaryDirectory(dir=get_worker().local_directory) as folder:
         with tarfile.open(fileobj=io.BytesIO(script.archive)) as archive:

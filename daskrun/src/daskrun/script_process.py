@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread, main_thread
 from types import ModuleType, TracebackType
+from typing import Any
 
 OURS = (__file__, "<frozen runpy>")  # files of the frames before the script's first
 
@@ -22,7 +23,8 @@ def main() -> None:
     connection = Connection(int(sys.argv[1]))
     path, is_module, arguments, beside, of_rank = connection.recv()
     os.environ[of_rank] = f"script {os.getpid()}"  # as in `family`: this process may log, its children may not
-    Thread(target=_answer, args=[connection], name="daskrun", daemon=True).start()
+    private = runpy.run_path(str(Path(__file__).with_name("private.py")))  # its package would import Dask
+    Thread(target=_answer, args=[connection, private], name="daskrun", daemon=True).start()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # local workers ignore it
     sys.excepthook = _print_error
     sys.argv = [path, *arguments]
@@ -37,9 +39,8 @@ def main() -> None:
         exec(compile(Path(path).read_bytes(), script.__file__, "exec"), vars(script))
 
 
-def _answer(connection: Connection) -> None:
+def _answer(connection: Connection, private: dict[str, Any]) -> None:
     """Answer each question with (the script's stack, its groups, their collectives); end with the worker."""
-    private = runpy.run_path(str(Path(__file__).with_name("private.py")))  # its package would import Dask
     while True:
         try:
             connection.recv()
@@ -48,8 +49,10 @@ def _answer(connection: Connection) -> None:
                 connection.send((stack[_n_before(stack) :], *private["recorded_collectives"]()))
             except (AttributeError, KeyError, ValueError) as error:  # these are PyTorch's private names
                 connection.send(error)
-        except (EOFError, OSError):
+        except (EOFError, ConnectionError):
             os.killpg(0, signal.SIGKILL)  # what it has started, too
+        except OSError:  # the script has closed all files that it does not know
+            return
 
 
 def _print_error(kind: type[BaseException], error: BaseException, stack: TracebackType | None) -> None:
