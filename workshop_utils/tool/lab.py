@@ -75,7 +75,8 @@ def open_lab(project: Path, *, port: int | None = None, browser: bool = True, ex
         logging.disable()  # else Jupyter says in ten lines what we say in two, and before it listens
         server.start_app()
         logging.disable(logging.NOTSET)
-        logging.getLogger("ServerApp").setLevel(logging.ERROR)  # its warnings would come below the address
+        for name in ("ServerApp", "tornado"):
+            logging.getLogger(name).setLevel(logging.ERROR)  # their warnings would come below the address
         address = f"JupyterLab runs until you press Ctrl-C twice. Its address:\n{server.connect_url}"
         server.io_loop.add_callback(click.echo, address, err=True)
         server.start_ioloop()
