@@ -332,8 +332,8 @@ def test_a_job_whose_tasks_others_cancel_ends_with_a_sentence(client, tmp_path):
     [(["-n", "3", "--wait-for-workers", "0"], "--wait-for-workers=60"), (["-n", "0"], "per-node is 0")],
 )
 def test_an_error_names_options(client, tmp_path, words, names):
-    write(tmp_path, "pass")
-    code, _, err = run(client, tmp_path, *words, "script.py")
+    (tmp_path / "max_restarts.py").write_text("raise SystemExit(3)")
+    code, _, err = run(client, tmp_path, *words, "max_restarts.py")
     assert names in err
     assert code == 1
 

@@ -27,7 +27,10 @@ TORCHRUNS = {  # options of torchrun that mean nothing here, and their values th
     **dict.fromkeys(["--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"], ()),
     **dict.fromkeys(["--master-addr", "--master-port", "--local-addr"], ()),
 }
-SETTINGS = re.compile(r"\b(max_restarts|stall_after|wait_for_workers|wait_for_successors)\b")
+# Settings of `launch` in an error, and not in the name of a file.
+SETTINGS = re.compile(
+    r"(?<![\w./])(n_workers|max_restarts|stall_after|wait_for_workers|wait_for_successors)(?![\w/]|\.\w)"
+)
 
 
 def _ranks(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
@@ -85,7 +88,8 @@ def main(
     **settings: Any,
 ) -> None:
     """Run SCRIPT, written for torchrun, as one rank on each of several Dask workers."""
-    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal may lack a script's letters
+    if sys.stdout:
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal may lack a script's letters
     warnings.simplefilter("always", UserWarning)
     warnings.showwarning = lambda message, *_: click.echo(message, err=True)
     try:
@@ -136,8 +140,9 @@ def _joined(address: str | None, file: str | None) -> Client:
 def _in_options(error: Exception) -> str:
     """Return the error's text with the names of options for settings of `launch`, above what a script has printed."""
     ours, lines, printed = str(error).partition(LINES)
-    ours = ours.replace("give launch ", "give ").replace("n_workers", "--nproc-per-node")
-    return SETTINGS.sub(lambda setting: f"--{setting[0].replace('_', '-')}", ours) + lines + printed
+    ours = ours.replace("give launch ", "give ")
+    named = SETTINGS.sub(lambda setting: f"--{setting[0].replace('_', '-')}", ours)
+    return named.replace("--n-workers", "--nproc-per-node") + lines + printed
 
 
 def _terminate(client: Client, job: Job) -> None:
