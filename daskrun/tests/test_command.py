@@ -329,7 +329,11 @@ def test_a_job_whose_tasks_others_cancel_ends_with_a_sentence(client, tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "names"),
-    [(["-n", "3", "--wait-for-workers", "0"], "--wait-for-workers=60"), (["-n", "0"], "per-node is 0")],
+    [
+        (["-n", "3", "--wait-for-workers", "0"], "--wait-for-workers=60"),
+        (["-n", "0"], "--nproc-per-node is 0"),
+        ([], "\nmax_restarts.py ended with exit code 3."),
+    ],
 )
 def test_an_error_names_options(client, tmp_path, words, names):
     (tmp_path / "max_restarts.py").write_text("raise SystemExit(3)")
