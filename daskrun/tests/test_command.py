@@ -115,7 +115,7 @@ def test_the_rank_that_failed_first_is_told_where_its_end_breaks_the_others_comm
         tmp_path,
         "import atexit, os, subprocess, time, torch, torch.distributed as dist",
         "dist.init_process_group('gloo')",
-        "atexit.register(time.sleep, 0.5)",
+        f"if {ends!r} == 'raise': atexit.register(time.sleep, 0.5)",
         "try:",
         "    if dist.get_rank() == 0:",
         "        subprocess.Popen(['sleep', '20'], start_new_session=True)  # which holds the output open",
@@ -206,8 +206,9 @@ def test_sigterm_reaches_the_script_which_may_save(client, tmp_path):
     with command(client, tmp_path, "script.py") as process:
         until(lambda: (tmp_path / ".out").read_text().count("step 1  loss 0.5\n") == 2)
         process.send_signal(signal.SIGTERM)
+        until(lambda: (tmp_path / ".out").read_text().count("saved\n") == 2)
+        process.send_signal(signal.SIGTERM)  # a batch system may send it twice
         assert process.wait(GIVE_UP_S) == 0
-    assert (tmp_path / ".out").read_text().count("saved\n") == 2
 
 
 def test_a_death_after_sigterm_is_answered_by_no_other_start(client, tmp_path):

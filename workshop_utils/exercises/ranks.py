@@ -35,7 +35,7 @@ def run_on_ranks(
     """
     group: dict[str, Any] = {"n_workers": n_workers, "backend": "gloo", "wait_for_workers": 60}
     start = time.monotonic()
-    daskrun.run(client, _import_this, **group)  # new workers take seconds, which do not count below
+    daskrun.run(client, _getting_ready, **group)  # new workers take seconds, which do not count below
     empty_job_s = time.monotonic() - start  # longer on a busy machine, where a right answer takes longer, too
     timeout_s = min(TIMEOUT_S, SHORT_S + round(5 * empty_job_s)) if is_short else TIMEOUT_S
     try:
@@ -53,7 +53,7 @@ def run_on_ranks(
         raise
 
 
-def _import_this():
+def _getting_ready():
     pass
 
 

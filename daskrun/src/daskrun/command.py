@@ -151,6 +151,7 @@ def _terminate(client: Client, job: Job) -> None:
     told = client.sync(Cluster(client, job.name).ask_workers, job.workers, terminate, answer_s=ANSWER_S)
     if not sum(told.values()):
         raise KeyboardInterrupt
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # another one would meet scripts that are ending
 
 
 def _show(job: Job, log_dir: Path | None) -> None:

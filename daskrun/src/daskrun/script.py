@@ -57,7 +57,9 @@ class Script(NamedTuple):
 
     def beside(self, folder: str) -> str:
         """Return the folder from which the script imports first."""
-        return folder if self.is_module else str(Path(folder, self.path).resolve().parent)
+        if self.is_module:
+            return folder if self.archive else self.folder  # a worker that lacks it has another there
+        return str(Path(folder, self.path).resolve().parent)
 
 
 def script_here(path: str, is_module: bool, arguments: tuple[str, ...], ship: bool) -> Script:
@@ -102,8 +104,8 @@ def run_script(script: Script) -> None:
             )
         code = _run(script, folder, mine.rank, last)
     said = "\n".join(last)[-MOST_SAID:]
-    if code == -signal.SIGABRT or (code and look.COMMUNICATION.search(said)):  # NCCL aborts where another rank is gone
-        time.sleep(FIRST_S)
+    if code == -signal.SIGABRT or (code > 0 and look.COMMUNICATION.search(said)):
+        time.sleep(FIRST_S)  # NCCL aborts a rank, and gloo raises, where another one is gone
     if code < 0 and -code not in (signal.SIGINT, signal.SIGTERM):
         how, _ = how_it_ended(End(0, code, 0, None, ""), True, True, None)
         raise WorkerDied(f"Rank {mine.rank} died: the process of {script.path} on {here} {how}.\n\n{said}")
