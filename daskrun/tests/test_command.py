@@ -225,13 +225,8 @@ def test_a_death_after_sigterm_is_answered_by_no_other_start(client, tmp_path):
     assert (tmp_path / ".out").read_text().count("begun") == 2
 
 
-def test_sigterm_beside_a_workers_death_ends_with_the_death(client, tmp_path):
-    write(
-        tmp_path,
-        "import os, signal, time",
-        "print(os.getppid())",
-        "time.sleep(1000)",
-    )
+def test_sigterm_beside_a_workers_death_ends_with_what_ended_a_rank(client, tmp_path):
+    write(tmp_path, "import os, time", "print(os.getppid())", "time.sleep(1000)")
     with command(client, tmp_path, "--max-restarts", 3, "script.py") as process:
         until(lambda: len((tmp_path / ".out").read_text().splitlines()) == 2)
         os.kill(int(of_rank(1, (tmp_path / ".out").read_text())[0]), signal.SIGKILL)

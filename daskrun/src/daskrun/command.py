@@ -108,7 +108,7 @@ def main(
                 _show(job, log_dir)
     except (RuntimeError, OSError, ValueError, ImportError, CancelledError) as error:
         logging.disable()  # of connections that end now: the error comes last
-        click.echo("\n".join(["", *getattr(error, "__notes__", []), _in_options(error)]), err=True)
+        click.echo("\n".join(["", *map(_in_options, [*getattr(error, "__notes__", []), str(error)])]), err=True)
         sys.exit(1)
 
 
@@ -137,9 +137,9 @@ def _joined(address: str | None, file: str | None) -> Client:
         raise ClusterError(f"No Dask scheduler answers at {file or address}: {error!r}. Start one, or wait.") from error
 
 
-def _in_options(error: Exception) -> str:
-    """Return the error's text with the names of options for settings of `launch`, above what a script has printed."""
-    ours, lines, printed = str(error).partition(LINES)
+def _in_options(error: str) -> str:
+    """Return an error with the names of options for settings of `launch`, above what a script has printed."""
+    ours, lines, printed = error.partition(LINES)
     ours = ours.replace("give launch ", "give ")
     named = SETTINGS.sub(lambda setting: f"--{setting[0].replace('_', '-')}", ours)
     return named.replace("--n-workers", "--nproc-per-node") + lines + printed

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 from distributed import get_worker
 
@@ -65,10 +65,12 @@ class Script(NamedTuple):
 def script_here(path: str, is_module: bool, arguments: tuple[str, ...], ship: bool) -> Script:
     """Return the script at a path from the working folder. ship: send its folder along, without hidden files and links.
 
-    Raises JobError where that is too large to send.
+    Raises JobError where there is no such file to send, or the folder is too large.
     """
     if not ship:
         return Script(path, is_module, arguments, str(Path.cwd()), None)
+    if not is_module and not Path(path).is_file():
+        raise JobError(f"There is no file {path} here to send.")
     folder = Path.cwd() if is_module else Path(path).resolve().parent
     target = io.BytesIO()
 
@@ -104,7 +106,8 @@ def run_script(script: Script) -> None:
             )
         code = _run(script, folder, mine.rank, last)
     said = "\n".join(last)[-MOST_SAID:]
-    if code == -signal.SIGABRT or (code > 0 and look.COMMUNICATION.search(said)):
+    error = said.rpartition("Traceback ")[2]
+    if code == -signal.SIGABRT or (code > 0 and look.COMMUNICATION.search(error)):
         time.sleep(FIRST_S)  # NCCL aborts a rank, and gloo raises, where another one is gone
     if code < 0 and -code not in (signal.SIGINT, signal.SIGTERM):
         how, _ = how_it_ended(End(0, code, 0, None, ""), True, True, None)
@@ -118,9 +121,9 @@ def _run(script: Script, folder: str, number: int, last: deque[str]) -> int:
     """Run the script in a folder until it ends; return its exit code, and leave its last lines in `last`."""
     ours, theirs = Pipe()
     reading, writing = os.pipe()
-    # What the script has started in a session of its own may hold its output open after it.
+    # The line with which we end the output: what has a session of its own may hold it open after the script.
     end = f"{uuid.uuid4()}\n"
-    with open(writing, "wb", buffering=0) as output:
+    with open(reading, errors="replace", newline="") as lines, open(writing, "wb", buffering=0) as output:
         process = subprocess.Popen(
             [sys.executable, "-u", PROCESS, str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
@@ -133,15 +136,15 @@ def _run(script: Script, folder: str, number: int, last: deque[str]) -> int:
         theirs.close()
         ours.send((script.path, script.is_module, script.arguments, script.beside(folder), OF_RANK))
         _processes.append(process)
-        printing = Thread(target=_send_output, args=(reading, end, number, last), daemon=True)
+        printing = Thread(target=_send_output, args=(lines, end, number, last), daemon=True)
         printing.start()
         look.ask_script = lambda: _ask(ours, number)
         try:
             code = process.wait()
-            _end_group(process.pid)
-            with suppress(BrokenPipeError):
+            if printing.is_alive():
                 output.write(end.encode())
             printing.join()
+            _end_group(process.pid)
         finally:
             _processes.clear()
             look.ask_script = None
@@ -168,8 +171,8 @@ def terminate() -> int:
 def _unpacked(script: Script) -> Iterator[str]:
     """Yield the folder to run in; one that was sent along exists for the block."""
     if script.archive is None:
-        is_found_anywhere = script.is_module or Path(script.path).is_absolute()
-        yield str(Path.cwd()) if is_found_anywhere and not Path(script.folder).is_dir() else script.folder
+        may_run_elsewhere = script.is_module or Path(script.path).is_absolute()
+        yield str(Path.cwd()) if may_run_elsewhere and not Path(script.folder).is_dir() else script.folder
         return
     with TemporaryDirectory(dir=get_worker().local_directory) as folder:
         with tarfile.open(fileobj=io.BytesIO(script.archive)) as archive:
@@ -177,22 +180,21 @@ def _unpacked(script: Script) -> Iterator[str]:
         yield folder
 
 
-def _send_output(reading: int, end: str, number: int, last: deque[str]) -> None:
-    """Send each line that the script prints, up to the line `end`; keep the last ones. reading: a file's number."""
+def _send_output(lines: TextIO, end: str, number: int, last: deque[str]) -> None:
+    """Send each line that the script prints, up to the line `end`; keep the last ones."""
     shown = 0.0
-    with open(reading, errors="replace", newline="") as output:
-        for text in output:
-            is_end, text = text.endswith(end), text.removesuffix(end)
-            if text.endswith("\r"):  # a state of a progress bar
-                if text == "\r" or time.monotonic() < shown + BAR_S:
-                    continue
-                shown = time.monotonic()
-            if text or not is_end:
-                line = text.rstrip("\r\n").removeprefix(f"[rank{number}]: ")  # PyTorch begins an error's lines so
-                last.append(line)
-                log_metrics(line=line)
-            if is_end:
-                return
+    for text in lines:
+        is_end, text = text.endswith(end), text.removesuffix(end)
+        if text.endswith("\r"):  # a state of a progress bar
+            if text == "\r" or time.monotonic() < shown + BAR_S:
+                continue
+            shown = time.monotonic()
+        if text or not is_end:
+            line = text.rstrip("\r\n").removeprefix(f"[rank{number}]: ")  # PyTorch begins an error's lines so
+            last.append(line)
+            log_metrics(line=line)
+        if is_end:
+            return
 
 
 def _ask(connection: Connection, number: int) -> look.Look:

@@ -51,7 +51,7 @@ def _answer(connection: Connection, private: dict[str, Any]) -> None:
                 connection.send(error)
         except (EOFError, ConnectionError):
             os.killpg(0, signal.SIGKILL)  # what it has started, too
-        except OSError:  # the script has closed all files that it does not know
+        except OSError:  # the script has closed the connection
             return
 
 
