@@ -80,18 +80,24 @@ def check_shard_evenly(shard_evenly: Function, client: Answer) -> None:
         len(sizes) <= MOST_UNITS,
         f"{len(sizes)} units: each costs messages of its own. A unit for each block is enough.",
     )
+    _expect_the_same(found)
+    passed(f"{len(sizes)} units, and none gathers more than one block: the peak is low, and the messages are few.")
+
+
+def _expect_the_same(found):
+    """Expect the answers and gradients of the model before."""
     expect(found["same"], "the sharded model gives other answers than before: shard it, and change nothing else.")
+    without, wrong = found["gradients"]
     expect(
-        not found["without gradient"],
-        f"a backward pass gives no gradient to {_first_of(found['without gradient'])}: shard the model, and change "
+        not without,
+        f"a backward pass gives no gradient to {_first_of(without)}: shard the model, and change "
         "nothing else. set_requires_gradient_sync(False), for one, leaves gradients on their ranks.",
     )
     expect(
-        not found["wrong gradient"],
-        f"gradients are not those of the model before, in {_first_of(found['wrong gradient'])}: shard it, and change "
+        not wrong,
+        f"gradients are not those of the model before, in {_first_of(wrong)}: shard it, and change "
         "nothing else, such as the mp_policy or the divisor of gradients.",
     )
-    passed(f"{len(sizes)} units, and none gathers more than one block: the peak is low, and the messages are few.")
 
 
 def _first_of(names):
@@ -102,8 +108,8 @@ def _sharded(shard):
     """Return what `shard` makes of a tower.
 
     "units": {name: parameters}. "at once": the most parameters that are gathered at a time. Names: "whole" of
-    parameters that are in no unit, "left" of blocks that are no unit. "same": whether the answers are as before. Names
-    of parameters "without gradient" and with a "wrong gradient" after a backward pass.
+    parameters that are in no unit, "left" of blocks that are no unit. "same": whether the answers are as before.
+    "gradients": names of parameters without one after a backward pass, and of those with a wrong one.
     """
     from torch.distributed.tensor import DTensor
 
@@ -134,15 +140,13 @@ def _sharded(shard):
     right = alone(codes)
     right.sum().backward()
     same = bool(sizes) and torch.allclose(answers.float(), right, atol=1e-5)
-    without, wrong = _gradients_that_differ(model, alone)
     return {
         "units": sizes,
         "at once": at_once,
         "whole": whole,
         "left": left,
         "same": same,
-        "without gradient": without,
-        "wrong gradient": wrong,
+        "gradients": _gradients_that_differ(model, alone),
     }
 
 

@@ -49,21 +49,7 @@ def open_lab(project: Path, *, port: int | None = None, browser: bool = True, ex
         given = _settings_in(extra)
         shutil.copy(HERE / "overrides.json", home)
         WorkspacesManager(home).save("workshop", json.dumps(workspace(n_gpus())))
-        ours = {
-            "ServerApp.root_dir": project,
-            "ServerApp.ip": LOOPBACK,
-            "ServerApp.allow_root": True,  # in a container, the user is usually root
-            "LabApp.default_url": "/lab/workspaces/workshop",
-            "LabApp.workspaces_dir": home,
-            "LabApp.app_settings_dir": home,
-            "Application.log_level": "ERROR",
-            "LanguageServerManager.autodetect": False,  # it would list twenty servers that are not installed
-            "LabApp.extra_labextensions_path": HERE / "extensions",
-        }
-        if port:
-            ours["ServerApp.port"] = port
-        if not browser:
-            ours |= {"ServerApp.open_browser": False, "LabApp.open_browser": False}
+        ours = _our_settings(project, home, port, browser)
         # Jupyter takes no setting twice, and what the user wrote wins.
         arguments = [f"--{name}={value}" for name, value in ours.items() if name not in given]
         server = LabApp.initialize_server([*arguments, *extra])
@@ -80,6 +66,26 @@ def open_lab(project: Path, *, port: int | None = None, browser: bool = True, ex
         address = f"JupyterLab runs until you press Ctrl-C twice. Its address:\n{server.connect_url}"
         server.io_loop.add_callback(click.echo, address, err=True)
         server.start_ioloop()
+
+
+def _our_settings(project, home, port, browser):
+    """Return what we set of JupyterLab. home: the folder of this start."""
+    settings = {
+        "ServerApp.root_dir": project,
+        "ServerApp.ip": LOOPBACK,
+        "ServerApp.allow_root": True,  # in a container, the user is usually root
+        "LabApp.default_url": "/lab/workspaces/workshop",
+        "LabApp.workspaces_dir": home,
+        "LabApp.app_settings_dir": home,
+        "Application.log_level": "ERROR",
+        "LanguageServerManager.autodetect": False,  # it would list twenty servers that are not installed
+        "LabApp.extra_labextensions_path": HERE / "extensions",
+    }
+    if port:
+        settings["ServerApp.port"] = port
+    if not browser:
+        settings |= {"ServerApp.open_browser": False, "LabApp.open_browser": False}
+    return settings
 
 
 def _end_in_any_case(server):
