@@ -5,10 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from samples import ODD_NAMES, S3_SECRET, make_weights
+from samples import IMAGENET, ODD_NAMES, S3_SECRET, make_weights
 
 from daskrun import local
 from workshop_utils import object_store
+from workshop_utils.checkpoint import load_checkpoint, save_checkpoint
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.dogs.sketches import write_sketches
 
@@ -104,3 +105,12 @@ def shared_folder():
         if not (folder / name).exists():
             pytest.skip(f"needs ../shared/{name}")
     return folder
+
+
+@pytest.fixture(scope="session")
+def imagenet_weights(shared_folder, tmp_path_factory):
+    """Real ImageNet weights of a ResNet-50; the file that is shared does not name its categories."""
+    path = tmp_path_factory.mktemp("imagenet") / "resnet50.pt"
+    shared = load_checkpoint(shared_folder / "weights/resnet50_imagenet_v1_fp16.pt")
+    save_checkpoint(path, **shared, categories=IMAGENET)
+    return str(path)

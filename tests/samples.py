@@ -11,6 +11,7 @@ from workshop_utils.checkpoint import save_checkpoint
 from workshop_utils.object_store import ADMIN
 
 ODD_NAMES = ["a b.jpg", "dög.jpg", "50%.jpg", "a%20b.jpg", "a#1.jpg", "a?.jpg", "a[1].jpg", "a*.jpg", "a{b}.jpg"]
+IMAGENET = torchvision.models.ResNet50_Weights.DEFAULT.meta["categories"]
 S3_SECRET = "known-to-the-tests"
 
 
@@ -30,7 +31,7 @@ def make_weights(path, seed):
     model = torchvision.models.resnet18(num_classes=1000)
     model.train()(torch.rand(16, 3, 128, 128))  # sets BatchNorm's statistics, or all photos would look alike
     torch.nn.init.normal_(model.fc.weight, std=0.5)
-    save_checkpoint(path, arch="resnet18", num_classes=1000, state_dict=model.state_dict())
+    save_checkpoint(path, arch="resnet18", num_classes=1000, categories=IMAGENET, state_dict=model.state_dict())
     return str(path)
 
 

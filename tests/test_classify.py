@@ -386,11 +386,12 @@ def test_int8_is_refused_on_a_gpu(client, paths, monkeypatch):
 
 
 @pytest.mark.weekly
-def test_real_photos_are_recognised_as_well_as_the_weights_can_in_each_precision(client, shared_folder):
+def test_real_photos_are_recognised_as_well_as_the_weights_can_in_each_precision(
+    client, shared_folder, imagenet_weights
+):
     photos = list_photos(shared_folder / "data" / "stanford-dogs" / "Images")[::48]
-    weights = str(shared_folder / "weights" / "resnet50_imagenet_v1_fp16.pt")
     frames = {
-        precision: classify(client, photos, batch_size=16, weights=weights, precision=precision)
+        precision: classify(client, photos, batch_size=16, weights=imagenet_weights, precision=precision)
         for precision in ("fp32", "bf16", "int8")
     }
     for frame in frames.values():

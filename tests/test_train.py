@@ -567,8 +567,8 @@ def test_ranks_do_not_part_where_a_dataset_leaves_an_image_out(client):
 
 
 @pytest.mark.weekly
-def test_a_real_resnet_50_learns_six_breeds_of_real_photos(shared_folder):
-    model, transform, _ = load_resnet(shared_folder / "weights/resnet50_imagenet_v1_fp16.pt")
+def test_a_real_resnet_50_learns_six_breeds_of_real_photos(shared_folder, imagenet_weights):
+    model, transform, _ = load_resnet(imagenet_weights)
     photos = ImageFolder(str(shared_folder / "data/stanford-dogs/Images"), transform, breeds=HELD_OUT[:6])
     train_set, val_set = train_val_split(photos, 0.25, seed=0)
     torch.manual_seed(0)

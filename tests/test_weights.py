@@ -13,11 +13,11 @@ import pytest
 import torch
 import torchvision
 from PIL import Image
-from samples import http_server
+from samples import IMAGENET, http_server
 from torchvision.models import Weights, WeightsEnum
 
 from workshop_utils import weights as module
-from workshop_utils.checkpoint import WeightsError, save_checkpoint
+from workshop_utils.checkpoint import WeightsError, load_checkpoint, save_checkpoint
 from workshop_utils.weights import load_resnet, resolve_weights, with_new_head
 
 PHOTO = Image.fromarray(np.random.default_rng(0).integers(0, 255, (300, 400, 3), dtype=np.uint8))
@@ -49,17 +49,26 @@ def test_a_checkpoint_may_ask_for_another_size_to_which_images_are_not_cropped(p
     torch.testing.assert_close(load_resnet(path)[1](square), expected)
 
 
-def test_a_thousand_categories_are_imagenets_and_named_ones_are_kept(path, weights):
-    assert load_resnet(weights)[2] == torchvision.models.ResNet50_Weights.DEFAULT.meta["categories"]
+def test_categories_are_those_that_the_file_names(path, weights):
+    assert load_resnet(weights)[2] == load_resnet("sketches")[2] == IMAGENET
     save_checkpoint(path, arch="resnet18", num_classes=5, state_dict=RESNET18, categories=list("abcde"))
     assert load_resnet(path)[2] == list("abcde")
+
+
+def test_a_thousand_classes_without_names_are_not_taken_for_imagenets(path, weights):
+    without = load_checkpoint(weights)
+    del without["categories"]
+    save_checkpoint(path, **without)
+    with pytest.warns(UserWarning, match="does not name its 1,000 categories.*ImageNet"):
+        model, _, categories = load_resnet(path)
+    assert categories[:2] == ["category 0", "category 1"] and not hasattr(model.fc, "categories")
 
 
 def test_a_new_head_forgets_the_categories_of_the_old_one(path):
     save_checkpoint(path, arch="resnet18", num_classes=5, state_dict=RESNET18, categories=list("abcde"), size=96)
     model = load_resnet(path)[0]
-    assert model.about == {"arch": "resnet18", "categories": list("abcde"), "size": 96}
-    assert with_new_head(model, 2).about == {"arch": "resnet18", "size": 96}
+    assert model.about == {"arch": "resnet18", "size": 96} and model.fc.categories == list("abcde")
+    assert with_new_head(model, 2).about == {"arch": "resnet18", "size": 96} and not hasattr(model.fc, "categories")
 
 
 def test_resnet_v1_has_its_stride_in_the_first_convolution(path):

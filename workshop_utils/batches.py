@@ -4,10 +4,13 @@ The order of the images, and what datasets and layers draw from torch, follow fr
 nothing that came before: a resumed run draws the same.
 """
 
+import math
 import multiprocessing
+import operator
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from multiprocessing import resource_tracker
 from typing import Any
@@ -28,10 +31,12 @@ CURE = "Let it return another image for one that it cannot read, or leave bad im
 class TrainBatches:
     """This rank's share of the training images, step by step."""
 
-    def __init__(self, dataset: Dataset, batch_size: int, seed: int, num_workers: int) -> None:
-        """batch_size: images per step, over all ranks. num_workers: children that read them."""
+    def __init__(
+        self, dataset: Dataset, batch_size: int, seed: int, num_workers: int, n_classes: int | None = None
+    ) -> None:
+        """batch_size: images per step, over all ranks. num_workers: children that read. n_classes: of the model."""
         self.batch_size, self.seed = batch_size, seed
-        self._images = _Seeded(dataset, range(len(dataset)))  # type: ignore[arg-type]
+        self._images = _Seeded(dataset, n_classes)
         # Each rank has n // w images, and so (n // w) // (b / w) batches: n // b, whatever the world size w.
         self.per_epoch = len(self._images) // batch_size
         self._order: list[list[int]] = []  # what the loader reads in this epoch
@@ -41,7 +46,7 @@ class TrainBatches:
         """Yield (images, labels, seconds waited) for each step of `epoch`, beginning with the run's step `step`.
 
         images: (batch_size / world size, 3, h, w). labels: (batch_size / world size,).
-        Raises ValueError if the dataset leaves images out.
+        Raises ValueError if the dataset leaves images out, or a label is no class of the model.
         """
         rank, world_size = world()
         self._order[:] = self._batches(epoch, step, rank, world_size)
@@ -67,10 +72,12 @@ class TrainBatches:
         ]
 
 
-def evaluation_batches(dataset: Dataset, batch_size: int, num_workers: int, seed: int = 0) -> DataLoader:
+def evaluation_batches(
+    dataset: Dataset, batch_size: int, num_workers: int, n_classes: int | None = None, seed: int = 0
+) -> DataLoader:
     """Return this rank's part of `dataset`, so that each image is on one rank; raise ValueError without images.
 
-    seed: of what the dataset draws from torch, each time the same.
+    n_classes: of the model; None if it is not known. seed: of what the dataset draws from torch, each time the same.
     """
     n_images = len(dataset)  # type: ignore[arg-type]
     if not n_images:
@@ -81,7 +88,7 @@ def evaluation_batches(dataset: Dataset, batch_size: int, num_workers: int, seed
         [derived_seed(seed, EVALUATION, part[start]), *part[start : start + batch_size]]
         for start in range(0, len(part), batch_size)
     ]
-    return batch_loader(_Seeded(dataset, range(n_images)), batches, num_workers)
+    return batch_loader(_Seeded(dataset, n_classes), batches, num_workers)
 
 
 def batch_loader(dataset: Dataset, batches: list[list[int]], num_workers: int) -> DataLoader:
@@ -130,8 +137,8 @@ def check_all_alike(values: dict[str, Any]) -> None:
         theirs = [rank[name] for rank in ranks]
         if any(value != mine for value in theirs):
             raise ValueError(
-                f"The ranks differ in {name}: {theirs}. Give all ranks the same settings and images, and a checkpoint "
-                "that all can read, such as s3://…"
+                f"The ranks differ in {name}: {str(theirs)[:500]}. Give all ranks the same settings and images, and a "
+                "checkpoint that all can read, such as s3://…"
             )
 
 
@@ -156,9 +163,23 @@ def _begin_child(parent: int, _: int) -> None:
 class _Seeded(Subset):
     """Takes batches [seed, *indices]: what the dataset draws from torch, also in a child, follows from the seed."""
 
-    def __getitems__(self, batch: list[int]) -> list:
+    def __init__(self, dataset: Dataset, n_classes: int | None) -> None:
+        super().__init__(dataset, range(len(dataset)))  # type: ignore[arg-type]
+        self.n_classes = n_classes
+
+    def __getitems__(self, batch: list[int]) -> list[tuple[torch.Tensor, int]]:
         seed, *indices = batch
         torch.manual_seed(seed)
-        images = super().__getitems__(indices)
-        check_all_there(len(images), len(indices))
-        return images
+        samples = super().__getitems__(indices)
+        check_all_there(len(samples), len(indices))
+        return [(image, self._checked(label, index)) for index, (image, label) in zip(indices, samples, strict=True)]
+
+    def _checked(self, label: Any, index: int) -> int:
+        with suppress(TypeError):  # of a float, or of several numbers
+            if 0 <= (number := operator.index(label)) < (self.n_classes or math.inf):
+                return number
+        classes = f"0 to {self.n_classes - 1}" if self.n_classes else "whole numbers from 0 on"
+        raise ValueError(
+            f"Image {index} of the dataset has the label {label!r}, and the model's classes are {classes}: correct it, "
+            "leave the image out with Subset, or give the model another head."
+        )

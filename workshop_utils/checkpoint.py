@@ -3,6 +3,7 @@
 import os
 import pickle
 import re
+import warnings
 import zipfile
 from dataclasses import dataclass
 from io import BytesIO
@@ -14,11 +15,17 @@ import torch.distributed as dist
 from fsspec.implementations.local import LocalFileSystem
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
+from workshop_utils.arguments import whole_number
+from workshop_utils.labels import Names, check_same_classes
 from workshop_utils.preemption import Preempted, ranks_with_sigterm
 from workshop_utils.storage import absolute_address, open_address, whole_file
 
 A_FOLDER = 0x10  # a bit of a zip's directory, as MS-DOS had it
 CURE = "Delete it, or give another path."
+OTHER_HEAD = (
+    "its fc is not one Linear, so load_resnet cannot make it. A run resumes from the file; elsewhere, make the model "
+    "as you did, and model.load_state_dict(load_checkpoint(path)['state_dict'])."
+)
 CONVERT = (
     "Convert them before you save: `.item()` of a NumPy number, `torch.as_tensor` of an array, `str` of a path, `vars` "
     "of a Namespace."
@@ -108,13 +115,17 @@ class RunCheckpoint:
     path: str | os.PathLike | None
     every: int  # steps between two saves
     settings: dict  # what a run must have in common with the one that it resumes
+    classes: Names | None  # of its labels, if they are known; they must be the same, too
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     signals: list[int]  # each SIGTERM that this process got: see `sigterm_noticed`
 
     def __post_init__(self) -> None:
+        self.every = whole_number("checkpoint_every", self.every, 1)
         if self.path is not None:
             self.path = absolute_address(self.path)
+            if hasattr(self.model, "about") and not isinstance(getattr(self.model, "fc", None), torch.nn.Linear):
+                warnings.warn(f"{self.path!r} will hold a model of its own kind: {OTHER_HEAD}", stacklevel=3)
 
     def resume(self) -> tuple[int, dict]:
         """Return (steps done, numbers so far), and load the states of the checkpoint, if any.
@@ -132,6 +143,7 @@ class RunCheckpoint:
         ]
         if others:
             raise ValueError(f"{self.path!r} is of a run with other settings: {', '.join(others)}. {CURE}")
+        check_same_classes(saved["training"].get("classes"), self.classes, repr(self.path), "the training set", CURE)
         try:
             self.model.load_state_dict(saved["state_dict"])
             self.optimizer.load_state_dict(saved["optimizer"])
@@ -167,14 +179,13 @@ class RunCheckpoint:
         about = dict(getattr(self.model, "about", {}))
         if isinstance(head := getattr(self.model, "fc", None), torch.nn.Linear):
             about["num_classes"] = head.out_features
-            if len(about.get("categories", ())) != head.out_features:  # those of a head that was replaced
-                about.pop("categories", None)
+            about |= {"categories": head.categories} if hasattr(head, "categories") else {}
         save_checkpoint(
             self.path,
             **about,
             state_dict=self.model.state_dict(),
             optimizer=self.optimizer.state_dict(),
-            training={"settings": self.settings, "step": step, "numbers": numbers},
+            training={"settings": self.settings, "classes": self.classes, "step": step, "numbers": numbers},
         )
 
 

@@ -7,20 +7,23 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Executor, ThreadPoolExecutor
 from concurrent.futures import Future as FutureOfThread
+from contextlib import suppress
 from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
-from distributed import Client, Future
+from distributed import Client, Future, get_worker, secede
 from torch import nn
 
 from daskrun.errors import SchedulerLost, check_client
 from daskrun.settings import known_workers
+from workshop_utils.arguments import whole_number
 from workshop_utils.checkpoint import WeightsError
+from workshop_utils.decode import BadPhoto, decode_photo
 from workshop_utils.loaded_model import LoadedModel, loaded_model
-from workshop_utils.photos import IN_BREED, BadPhoto, decode_photo, read_files
+from workshop_utils.photos import class_folder, read_files
 from workshop_utils.precision import PRECISIONS, ieee_float32, precision_of
 from workshop_utils.progress import bar
 from workshop_utils.storage import absolute_address, resolve_weights
@@ -66,7 +69,8 @@ def classify(
     Raises what loading the weights raises, WeightsError if workers had different weights, ValueError if none of the
     photos for calibration can be read, SchedulerLost if the client is closed, also meanwhile, or its scheduler is lost,
     TypeError if it is asynchronous. A worker that dies costs time, but no rows: Dask runs its batches again. A bar
-    shows how many photos are done.
+    shows how many photos are done. A Dask task may call this, too: it then leaves its worker's pool of threads, as by
+    `distributed.secede`.
 
     >>> from tempfile import TemporaryDirectory
     >>> from workshop_utils.photos import list_photos
@@ -108,11 +112,11 @@ def classify_stream(
     check_client(client)
     if isinstance(paths, (str, bytes, os.PathLike)):
         raise ValueError(f"paths is the single path {str(paths)!r}: give a list of paths.")
-    if not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size!r}: give a whole number of at least 1.")
+    batch_size = whole_number("batch_size", batch_size, 1)
     precision_of(precision, (*PRECISIONS, "int8"))  # raises ValueError for an unknown one
     photos: Iterator[str] = (os.fspath(path) if isinstance(path, os.PathLike) else str(path) for path in paths)
     on_gpu = any("gpu" in about for about in known_workers(client).values())
+    _leave_the_pool(client)
     calibration = None
     if precision == "int8":
         if on_gpu:
@@ -133,6 +137,13 @@ def classify_stream(
         calibration=calibration,
     )
     return _frames(client, lambda task: submit([list(map(absolute_address, batch)) for batch in task]), tasks)
+
+
+def _leave_the_pool(client: Client) -> None:
+    """Let a Dask task that calls this give its thread back, as the photos may need it; without a task do nothing."""
+    with suppress(ValueError, AttributeError, KeyError):  # in no task, in none with a thread, or it has left before
+        if get_worker().scheduler.address == client.scheduler.address:  # type: ignore[union-attr]
+            secede()
 
 
 def _tasks(batches: Iterable[list[str]], n_threads: int, longest: int) -> Iterator[list[list[str]]]:
@@ -305,9 +316,9 @@ def _rows(
     rows: list[Row] = []
     answers = iter(answers)
     for path, error in zip(paths, errors, strict=True):
-        folder = IN_BREED.fullmatch(path)
-        breed = folder[2] if folder else None
-        truth = loaded.truth(*folder.groups()) if folder else None
+        folder = class_folder(path)
+        breed = folder[1] if folder else None
+        truth = loaded.classes.label_of("-".join(folder)) if folder else None
         if truth is not None:
             breed = loaded.categories[truth]  # in the spelling of the predictions
         probability, index = (0.0, 0) if error else next(answers)

@@ -10,8 +10,9 @@ import torch
 from PIL import ExifTags, Image
 from torchvision.transforms.functional import resize
 
+from workshop_utils.decode import END_OF_JPEG
+
 PIXELS_PER_CALL = 2**26  # of the JPEGs that are decoded together: 358 of 500 x 375; they take 0.8 GB in float32
-END_OF_JPEG = b"\xff\xd9"
 
 
 def load_on_gpu(

@@ -14,7 +14,8 @@ from torchvision.models import ResNet
 from torchvision.models.resnet import BasicBlock
 
 from workshop_utils.checkpoint import WeightsError
-from workshop_utils.photos import BadPhoto, decode_photo, read_files
+from workshop_utils.decode import BadPhoto, decode_photo
+from workshop_utils.photos import read_files
 from workshop_utils.precision import ieee_float32
 
 CALIBRATION = 32  # photos from which a model learns the range of its values: ResNet-50 takes 12 s of a core

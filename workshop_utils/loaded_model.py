@@ -2,7 +2,6 @@
 
 import os
 import threading
-import unicodedata
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from workshop_utils.dogs.breeds import BREEDS
+from workshop_utils.labels import ClassNames
 from workshop_utils.precision import precision_of
 from workshop_utils.storage import open_address
 from workshop_utils.weights import load_resnet, resolve_weights
@@ -32,20 +31,16 @@ class LoadedModel:
 
     model: on the GPU if there is one, channels-last, each BatchNorm folded into the convolution before it; or in int8.
     Its images need the device and the dtype of its parameters; in int8 it has none, and takes float32 on the CPU.
-    transform, categories: `load_resnet`'s. truths: {WordNet id or plain name of a breed: index of its category}.
+    transform, categories: `load_resnet`'s. classes: the categories again, which finds them by the name of a folder.
     checksum: of weights and categories, and in int8 also of the photos for calibration. on_gpu: where the model is.
     """
 
     model: nn.Module
     transform: Callable
     categories: list[str]
-    truths: dict[str, int]
+    classes: ClassNames
     checksum: int
     on_gpu: bool
-
-    def truth(self, wnid: str, breed: str) -> int | None:
-        """Return the index of the right category for photos in a folder `<wnid>-<breed>`, None if there is none."""
-        return self.truths.get(wnid, self.truths.get(_plain(breed)))
 
 
 def loaded_model(
@@ -85,7 +80,7 @@ def _load(address: str, version: str | None, precision: str, photos: "Calibratio
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         _fold_batch_norms(model)
         ready = model.to(device, dtype).to(memory_format=torch.channels_last)
-    return LoadedModel(ready, transform, categories, _truths(categories), checksum, device == "cuda")
+    return LoadedModel(ready, transform, categories, ClassNames(categories), checksum, device == "cuda")
 
 
 def _fold_batch_norms(model: nn.Module) -> None:
@@ -98,28 +93,3 @@ def _fold_batch_norms(model: nn.Module) -> None:
             if isinstance(before, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
                 setattr(module, name, fuse_conv_bn_eval(before, norm))
                 setattr(module, after, nn.Identity())
-
-
-def _truths(categories: list[str]) -> dict[str, int]:
-    """Return {WordNet id or plain name of a breed: index among these categories}.
-
-    Of two categories with one name, the first counts: ImageNet's Cardigan is a dog before it is a garment.
-    """
-    truths: dict[str, int] = {}
-    for index, name in enumerate(categories):
-        if plain := _plain(name):
-            truths.setdefault(plain, index)
-    for breed in BREEDS:
-        names = map(_plain, (breed.wnid, breed.folder, breed.name))
-        if known := [truths[name] for name in names if name in truths]:
-            truths[breed.wnid] = known[0]
-    return truths
-
-
-def _plain(name: str) -> str:
-    """Return a breed's name without what its writers do not agree on.
-
-    >>> _plain("German short-haired_pointer")
-    'germanshorthairedpointer'
-    """
-    return "".join(character for character in unicodedata.normalize("NFKD", name.lower()) if character.isalnum())

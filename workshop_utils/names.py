@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from workshop_utils.arguments import fraction
 from workshop_utils.storage import open_address, settings
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz -.'"
@@ -38,7 +39,9 @@ def split_names(names: Sequence[str], val_fraction: float, seed: int) -> tuple[l
     """Return (train, val): each name is in one of them, in the order given. Call this before `expand`.
 
     A name's pairs would be on both sides otherwise.
+    Raises ValueError unless 0 < val_fraction < 1.
     """
+    val_fraction = fraction("val_fraction", val_fraction)
     in_val = np.random.default_rng(seed).permutation(len(names)) < round(val_fraction * len(names))
     return list(compress(names, ~in_val)), list(compress(names, in_val))
 

@@ -5,22 +5,23 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from io import BytesIO
+from functools import cache, partial
 from itertools import chain
 
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
-from PIL import Image, ImageOps, UnidentifiedImageError
 from torch.utils.data import Dataset, Subset
 
+from workshop_utils.arguments import fraction
+from workshop_utils.decode import BadPhoto as BadPhoto
+from workshop_utils.decode import decode_photo as decode_photo
 from workshop_utils.dogs.breeds import BREEDS as BREEDS  # "as": notebooks import these from here
 from workshop_utils.dogs.breeds import HELD_OUT as HELD_OUT
 from workshop_utils.dogs.breeds import Breed, find_breed
 from workshop_utils.dogs.sketches import DRAWING_VERSION, write_sketches
 from workshop_utils.dogs.sketches import draw_dog as draw_dog
+from workshop_utils.labels import CLASS_FOLDER, NAME_OF, ClassNames
 from workshop_utils.s3 import list_folders, read_objects
 from workshop_utils.storage import (
     ADDRESS,
@@ -36,12 +37,9 @@ from workshop_utils.storage import (
     settings,
 )
 
-IN_BREED = re.compile(r"(?:.*[/\\])?(n\d{8})-([^/\\]+)[/\\][^/\\]*", re.DOTALL)  # a file in a folder of a breed
-# A photo's path below the root. Hidden files are no photos: macOS puts a "._photo.jpg" beside each.
-PHOTO = re.compile(r"n\d{8}-[^/\\]+/[^./\\][^/\\]*\.(?i:jpg|jpeg|png|webp|gif|bmp)")
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")  # a stranger's file should not reach the decoders of other formats
-MAX_PIXELS = 50_000_000  # decoded, a photo of this size already takes 150 MB
-MAX_ASPECT = 50  # resizing the short side of 1 x 1,000,000 pixels to 256 would take 200 GB
+# Hidden files are no photos: macOS puts a "._photo.jpg" beside each.
+EXTENSIONS = ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp")
+PHOTO = re.compile(rf"[^/]+/[^./][^/]*\.(?i:{'|'.join(EXTENSIONS)})")  # its path below the root
 SKETCHES_PER_BREED = 8
 FOLDERS_AT_ONCE = 32  # listed at the same time: storage takes long to answer, but no longer for many questions
 FILES_AT_ONCE = 16  # read at the same time from a local disk, which may be one of a network
@@ -50,10 +48,6 @@ CURE = "Check the address, or unset WORKSHOP_DATA to use the sketches that need 
 
 class NoPhotos(FileNotFoundError):
     """A place holds no photos in folders named like 'n02085620-Chihuahua'."""
-
-
-class BadPhoto(ValueError):
-    """A file is not a photo that a model can be given; the message names the file and the reason."""
 
 
 @dataclass(frozen=True)
@@ -118,14 +112,19 @@ def list_photos(
 ) -> list[str]:
     """Return the sorted paths of all images in folders `<wnid>-<Breed_name>` directly below `url`.
 
+    A folder may also be called by its WordNet id alone, as ImageNet's are, or with a `_` in between. Images are files
+    with one of EXTENSIONS. A line says how many other files and folders there are; hidden ones do not count.
     breeds: names, WordNet ids or `Breed`s of the folders to list; None for all.
 
     Paths carry their protocol and host (`s3://…`) except local ones. Raises NoPhotos if there are none.
     """
     wanted = None if breeds is None else {find_breed(breed).wnid for breed in breeds}
+    others = []
 
     def is_wanted(folder):
-        breed = IN_BREED.fullmatch(f"{folder.rstrip('/')}/")
+        name = folder.rstrip("/").rpartition("/")[2]
+        if not (breed := CLASS_FOLDER.fullmatch(name)):
+            others.append(name)
         return bool(breed and (wanted is None or breed[1] in wanted))
 
     address = absolute_address(url)
@@ -137,7 +136,8 @@ def list_photos(
         found = sorted(file for file in files if PHOTO.fullmatch(file.removeprefix(root.rstrip("/")).lstrip("/")))
     except Exception as error:  # each protocol raises errors of its own, such as botocore's
         raise NoPhotos(f"{address!r} cannot be listed ({error}). {CURE}") from error
-    if not found and wanted is None:
+    _say_what_is_left_out(address, set(files).difference(found), others)
+    if not found and not wanted:
         raise NoPhotos(f"{address!r} holds 0 images in folders named like 'n02085620-Chihuahua'. {CURE}")
     if not found:
         list_photos(address, storage_options=storage_options)  # raises if there are none of other breeds either
@@ -147,6 +147,21 @@ def list_photos(
         return found
     # fs.unstrip_protocol would lose a host. Files of http:// have whole addresses.
     return [file if "://" in file else address.rstrip("/") + file.removeprefix(root.rstrip("/")) for file in found]
+
+
+@cache  # not again for each list of the same folder
+def _say(line):
+    print(line)
+
+
+def _say_what_is_left_out(address, files, folders):
+    names = [name for file in files if (name := file.rpartition("/")[2]) and name[0] != "."]
+    folders = [name for name in folders if name[:1] not in (".", "")]
+    if names:
+        kinds = ", ".join(sorted({os.path.splitext(name)[1].lower() or "without extension" for name in names}))
+        _say(f"Left out of {address}: {len(names)} files ({kinds}); photos are .{', .'.join(EXTENSIONS)}.")
+    if folders:
+        _say(f"Left out of {address}: {len(folders)} folders without a WordNet id, such as {min(folders)!r}.")
 
 
 def _list_folders(fs, root, is_wanted):
@@ -173,9 +188,18 @@ def breed_of(path: str) -> tuple[str, str]:
     >>> breed_of("dogs/n02085620-Chihuahua/n02085620_7.jpg")
     ('n02085620', 'Chihuahua')
     """
-    if match := IN_BREED.fullmatch(path):
-        return match.group(1), match.group(2)
+    if found := class_folder(path):
+        return found
     raise ValueError(f"{path!r} does not lie in a folder named like 'n02085620-Chihuahua'.")
+
+
+def class_folder(path: str) -> tuple[str, str] | None:
+    """Return what `breed_of` does, or None for a photo in another folder."""
+    *_, folder, _ = ["", *path.split("/" if "/" in path else "\\")]
+    if not (match := CLASS_FOLDER.fullmatch(folder)):
+        return None
+    wnid, name = match.groups()
+    return wnid, name or NAME_OF.get(wnid, wnid)
 
 
 def read_files(paths: Sequence[str], storage_options: dict | None = None) -> list[bytes | Exception]:
@@ -222,36 +246,6 @@ def _read_local(path):
         return error
 
 
-def decode_photo(content: bytes | Exception, path: str) -> Image.Image:
-    """Return a file's bytes as an upright RGB `PIL.Image`; raise BadPhoto, which names `path`, for anything else.
-
-    Upright: turned as the file's EXIF says, as `PIL.ImageOps.exif_transpose` does. Damaged EXIF is no error.
-    content: bytes, or the exception that reading them raised.
-    """
-    if isinstance(content, Exception):
-        missing = isinstance(content, FileNotFoundError)
-        raise BadPhoto(f"{path}: {'there is no such file' if missing else f'cannot be read ({content})'}") from content
-    try:
-        image = Image.open(BytesIO(content), formats=FORMATS)
-        if image.width * image.height > MAX_PIXELS:
-            raise ValueError(f"{image.width}x{image.height} pixels, more than {MAX_PIXELS:,}: make it smaller")
-        if max(image.size) > MAX_ASPECT * min(image.size):
-            raise ValueError(f"{image.width}x{image.height} pixels, too narrow: crop it")
-        if (n_frames := getattr(image, "n_frames", 1)) > 1 and image.format != "MPO":  # a phone's JPEG with a preview
-            raise ValueError(f"animated, {n_frames} frames: save one frame")
-        if depth := {"I": "16-bit", "F": "float"}.get(image.mode[0]):
-            raise ValueError(f"{depth} pixels: save it with 8 bits a channel")
-        pixels = image.convert("RGB")
-        with suppress(Exception):  # Pillow raises errors of many types for damaged EXIF, and the pixels may be fine
-            ImageOps.exif_transpose(pixels, in_place=True)  # a phone stores photos as its sensor sees them
-        return pixels
-    except Exception as error:  # Pillow raises errors of nearly any type for a damaged header
-        reason = str(error) or type(error).__name__
-        if isinstance(error, UnidentifiedImageError):
-            reason = "not an image that Pillow can read" if content else "the file is empty"
-        raise BadPhoto(f"{path}: {reason}") from error
-
-
 class ImageFolder(Dataset):
     """A dataset of (image, label) over folders `<wnid>-<Breed_name>`, at a path or an address that fsspec opens.
 
@@ -261,7 +255,10 @@ class ImageFolder(Dataset):
 
     transform: called on each photo, an upright RGB `PIL.Image`.
     breeds: names, WordNet ids or `Breed`s of the folders to take; None for all.
-    Raises NoPhotos if `url` holds none, or none of one of the `breeds`; BadPhoto on reading a file that is no photo.
+    classes: names of the labels, such as those of another ImageFolder or of a model; a folder's is found by its WordNet
+    id or its name, however that is written. None for the folders here.
+    Raises NoPhotos if `url` holds none, or none of one of the `breeds`; ValueError if two folders have one WordNet id,
+    and for a folder that is none of the `classes`; BadPhoto on reading a file that is no photo.
 
     >>> from tempfile import TemporaryDirectory
     >>> from workshop_utils.dogs.sketches import write_sketches
@@ -280,13 +277,23 @@ class ImageFolder(Dataset):
         *,
         storage_options: dict | None = None,
         breeds: Iterable[Breed | str] | None = None,
+        classes: Sequence[str] | None = None,
     ) -> None:
         self.url, self.transform, self.storage_options = url, transform, storage_options
         paths = list_photos(url, storage_options=storage_options, breeds=breeds)
-        folders = ["-".join(breed_of(path)) for path in paths]
-        self.classes = sorted(set(folders))
+        folders = {path: path.split("/")[-2] for path in paths}
+        names = {folder: "-".join(breed_of(path)) for path, folder in folders.items()}
+        _refuse_two_of_one_id(names)
+        self.classes = sorted(names.values()) if classes is None else list(classes)
         self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
-        self.samples = [(path, self.class_to_idx[name]) for path, name in zip(paths, folders, strict=True)]
+        known = ClassNames(self.classes)
+        labels = {folder: known.label_of(name) for folder, name in names.items()}
+        if others := sorted(folder for folder, label in labels.items() if label is None):
+            raise ValueError(
+                f"{url!r} has {len(others)} folders that are none of the {len(self.classes)} classes, such as "
+                f"{others[0]!r}: leave them out with breeds, or add them to classes."
+            )
+        self.samples = [(path, labels[folder]) for path, folder in folders.items()]
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -302,13 +309,20 @@ class ImageFolder(Dataset):
         return [(image, label) for image, (_, label) in zip(transformed, samples, strict=True)]
 
 
+def _refuse_two_of_one_id(names):
+    """names: {folder: class}. Two folders would be two labels of one class."""
+    first: dict[str, str] = {}
+    for folder, name in sorted(names.items()):
+        if (other := first.setdefault(name[:9], folder)) != folder:
+            raise ValueError(f"The folders {other!a} and {folder!a} have one WordNet id: keep one, or move its photos.")
+
+
 def train_val_split(dataset: ImageFolder, val_fraction: float, seed: int) -> tuple[Subset, Subset]:
     """Return (train, val): disjoint subsets with each label in the same proportion; the same seed gives the same.
 
     val_fraction: in (0, 1); each label with 2 or more photos has at least one on each side.
     """
-    if not 0 < val_fraction < 1:
-        raise ValueError(f"val_fraction is {val_fraction!r}: give a fraction between 0 and 1, such as 0.2.")
+    val_fraction = fraction("val_fraction", val_fraction)
     labels, shuffle = np.array([label for _, label in dataset.samples]), np.random.default_rng(seed)
     val: list[int] = []
     for label in np.unique(labels):

@@ -46,9 +46,12 @@ def gallery(
 
     inches: width of each image.
     marks: True (right), False (wrong) or None for each image; a mark is a coloured frame and a tick or cross.
+    Raises ValueError if there are no images.
     """
     from matplotlib.figure import Figure
 
+    if not images:
+        raise ValueError("images is empty: give a gallery at least one.")
     rows = math.ceil(len(images) / columns)
     captions = ["\n".join(textwrap.fill(line, 18) for line in title.splitlines()) for title in titles]
     caption_inches = 0.1 + 0.2 * max(len(caption.splitlines()) for caption in captions)

@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import cache
+from numbers import Real
 from pathlib import Path, PurePath, PurePosixPath
 
 from distributed import Client, Future, default_client, get_worker
@@ -22,19 +23,26 @@ class ResultError(ValueError):
 def write_tensorboard(rows: Iterable[dict], folder: str | Path, *, step: str = "step") -> None:
     """Write TensorBoard event files, one run per rank: each number of a row is a scalar at the row's `step`.
 
-    rows: dicts, such as `job.rows()`. Rows without `step` are left out.
+    rows: dicts, such as `job.rows()`; their numbers may be NumPy's. Rows without `step` are left out.
+    Raises ResultError if there are rows, and none has a `step`.
     """
     from torch.utils.tensorboard import SummaryWriter
 
-    folder = local_path(folder)
+    folder, n_rows, n_written = local_path(folder), 0, 0
     with ExitStack() as stack:
         writer_of = cache(lambda rank: stack.enter_context(SummaryWriter(str(Path(folder, f"rank-{rank}")))))
         for row in rows:
-            numbers = {name: value for name, value in row.items() if isinstance(value, (int, float)) and value == value}
+            numbers = {name: value for name, value in row.items() if isinstance(value, Real) and value == value}
             if step in numbers:  # not where it is NaN, as in a row from a DataFrame
                 writer = writer_of(row.get("rank", 0))
                 for name in [name for name in numbers if name not in ("rank", "attempt", "time", step)]:
-                    writer.add_scalar(name, numbers[name], int(row[step]), walltime=row.get("time"))
+                    writer.add_scalar(name, float(numbers[name]), int(row[step]), walltime=row.get("time"))
+                n_written += 1
+            n_rows += 1
+    if n_rows and not n_written:
+        raise ResultError(
+            f"None of {n_rows} rows has a number {step!r}, so nothing was written: name another with step=."
+        )
 
 
 class ResultsHandler:

@@ -5,6 +5,8 @@ and options that are not in OPTIONS, are left to s3fs.
 """
 
 import os
+import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -15,6 +17,7 @@ from typing import Any
 
 import fsspec
 
+FAILURES, PAUSE_S = 3, 60  # after so many failures in a row, obstore is not asked for so long
 REQUESTS = 64  # at the same time: storage takes long to answer, but no longer for many questions
 HTTP: Any = {"connect_timeout": "5s", "read_timeout": "5s", "timeout": "1h", "allow_http": True}  # 1h: of a whole file
 RETRIES: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=8)}  # then s3fs may take 30 s to say what is wrong
@@ -38,8 +41,9 @@ def read_objects(fs: fsspec.AbstractFileSystem, paths: Sequence[str]) -> list[by
 
     def read(part):
         name, key, version = part
-        if version or not key or key != key.strip("/"):
-            return None  # obstore ignores slashes at the ends, and would read another key, or a listing
+        # obstore ignores slashes at the ends, and would read another key, or a listing; it refuses the other odd keys.
+        if version or {"", ".", ".."} & set(key.split("/")):
+            return None
         return buckets[name].ask(lambda store: bytes(store.get(key).bytes()))
 
     return list(_threads().imap(read, parts))
@@ -92,12 +96,13 @@ def _threads():
 
 
 class _Bucket:
-    """A bucket of S3. store: obstore's; None where s3fs has to be asked, as there are no keys or obstore has failed."""
+    """A bucket of S3. store: obstore's; None if there are no keys for it, and s3fs has to be asked."""
 
     def __init__(self, name, settings, environment):
         from obstore.store import S3Store
 
-        self.store = None
+        self.name, self.store = name, None
+        self.n_failures, self.asked_from = 0, 0.0  # in a row; on the clock of time.monotonic
         if settings.keys() & {"skip_signature", "access_key_id"} or "AWS_ACCESS_KEY_ID" in environment:
             with suppress(Exception):  # such as a key without its secret: s3fs will say what is wrong
                 self.store = S3Store(
@@ -105,18 +110,30 @@ class _Bucket:
                 )
 
     def ask(self, question):
-        """Return what the store answers, None where it does not; if it gives no answer at all, it is asked no more."""
+        """Return what the store answers, None where it does not. After several failures it is not asked for a time."""
         from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
-        if self.store is None:
+        if self.store is None or time.monotonic() < self.asked_from:
             return None
         try:
-            return question(self.store)
+            answer = question(self.store)
         except (FileNotFoundError, PermissionDeniedError, UnauthenticatedError):
+            answer = None
+        except Exception as error:
+            self._note_failure(error)
             return None
-        except Exception:  # so that nobody waits for each of a thousand files
-            self.store = None
-            return None
+        self.n_failures = 0
+        return answer
+
+    def _note_failure(self, error):
+        self.n_failures += 1
+        if self.n_failures >= FAILURES:  # so that nobody waits for each of a thousand files
+            self.n_failures, self.asked_from = 0, time.monotonic() + PAUSE_S
+            warnings.warn(
+                f"obstore failed {FAILURES} times in a row, so s3fs, which is slower, reads s3://{self.name} for "
+                f"{PAUSE_S} s ({type(error).__name__}: {str(error)[:200]}).",
+                stacklevel=2,
+            )
 
 
 def _bucket_of(fs, name):

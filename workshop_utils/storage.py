@@ -162,6 +162,7 @@ def absolute_address(path: str | os.PathLike) -> str:
     text = os.fspath(path)
     if not isinstance(text, str):
         raise TypeError(f"{path!r} is bytes: give a string.")
+    text = text.replace("file://localhost/", "file:///", 1) if text.startswith("file://localhost/") else text
     text = text.removeprefix("file://").removeprefix("local://")
     return text if ADDRESS.match(text) else str(Path(os.path.expanduser(text)).absolute())
 

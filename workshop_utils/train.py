@@ -1,12 +1,13 @@
 """The reference training loop: one process or many ranks, interrupted or not, take the same steps."""
 
+import inspect
 import math
 import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision.models import ResNet
 
 from daskrun import assert_equal_on_all_ranks, log_metrics
+from workshop_utils.arguments import check_names, whole_number
 from workshop_utils.batches import (
     TrainBatches,
     check_all_alike,
@@ -28,6 +30,7 @@ from workshop_utils.batches import (
     world,
 )
 from workshop_utils.checkpoint import RunCheckpoint
+from workshop_utils.labels import Names, agreed_classes, check_head, class_names, n_outputs
 from workshop_utils.photos import HELD_OUT, DataSource, ImageFolder, train_val_split
 from workshop_utils.precision import ieee_float32, precision_of
 from workshop_utils.preemption import sigterm_noticed
@@ -62,7 +65,7 @@ class Settings:
         # NumPy's numbers become Python's, as torch.load reads no others.
         lowest = {"epochs": 1, "batch_size": 1, "freeze_epochs": 0, "warmup_steps": 0, "seed": 0}
         for name, least in lowest.items():
-            setattr(self, name, _whole(name, getattr(self, name), least))
+            setattr(self, name, whole_number(name, getattr(self, name), least))
         if not isinstance(self.lr, Real) or isinstance(self.lr, bool) or not 0 <= self.lr < math.inf:
             raise ValueError(f"lr is {self.lr!r}: give a finite number of at least 0.")
         if self.freeze_batchnorm not in (True, False):
@@ -87,7 +90,8 @@ def prepare(source: DataSource, *, pretrained: bool = True, image_size: int = 96
         model.apply(lambda layer: layer.reset_parameters() if hasattr(layer, "reset_parameters") else None)
     with_new_head(model, len(HELD_OUT))
     # A checkpoint of the model says these to `load_resnet`.
-    model.about |= {"size": image_size, "categories": [breed.name.replace("_", " ") for breed in HELD_OUT]}
+    model.about["size"] = image_size
+    model.fc.categories = [breed.name.replace("_", " ") for breed in HELD_OUT]
     transform = IMAGENET_WEIGHTS.transforms(resize_size=image_size, crop_size=image_size)
     dataset = ImageFolder(source.url, transform, storage_options=source.storage_options, breeds=HELD_OUT)
     return model, *train_val_split(dataset, 0.25, seed=0)
@@ -113,10 +117,11 @@ def train(
     where an undisturbed run ends; gloo adds up more ranks in another order, so these agree to rounding (6e-8).
 
     model: a ResNet, the same on all ranks; it ends in eval mode.
-    train_set, val_set: datasets of (image (3, h, w), label); on Dask workers, of classes that a notebook's cell may
-    define.
+    train_set, val_set: datasets of (image (3, h, w), label, a whole number); on Dask workers, of classes that a
+    notebook's cell may define. If they name their labels, as `ImageFolder` does, the names have to agree with each
+    other, with those of the checkpoint and with `model.fc.categories`, which gets them where it has none.
     checkpoint: a path or address that all ranks read and rank 0 writes. `load_resnet` loads the file, if it loaded the
-    model.
+    model, and its `fc` is one Linear.
     checkpoint_every: steps between two checkpoints; there is one after each epoch, too.
     check_every: steps after which the ranks compare their weights, bit by bit; 0 for never.
     num_workers: children that read images for training, and as many for validation.
@@ -141,18 +146,18 @@ def train(
 
     Raises:
 
-    - ValueError for settings that cannot be, on all ranks if these differ, and for a checkpoint of another run (other
-      images are noticed if their number differs);
+    - TypeError for a setting that there is not;
+    - ValueError for settings that cannot be, on all ranks if these differ; for labels that mean several things, or are
+      no class of the model; and for a checkpoint of another run (other images are noticed if their number differs);
     - FloatingPointError if the loss becomes infinite or NaN;
     - AssertionError if `check_every` finds weights that differ;
     - WeightsError for a damaged checkpoint;
     - Preempted on all ranks, if there is a checkpoint and a rank got SIGTERM. That step is finished and saved, and so
       is the evaluation, if it ends an epoch.
     """
-    run = Settings(**settings)
-    sizes = _check_run(run, model, train_set, val_set, checkpoint_every, check_every)
-    batches = TrainBatches(train_set, run.batch_size, run.seed, num_workers)
-    val_loader = evaluation_batches(val_set, 64, num_workers, run.seed) if val_set is not None else None
+    run, sizes, classes = _check_run(settings, model, train_set, val_set, check_every)
+    batches = TrainBatches(train_set, run.batch_size, run.seed, num_workers, n_outputs(model))
+    val_loader = None if val_set is None else evaluation_batches(val_set, 64, num_workers, n_outputs(model), run.seed)
     n_steps = run.epochs * batches.per_epoch
     model.to(_own_device()).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
@@ -166,7 +171,7 @@ def train(
     ):
         # A run that is interrupted while the head trains alone must not leave the other layers frozen.
         afterwards.callback(_set_modes, model, trained, head_alone=False, freeze_batchnorm=False)
-        saved = RunCheckpoint(checkpoint, checkpoint_every, asdict(run) | sizes, model, optimizer, signals)
+        saved = RunCheckpoint(checkpoint, checkpoint_every, asdict(run) | sizes, classes, model, optimizer, signals)
         step, numbers = saved.resume()
         # The path may differ from machine to machine.
         check_all_alike({"has a checkpoint": checkpoint is not None, "checkpoint's step": step})
@@ -206,11 +211,14 @@ def evaluate(
 
     batch_size: images per forward pass on one rank. The model is left in the modes (train, eval) it was in, and what
     the caller draws from PyTorch stays the same. What the dataset draws is the same each time.
-    Raises ValueError for a dataset without images, and on all ranks if these have different numbers of images.
+    Raises ValueError for a dataset without images, and on all ranks if these have different numbers of images; for a
+    label that is no class of the model, or has another name in `model.fc.categories`. Raises FloatingPointError if the
+    loss is infinite or NaN.
     """
     check_all_alike({"n_images": len(dataset)})  # type: ignore[arg-type]
+    check_head(model, class_names(dataset), "the dataset")
     with torch.random.fork_rng(range(torch.cuda.device_count())):
-        return _evaluate(model, evaluation_batches(dataset, batch_size, num_workers), precision)
+        return _evaluate(model, evaluation_batches(dataset, batch_size, num_workers, n_outputs(model)), precision)
 
 
 def learning_rate(step: int, n_steps: int, lr: float, batch_size: int, warmup_steps: int = 0) -> float:
@@ -317,6 +325,8 @@ def _evaluate(model: nn.Module, loader: DataLoader, precision: str) -> dict[str,
         module.training = training
     correct_sum, loss_sum, n_images = sums.tolist()
     check_all_there(int(n_images), len(loader.dataset))  # type: ignore[arg-type]
+    if not math.isfinite(loss_sum):
+        raise FloatingPointError(f"The loss is {loss_sum}: the model's outputs for some of the images are not finite.")
     return {"accuracy": correct_sum / n_images, "loss": loss_sum / n_images, "n_images": int(n_images)}
 
 
@@ -340,39 +350,33 @@ def _seconds(start: Any, end: Any) -> float:
 
 
 def _check_run(
-    run: Settings,
+    given: dict[str, Any],
     model: nn.Module,
     train_set: Dataset,
     val_set: Dataset | None,
-    checkpoint_every: int,
     check_every: int,
-) -> dict[str, int]:
-    """Return the sizes of the datasets; raise ValueError if the run does not fit them, the model or the ranks.
+) -> tuple[Settings, dict[str, int], Names | None]:
+    """Return the settings, the sizes of the datasets and the names of their labels; the model's head gets these, too.
 
+    Raises TypeError for an unknown setting, ValueError if the run does not fit the datasets, the model or the ranks.
     All ranks have to call this together. They raise alike, so that none waits for one that raised.
     """
-    _whole("checkpoint_every", checkpoint_every, 1)
-    _whole("check_every", check_every, 0)
-    n_images, n_val_images = len(train_set), 0 if val_set is None else len(val_set)  # type: ignore[arg-type]
-    sizes = {"n_images": n_images, "n_val_images": n_val_images}
-    check_all_alike({**sizes, "has a val_set": val_set is not None, "check_every": check_every, **asdict(run)})
+    check_names(given, [*inspect.signature(Settings).parameters, *inspect.signature(train).parameters])
+    run, classes = Settings(**given), agreed_classes(model, train_set, val_set)
+    whole_number("check_every", check_every, 0)
+    sizes = {"n_images": len(train_set), "n_val_images": 0 if val_set is None else len(val_set)}  # type: ignore[arg-type]
+    has = {"has a val_set": val_set is not None, "check_every": check_every}
+    check_all_alike({**sizes, **has, **asdict(run), "classes": classes})
     n_ranks = world()[1]
     if run.batch_size % n_ranks:
         raise ValueError(
             f"batch_size {run.batch_size} cannot be shared by {n_ranks} ranks: give a multiple of {n_ranks}."
         )
-    if n_images < run.batch_size:
+    if sizes["n_images"] < run.batch_size:
         raise ValueError(
-            f"The training set has {n_images} images, fewer than one batch of {run.batch_size}: lower batch_size, or "
-            "bring more images."
+            f"The training set has {sizes['n_images']} images, fewer than one batch of {run.batch_size}: lower "
+            "batch_size, or bring more images."
         )
     if run.freeze_epochs and not hasattr(model, "fc"):
         raise ValueError(f"freeze_epochs is {run.freeze_epochs}, but {type(model).__name__} has no head named fc.")
-    return sizes
-
-
-def _whole(name: str, value: Any, least: int) -> int:
-    """Return a setting as an int; raise ValueError unless it is a whole number of at least `least`."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:  # type: ignore[operator]
-        raise ValueError(f"{name} is {value!r}: give a whole number of at least {least}.")
-    return int(value)
+    return run, sizes, classes

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import urllib.request
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,13 +14,16 @@ from torchvision.models import ResNet, ResNet50_Weights, get_model
 from tqdm import tqdm
 
 from daskrun.screen import screen
-from workshop_utils.checkpoint import WeightsError, load_checkpoint
+from workshop_utils.checkpoint import OTHER_HEAD, WeightsError, load_checkpoint
 from workshop_utils.storage import resolve_weights as resolve_weights  # "as": others import it from here
 from workshop_utils.storage import whole_file
 
 SKETCH_WEIGHTS = Path(__file__).with_name("resnet18_sketches.pt")  # by tools/train_sketch_weights.py
 IMAGENET_WEIGHTS = ResNet50_Weights.IMAGENET1K_V2
-ABOUT = ("arch", "stride_in_1x1", "size", "categories")  # of a checkpoint, beside weights and their number of classes
+ABOUT = ("arch", "stride_in_1x1", "size")  # of a checkpoint, beside weights and what their classes are
+NAME_THEM = (
+    "save_checkpoint(path, **load_checkpoint(path), categories=ResNet50_Weights.IMAGENET1K_V2.meta['categories'])"
+)
 STALLED_S = 20  # a download that brings nothing for so long is given up
 # What DistributedDataParallel and torch.compile put before a weight's name.
 WRAPPER = re.compile(r"(?<![\w.])((?:module\.|_orig_mod\.)+)(?=conv1\.weight)")
@@ -35,12 +39,16 @@ def load_resnet(weights: str | os.PathLike = "auto") -> tuple[ResNet, Callable, 
     shorter side is resized to (256 if absent) before the middle 224, or all if there are fewer, are cut out.
 
     transform: from an RGB `PIL.Image` to a normalised (3, 224, 224) float32 tensor, smaller if `size` is.
-    categories: the model's category names; a logit's position is its index. The model carries what a checkpoint of it
-    has to say in `model.about`: a dict with `arch`, and `stride_in_1x1`, `size`, `categories` if they apply.
+    categories: the model's category names; a logit's position is its index. A file that names none has "category 0" and
+    so on; a warning says so where there are 1,000, as they may be ImageNet's.
+    The model carries what a checkpoint of it has to say: in `model.about`, a dict, `arch`, and `stride_in_1x1` and
+    `size` if they apply; in `model.fc.categories` the names, if they are known. So a new head has none.
     Raises WeightsError, also if ImageNet's weights cannot be downloaded, such as from a server that is silent for 20 s.
     """
     name = resolve_weights(weights)
     checkpoint = _imagenet() if name == "imagenet" else load_checkpoint(SKETCH_WEIGHTS if name == "sketches" else name)
+    if name in ("imagenet", "sketches"):
+        checkpoint["categories"] = IMAGENET_WEIGHTS.meta["categories"]
     model, categories = _build(checkpoint, name)
     model.about = {name: checkpoint[name] for name in ABOUT if name in checkpoint}
     size = checkpoint.get("size", 256)
@@ -55,7 +63,6 @@ def with_new_head(model: ResNet, n_classes: int) -> ResNet:
     Linear(in_features=512, out_features=12, bias=True)
     """
     model.fc = torch.nn.Linear(model.fc.in_features, n_classes).to(model.fc.weight.device)
-    getattr(model, "about", {}).pop("categories", None)  # those of the old head
     return model
 
 
@@ -98,6 +105,8 @@ def _download(url, path):
 def _build(checkpoint, name):
     """Return (model, categories) of a checkpoint."""
     if missing := {"arch", "num_classes", "state_dict"} - checkpoint.keys():
+        if "training" in checkpoint and "arch" in checkpoint:
+            raise WeightsError(f"{name!r} holds a model of its own kind: {OTHER_HEAD}")
         wrapped = f" If it is a state_dict, {cure}" if (cure := _cure_of_wrappers(checkpoint)) else ""
         raise WeightsError(
             f"{name!r} lacks {sorted(missing)}: a checkpoint needs arch, num_classes and state_dict.{wrapped}"
@@ -120,11 +129,13 @@ def _build(checkpoint, name):
         raise WeightsError(f"{name!r} has size {size!r}: write a number of pixels, such as 256.")
     if not isinstance(names, (list, tuple)):
         raise WeightsError(f"{name!r} has categories {str(names)[:100]!r}: write a list of names.")
-    unnamed = IMAGENET_WEIGHTS.meta["categories"] if n_classes == 1000 else map("category {}".format, range(n_classes))
-    categories = list(map(str, names or unnamed))
-    if len(categories) != n_classes:
-        raise WeightsError(f"{name!r} names {len(categories)} categories, but num_classes is {n_classes}.")
-    return model, categories
+    if names and len(names) != n_classes:
+        raise WeightsError(f"{name!r} names {len(names)} categories, but num_classes is {n_classes}.")
+    if names:
+        model.fc.categories = list(map(str, names))
+    elif n_classes == 1000:
+        warnings.warn(f"{name!r} does not name its 1,000 categories. If they are ImageNet's: {NAME_THEM}", stacklevel=3)
+    return model, getattr(model.fc, "categories", [f"category {label}" for label in range(n_classes)])
 
 
 def _cure_of_wrappers(state_dict):

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from workshop_utils.checkpoint import save_checkpoint
-from workshop_utils.tool import check
+from workshop_utils.tool import FIRST, check
 from workshop_utils.tool.check import run_checks
 from workshop_utils.tool.cli import main
 
@@ -27,6 +27,7 @@ def machine(tmp_path_factory):
     """A folder and an environment in which everything is well: one photo, small weights, right pins."""
     folder = tmp_path_factory.mktemp("workshop")
     (folder / "notebooks").mkdir()
+    (folder / FIRST).touch()
     (folder / "requirements.txt").write_text(f"torch=={importlib.metadata.version('torch')} \\\n    --hash=sha256:0\n")
     (folder / "dogs" / BREED).mkdir(parents=True)
     Image.new("RGB", (40, 30)).save(folder / "dogs" / BREED / "n02085620_7.jpg")

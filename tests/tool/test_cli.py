@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 from jupyterlab.labapp import LabApp
 
+from workshop_utils.tool import cli
 from workshop_utils.tool.cli import main
 
 WORKSHOP = Path(sys.executable).parent / "workshop"
@@ -32,6 +33,7 @@ def test_help_names_every_command_and_loads_nothing_heavy():
 def test_lab_without_the_first_notebook_says_where_to_run_it(tmp_path, monkeypatch):
     (tmp_path / "notebooks").mkdir()
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "__file__", str(tmp_path / "workshop_utils/tool/cli.py"))  # as where pip installs it
     said = CliRunner().invoke(main, ["lab", "--no-browser"])
     assert said.exit_code == 1 and "There is no notebooks/01-getting-started.ipynb" in said.output
 

@@ -45,7 +45,12 @@ def unanswered(answer: Answer, given: FunctionType | None = None) -> bool:
 
 
 def ours(solution: Solution) -> Solution:
-    """Return the solution, marked so that its check says whose it was; also a decorator for a function."""
+    """Return the solution, marked so that its check says whose it was; also a decorator for a function.
+
+    Raises TypeError for True, False and None: everybody's are the same object.
+    """
+    if solution is None or isinstance(solution, bool):
+        raise TypeError(f"{solution!r} cannot be marked as our solution: let the exercise ask for a word or a number.")
     if isinstance(solution, int | str):  # an equal answer of the attendee's may be the same object: make a new one
         kind: Any = type(solution)
         solution = type("Ours", (kind,), {"__repr__": kind.__repr__})(solution)

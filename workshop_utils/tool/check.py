@@ -14,6 +14,7 @@ from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
+import click
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -53,6 +54,7 @@ def run_checks(requirements: str | Path | None, address: str | None = None) -> I
 
 
 def _of_a_cluster(address: str | None) -> Iterator[Line]:
+    click.echo(f"{'Joining the' if address else 'Starting a'} cluster, which takes some seconds …", err=True)
     with ExitStack() as stack:
         clients: list = []
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from workshop_utils.tool import FIRST
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="workshop-dask-pytorch", prog_name="workshop", message="%(prog)s %(version)s")
@@ -148,9 +150,9 @@ def _project():
     except FileNotFoundError as error:  # as when it was deleted and cloned again
         raise click.ClickException("This folder is gone: cd to the folder of the workshop.") from error
     for folder in (here, Path(__file__).parents[2]):
-        if (folder / "notebooks").is_dir():
+        if (folder / FIRST).is_file():
             return folder
-    raise click.ClickException(f"{here} has no folder notebooks: run this in the folder of the workshop.")
+    raise click.ClickException(f"There is no {FIRST} in {here}: run this in the folder of the workshop.")
 
 
 if __name__ == "__main__":

@@ -21,9 +21,9 @@ import click
 from daskrun.settings import n_gpus
 from workshop_utils.cluster import PANES
 from workshop_utils.object_store import LOOPBACK
+from workshop_utils.tool import FIRST
 
 HERE = Path(__file__).parent
-FIRST = "notebooks/01-getting-started.ipynb"
 
 
 def open_lab(project: Path, *, port: int | None = None, browser: bool = True, extra: Sequence[str] = ()) -> None:

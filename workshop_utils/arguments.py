@@ -1,0 +1,28 @@
+"""Check what people type as arguments, and say which one cannot be."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from numbers import Integral, Real
+from typing import Any
+
+
+def whole_number(name: str, value: Any, least: int) -> int:
+    """Return a setting as an int, also NumPy's; raise ValueError unless it is a whole number of at least `least`."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:  # type: ignore[operator]
+        raise ValueError(f"{name} is {value!r}: give a whole number of at least {least}.")
+    return int(value)
+
+
+def fraction(name: str, value: Any) -> float:
+    """Return a setting as a float; raise ValueError unless it is between 0 and 1, and neither of them."""
+    if not isinstance(value, Real) or not 0 < value < 1:  # type: ignore[operator]
+        raise ValueError(f"{name} is {value!r}: give a fraction between 0 and 1, such as 0.2.")
+    return float(value)
+
+
+def check_names(given: Iterable[str], known: list[str]) -> None:
+    """Raise TypeError, with the right name, unless all settings given are known."""
+    for name in set(given).difference(known):
+        close = get_close_matches(name, known, 1)
+        guess = f"did you mean {close[0]}? " if close else ""
+        raise TypeError(f"There is no setting {name!r}: {guess}There are {', '.join(known)}.")
