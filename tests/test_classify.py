@@ -14,6 +14,7 @@ from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -69,7 +70,7 @@ def test_a_row_is_what_a_plain_loop_says(client, paths, weights):
         assert row.correct == (int(index) == truth)
 
 
-@pytest.mark.parametrize("batch_size", [1, 7])
+@pytest.mark.parametrize("batch_size", [1, np.int64(7)])
 def test_rows_come_in_the_order_given_each_as_often_as_given(client, paths, weights, batch_size):
     asked = Random(batch_size).choices(paths, k=40)
     frame = classify(client, asked, batch_size=batch_size, weights=weights, precision="fp32")
@@ -130,6 +131,8 @@ def test_relative_weights_and_photos_for_calibration_are_the_clients(client, pat
     [
         ({"paths": "a.jpg"}, "single path"),
         ({"batch_size": 0}, "batch_size is 0"),
+        ({"batch_size": True}, "batch_size is True"),
+        ({"batch_size": 8.0}, "batch_size is 8.0"),
         ({"precision": "fp16"}, "precision is 'fp16': write one of .*int8"),
     ],
 )

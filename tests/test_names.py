@@ -20,6 +20,12 @@ def test_the_project_has_a_list_of_its_own():
     assert [clean(name) for name in found.names] == found.names
 
 
+@pytest.mark.parametrize("fraction", [0, 1, 2.0, -0.1, float("nan")])
+def test_a_part_for_validation_is_between_none_and_all(fraction):
+    with pytest.raises(ValueError, match=f"val_fraction is {fraction}"):
+        names.split_names(MANY, fraction, 0)
+
+
 def test_any_json_list_can_be_named(tmp_path, monkeypatch):
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(["Zoë", "ZOE", "R2-D2", "Señor  Fluff", "x" * 30, "...", *MANY, "Max a"]))

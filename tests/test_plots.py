@@ -6,6 +6,7 @@ import shutil
 import dask
 import pandas as pd
 import plotnine as p9
+import pytest
 from PIL import Image
 
 from workshop_utils import plots
@@ -37,6 +38,11 @@ def test_a_graph_is_drawn_without_an_installed_dot(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     svg = plots.render_dot("digraph { a -> b }")
     assert svg.startswith("<svg") and svg.count("<g ") >= 4
+
+
+def test_a_gallery_needs_an_image():
+    with pytest.raises(ValueError, match="images is empty"):
+        plots.gallery([], [], "nothing")
 
 
 def count(picture, colour):

@@ -4,6 +4,7 @@ import multiprocessing
 import pickle
 from concurrent.futures import ProcessPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -35,6 +36,17 @@ def test_tensorboard_reads_what_was_written(tmp_path):
     assert events.Tags()["scalars"] == ["loss"]
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 0.5), (2, 0.25)]
     assert EventAccumulator(str(tmp_path / "rank-1")).Reload().Tags()["scalars"] == []  # NaN is not drawn
+
+
+def test_numpys_numbers_are_drawn_and_rows_without_a_step_are_told(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    write_tensorboard([{"step": np.int64(3), "loss": np.float32(0.5), "rank": np.int64(1)}], tmp_path)
+    events = EventAccumulator(str(tmp_path / "rank-1")).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(3, 0.5)]
+    with pytest.raises(ResultError, match="None of 2 rows has a number 'step'"):
+        write_tensorboard([{"epoch": 1, "loss": 0.5}] * 2, tmp_path)
+    write_tensorboard([], tmp_path)
 
 
 @pytest.mark.smoke

@@ -11,12 +11,15 @@ import threading
 import time
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
+from types import SimpleNamespace
 
 import pytest
 import s3fs
 from samples import http_server
 
+from workshop_utils import s3 as module
 from workshop_utils.photos import list_photos, read_files
+from workshop_utils.s3 import FAILURES, PAUSE_S
 
 REGION = "eu-west-9"
 
@@ -119,11 +122,51 @@ def test_what_obstore_would_take_otherwise_is_left_to_s3fs(options, server):
     assert set(server.agents) == {"aiobotocore"}
 
 
-def test_a_key_that_obstore_would_change_is_left_to_s3fs(server):
+@pytest.mark.parametrize("key", ["twice//1.jpg", "up/../1.jpg", "here/./1.jpg", "folder/", "/1.jpg"])
+def test_a_key_that_obstore_would_change_is_left_to_s3fs_and_no_other_key(key, server):
     options = {"anon": True, "client_kwargs": {"endpoint_url": server.url}}
-    for key in ("twice//1.jpg", "up/../1.jpg", "folder/"):
-        assert f"/bucket/{key}".encode() in read_files([f"s3://bucket/{key}"], options)[0]
-        assert server.agents[-1] == "aiobotocore"
+    contents = read_files([f"s3://bucket/{key}"] * 4 + ["s3://bucket/1.jpg"], options)
+    assert all(f"/bucket/{key}".encode() in content for content in contents[:4])
+    assert sorted(server.agents) == ["aiobotocore"] * 4 + ["object_store"]
+
+
+def test_a_folder_is_no_object_of_its_name(s3, s3_admin):
+    s3_admin.pipe_file("workshop/folder", b"the object")
+    folder, there = read_files(["s3://workshop/folder/", "s3://workshop/folder"], s3)
+    assert there == b"the object" and folder != b"the object"
+    s3_admin.rm_file("workshop/folder")
+
+
+def test_after_some_failures_s3fs_reads_for_a_time_and_a_warning_says_so_once(server, monkeypatch):
+    from obstore.store import S3Store
+
+    now, get, failing = [1000.0], S3Store.get, [False]
+
+    def failed(store, key):
+        if failing[0]:
+            raise TimeoutError("the network is away")
+        return get(store, key)
+
+    monkeypatch.setattr(S3Store, "get", failed)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    options = {"anon": True, "client_kwargs": {"endpoint_url": server.url}}
+
+    def who_reads():
+        assert b"/bucket/1.jpg" in read_files(["s3://bucket/1.jpg"], options)[0]
+        return server.agents[-1]
+
+    failing[0] = True
+    assert [who_reads() for _ in range(FAILURES - 1)] == ["aiobotocore"] * (FAILURES - 1)
+    failing[0] = False
+    assert who_reads() == "object_store"  # fewer failures change nothing
+    failing[0] = True
+    with pytest.warns(UserWarning, match=f"reads s3://bucket for {PAUSE_S} s .*network is away") as said:
+        for _ in range(FAILURES):
+            who_reads()
+    failing[0] = False
+    assert who_reads() == "aiobotocore" and len(said) == 1
+    now[0] += PAUSE_S
+    assert who_reads() == "object_store"
 
 
 def test_a_bucket_in_another_region_is_found_there(server):

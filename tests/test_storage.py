@@ -182,6 +182,7 @@ def test_a_place_means_the_same_in_every_working_directory(monkeypatch, tmp_path
     monkeypatch.chdir(tmp_path)
     for text in ("here", "file://here", "local://here", Path("here")):
         assert absolute_address(text) == f"{tmp_path}/here"
+    assert absolute_address("file://localhost/data/x") == absolute_address("file:///data/x") == "/data/x"
     with pytest.raises(TypeError, match="give a string"):
         absolute_address(b"here")
 

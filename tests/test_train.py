@@ -467,6 +467,19 @@ def test_settings_that_cannot_be_are_named_with_the_cure(settings, message):
         trained(**settings)
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("epoch", "no setting 'epoch': did you mean epochs?"),
+        ("checkpoint_evry", "did you mean checkpoint_every?"),
+        ("learning_rate", "no setting 'learning_rate': .* lr"),
+    ],
+)
+def test_a_setting_that_there_is_not_is_named_with_the_right_one(setting, message):
+    with pytest.raises(TypeError, match=message):
+        trained(**{setting: 3})
+
+
 def test_a_loss_that_explodes_ends_training_before_it_is_saved(tmp_path):
     with pytest.raises(FloatingPointError, match="lower lr, 10000.0"):
         trained(lr=1e4, epochs=10, batch_size=16, checkpoint=tmp_path / "run.pt", checkpoint_every=1)

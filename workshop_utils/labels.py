@@ -133,10 +133,10 @@ def _identities(name):
     folder = CLASS_FOLDER.fullmatch(name.strip())
     if folder and folder[1] in NAME_OF:
         return [folder[1]]
-    if folder:
-        return [folder[1], plain(folder[2])] if plain(folder[2] or "") else [folder[1]]
-    letters = plain(name)
-    return [_BREEDS.get(letters, letters or name)]
+    own = [folder[1]] if folder else []
+    name = (folder[2] or "") if folder else name
+    letters = plain(name) or name
+    return [*own, _BREEDS.get(letters, letters)] if name else own
 
 
 def _spelled(name):

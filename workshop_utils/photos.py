@@ -282,7 +282,7 @@ class ImageFolder(Dataset):
         self.url, self.transform, self.storage_options = url, transform, storage_options
         paths = list_photos(url, storage_options=storage_options, breeds=breeds)
         folders = {path: path.split("/")[-2] for path in paths}
-        names = {folder: "-".join(breed_of(path)) for path, folder in folders.items()}
+        names = {folder: "-".join(dict.fromkeys(breed_of(path))) for path, folder in folders.items()}
         _refuse_two_of_one_id(names)
         self.classes = sorted(names.values()) if classes is None else list(classes)
         self.class_to_idx = {name: label for label, name in enumerate(self.classes)}

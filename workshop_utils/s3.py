@@ -127,7 +127,8 @@ class _Bucket:
 
     def _note_failure(self, error):
         self.n_failures += 1
-        if self.n_failures >= FAILURES:  # so that nobody waits for each of a thousand files
+        # Nobody should wait for each of a thousand files. Those that were asked for before fail meanwhile.
+        if self.n_failures >= FAILURES and time.monotonic() >= self.asked_from:
             self.n_failures, self.asked_from = 0, time.monotonic() + PAUSE_S
             warnings.warn(
                 f"obstore failed {FAILURES} times in a row, so s3fs, which is slower, reads s3://{self.name} for "

@@ -85,6 +85,13 @@ def test_a_check_says_whose_answer_it_was(capsys):
     assert repr(solution) == "2" and repr(ours("ab")) == "'ab'"
 
 
+@pytest.mark.parametrize("solution", [True, False, None])
+def test_what_everybody_has_cannot_be_marked_as_ours(solution):
+    with pytest.raises(TypeError, match=f"{solution} cannot be marked"):
+        ours(solution)
+    assert unanswered(solution) == (solution is None)
+
+
 def test_a_check_of_a_closed_cluster_says_so():
     @exercise
     def check(answer, client):

@@ -8,9 +8,10 @@ import pytest
 from click.testing import CliRunner
 from jupyterlab.labapp import LabApp
 
-from workshop_utils.tool import cli
+from workshop_utils.tool import check, cli
 from workshop_utils.tool.cli import main
 
+ROOT = Path(__file__).parents[2]
 WORKSHOP = Path(sys.executable).parent / "workshop"
 
 
@@ -36,6 +37,15 @@ def test_lab_without_the_first_notebook_says_where_to_run_it(tmp_path, monkeypat
     monkeypatch.setattr(cli, "__file__", str(tmp_path / "workshop_utils/tool/cli.py"))  # as where pip installs it
     said = CliRunner().invoke(main, ["lab", "--no-browser"])
     assert said.exit_code == 1 and "There is no notebooks/01-getting-started.ipynb" in said.output
+
+
+def test_check_in_a_folder_with_notebooks_of_its_own_looks_at_the_workshops_pins(tmp_path, monkeypatch):
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.chdir(tmp_path)
+    asked = []
+    monkeypatch.setattr(check, "run_checks", lambda *args: asked.append(args) or [("Python", True, "fine")])
+    assert CliRunner().invoke(main, ["check"]).exit_code == 0
+    assert asked == [(ROOT / "requirements.txt", None)]
 
 
 @pytest.mark.smoke
