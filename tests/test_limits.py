@@ -102,6 +102,18 @@ def test_another_format_is_named(kind):
     assert f"its format is {kind}, and photos are {', '.join(FORMATS)}" in said and "Pillow can" not in said
 
 
+@pytest.mark.parametrize("content", [b"n", b"no", b"BM", b"BM\0", b"\xff\xd8\xff"])
+def test_a_file_of_a_few_bytes_is_no_photo(content):
+    assert "Pillow can" in refusal(content)
+
+
+@pytest.mark.parametrize(
+    ("brand", "kind"), [(b"mif1", "HEIC"), (b"heix", "HEIC"), (b"avis", "AVIF"), (b"isom", "ISOM")]
+)
+def test_relatives_of_heic_and_avif_have_their_common_name(brand, kind):
+    assert f"its format is {kind}," in refusal(b"\0\0\0\x18ftyp" + brand + bytes(100))
+
+
 def test_a_damaged_file_is_not_called_another_format():
     assert "a damaged JPEG" in refusal(stored()[:20] + b"garbage" * 20)
 
@@ -156,18 +168,41 @@ def test_a_photo_is_turned_also_if_it_has_transparency(mode):
     assert decode_photo(stored(upright, "PNG", exif=b"Exif\0\0nonsense"), "photo").size == (30, 20)
 
 
+def png(bits, kind, row, transparent=None):
+    """Return a PNG of 4 x 4 pixels, which Pillow would not write. kind: 0 for grey, 2 for colours."""
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", 4, 4, bits, kind, 0, 0, 0))]
+    chunks += [(b"tRNS", transparent)] if transparent else []
+    chunks += [(b"IDAT", zlib.compress(b"".join(b"\0" + row for _ in range(4)))), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body)) for name, body in chunks
+    )
+
+
+@holds("What is transparent becomes white")
+@pytest.mark.parametrize(
+    ("bits", "row", "shown"),
+    [(1, b"\x50", [0, 255, 0, 255]), (2, b"\x1b", [0, 255, 170, 255]), (4, b"\x51\xf0", [85, 255, 255, 0])],
+)
+def test_a_transparent_grey_of_few_bits_is_white(bits, row, shown):
+    image = decode_photo(png(bits, 0, row, transparent=b"\0\1"), "photo")
+    assert [image.getpixel((x, 0))[0] for x in range(4)] == shown
+
+
+@holds("What is transparent becomes white")
+@pytest.mark.parametrize(("opacity", "shown"), [((0, 0), [200, 200]), ((0, 255), [255, 200])])
+def test_a_bmp_without_any_opacity_is_opaque(opacity, shown):
+    masks = struct.pack("<IIII", 0xFF0000, 0xFF00, 0xFF, 0xFF000000)  # BITMAPV4HEADER, BI_BITFIELDS
+    header = struct.pack("<IiiHHIIiiII", 108, 2, 1, 1, 32, 3, 8, 0, 0, 0, 0) + masks + bytes(52)
+    pixels = b"".join(bytes([0, 0, 200, alpha]) for alpha in opacity)
+    image = decode_photo(struct.pack("<2sIHHI", b"BM", 130, 0, 0, 122) + header + pixels, "photo")
+    assert [image.getpixel((x, 0))[0] for x in range(2)] == shown and image.getpixel((1, 0)) == (200, 0, 0)
+
+
 @holds("Grey images with 16 bits")
 def test_sixteen_bits():
     assert "16-bit" in refusal(stored(Image.new("I;16", (40, 30)), "PNG"))
-    deep = torchvision.io.encode_png(torch.zeros(3, 4, 4, dtype=torch.uint8)).numpy().tobytes()
-    ihdr = deep.index(b"IHDR")
-    header = struct.pack(">IIBBBBB", 4, 4, 16, 2, 0, 0, 0)  # width, height, bits, colour
-    rows = b"".join(b"\0" + b"\x80\x12" * 12 for _ in range(4))
-    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
-    png = deep[: ihdr - 4] + b"".join(
-        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
-    )
-    assert decode_photo(png, "photo").getpixel((0, 0)) == (128, 128, 128)
+    assert decode_photo(png(16, 2, b"\x80\x12" * 12), "photo").getpixel((0, 0)) == (128, 128, 128)
+    assert "16-bit" in refusal(png(16, 2, b"\x80\x12" * 12, transparent=b"\0\1" * 3))
 
 
 @holds("An animation is refused")
@@ -211,6 +246,17 @@ def test_zeros_at_the_end_of_a_jpeg(part, settings):
     assert "zeros" in refusal(zeros_from(with_thumbnail, 0.99))  # a thumbnail's end is not the photo's
     for after in (bytes(1), bytes(5000), b"trailer of a phone" + bytes(600)):
         assert decode_photo(whole + after, "photo").size in ((600, 400), (400, 600))
+
+
+@holds("A JPEG whose last part is zeros")
+@pytest.mark.parametrize("part", [0.3, 0.6, 0.9])
+def test_zeros_at_the_end_of_a_phones_photo_with_a_thumbnail(part):
+    begin = stored(DOG.resize((60, 60)))
+    segment = b"\xff\xe1" + (len(begin) + 2).to_bytes(2, "big") + begin
+    phone = stored(noisy(), "MPO", save_all=True, append_images=[DOG])
+    phone = phone[:2] + b"\xff" + segment + phone[2:]  # a segment may begin with several bytes of FF
+    first = phone.index(b"\xff\xd9", 10_000)
+    refusal(zeros_from(phone, part * first / len(phone)))
 
 
 @holds("Damage that leaves a file readable")
@@ -261,11 +307,14 @@ def test_what_is_left_out_is_said_once(tmp_path, capsys):
     for name in ("a.HEIC", "b.avif", "c.tif", "notes", ".hidden.jpg"):
         (tmp_path / CHIHUAHUA.folder / name).touch()
     list_photos(tmp_path)
-    assert "4 files (.avif, .heic, .tif, without extension)" in (said := capsys.readouterr().out)
-    assert "1 folders" in said and "'cats'" in said and "hidden" not in said and ".git" not in said
-    assert len(said.splitlines()) == 2
+    said = "files (4): .avif, .heic, .tif, no extension; folders without a WordNet id (1), such as 'cats'.\n"
+    assert capsys.readouterr().out == f"Left out of {tmp_path}: {said}"
     list_photos(tmp_path)
     assert capsys.readouterr().out == ""
+    for number in range(100):
+        (tmp_path / CHIHUAHUA.folder / f"frame.{number}\n").touch()
+    list_photos(tmp_path)
+    assert len(said := capsys.readouterr().out) < 300 and len(said.splitlines()) == 1 and "files (104)" in said
 
 
 def test_nothing_is_said_where_nothing_is_left_out(dogs, s3, capsys):

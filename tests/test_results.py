@@ -47,6 +47,11 @@ def test_numpys_numbers_are_drawn_and_rows_without_a_step_are_told(tmp_path):
     with pytest.raises(ResultError, match="None of 2 rows has a number 'step'"):
         write_tensorboard([{"epoch": 1, "loss": 0.5}] * 2, tmp_path)
     write_tensorboard([], tmp_path)
+    odd = {"step": torch.tensor(4), "rank": np.float64(2), "loss": torch.tensor([0.25]), "time": "today", "far": np.inf}
+    write_tensorboard([odd, {"step": np.inf, "loss": 1}], tmp_path)
+    events = EventAccumulator(str(tmp_path / "rank-2")).Reload()
+    assert events.Tags()["scalars"] == ["loss"]
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(4, 0.25)]
 
 
 @pytest.mark.smoke

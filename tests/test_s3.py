@@ -169,6 +169,19 @@ def test_after_some_failures_s3fs_reads_for_a_time_and_a_warning_says_so_once(se
     assert who_reads() == "object_store"
 
 
+def test_failures_during_the_pause_do_not_count(monkeypatch):
+    now, bucket = [1000.0], module._Bucket("bucket", {}, {})
+    bucket.store = object()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with pytest.warns(UserWarning, match="obstore failed") as said:
+        for _ in range(10 * FAILURES):  # that were asked for at the same time
+            bucket._note_failure(OSError())
+    assert len(said) == 1
+    now[0] += PAUSE_S
+    bucket._note_failure(OSError())
+    assert bucket.ask(lambda store: store) is bucket.store, "one failure is none in a row"
+
+
 def test_a_bucket_in_another_region_is_found_there(server):
     server.only_region = REGION
     options = {"key": "me", "secret": "hush", "client_kwargs": {"endpoint_url": server.url}}

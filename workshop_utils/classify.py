@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
-from distributed import Client, Future, get_worker, secede
+from distributed import Client, Future, secede
 from torch import nn
 
 from daskrun.errors import SchedulerLost, check_client
@@ -116,7 +116,7 @@ def classify_stream(
     precision_of(precision, (*PRECISIONS, "int8"))  # raises ValueError for an unknown one
     photos: Iterator[str] = (os.fspath(path) if isinstance(path, os.PathLike) else str(path) for path in paths)
     on_gpu = any("gpu" in about for about in known_workers(client).values())
-    _leave_the_pool(client)
+    _leave_the_pool()
     calibration = None
     if precision == "int8":
         if on_gpu:
@@ -139,11 +139,10 @@ def classify_stream(
     return _frames(client, lambda task: submit([list(map(absolute_address, batch)) for batch in task]), tasks)
 
 
-def _leave_the_pool(client: Client) -> None:
+def _leave_the_pool() -> None:
     """Let a Dask task that calls this give its thread back, as the photos may need it; without a task do nothing."""
     with suppress(ValueError, AttributeError, KeyError):  # in no task, in none with a thread, or it has left before
-        if get_worker().scheduler.address == client.scheduler.address:  # type: ignore[union-attr]
-            secede()
+        secede()
 
 
 def _tasks(batches: Iterable[list[str]], n_threads: int, longest: int) -> Iterator[list[list[str]]]:

@@ -119,12 +119,12 @@ def list_photos(
     Paths carry their protocol and host (`s3://…`) except local ones. Raises NoPhotos if there are none.
     """
     wanted = None if breeds is None else {find_breed(breed).wnid for breed in breeds}
-    others = []
+    others: set[str] = set()
 
     def is_wanted(folder):
         name = folder.rstrip("/").rpartition("/")[2]
-        if not (breed := CLASS_FOLDER.fullmatch(name)):
-            others.append(name)
+        if not (breed := CLASS_FOLDER.fullmatch(name)) and folder.startswith(root):
+            others.add(name)
         return bool(breed and (wanted is None or breed[1] in wanted))
 
     address = absolute_address(url)
@@ -155,13 +155,14 @@ def _say(line):
 
 
 def _say_what_is_left_out(address, files, folders):
-    names = [name for file in files if (name := file.rpartition("/")[2]) and name[0] != "."]
+    files = [name for file in files if (name := file.rpartition("/")[2]) and name[0] != "." and "?" not in name]
     folders = [name for name in folders if name[:1] not in (".", "")]
-    if names:
-        kinds = ", ".join(sorted({os.path.splitext(name)[1].lower() or "without extension" for name in names}))
-        _say(f"Left out of {address}: {len(names)} files ({kinds}); photos are .{', .'.join(EXTENSIONS)}.")
-    if folders:
-        _say(f"Left out of {address}: {len(folders)} folders without a WordNet id, such as {min(folders)!r}.")
+    kinds = sorted({os.path.splitext(name)[1].lower() or "no extension" for name in files})
+    shown = ", ".join(ascii(kind)[1:-1] for kind in kinds[:8])
+    left_out = [f"files ({len(files)}): {shown}{', …' if len(kinds) > 8 else ''}"] if files else []
+    left_out += [f"folders without a WordNet id ({len(folders)}), such as {min(folders)!a}"] if folders else []
+    if left_out:
+        _say(f"Left out of {address}: {'; '.join(left_out)}.")
 
 
 def _list_folders(fs, root, is_wanted):

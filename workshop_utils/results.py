@@ -1,5 +1,6 @@
 """Keep what ranks send: metrics as TensorBoard files, and files of their own."""
 
+import math
 import time
 import uuid
 from collections.abc import Iterable
@@ -32,17 +33,24 @@ def write_tensorboard(rows: Iterable[dict], folder: str | Path, *, step: str = "
     with ExitStack() as stack:
         writer_of = cache(lambda rank: stack.enter_context(SummaryWriter(str(Path(folder, f"rank-{rank}")))))
         for row in rows:
-            numbers = {name: value for name, value in row.items() if isinstance(value, Real) and value == value}
-            if step in numbers:  # not where it is NaN, as in a row from a DataFrame
-                writer = writer_of(row.get("rank", 0))
-                for name in [name for name in numbers if name not in ("rank", "attempt", "time", step)]:
-                    writer.add_scalar(name, float(numbers[name]), int(row[step]), walltime=row.get("time"))
-                n_written += 1
             n_rows += 1
+            numbers = {name: number for name, value in row.items() if math.isfinite(number := _as_float(value))}
+            if step in numbers:  # not where it is NaN, as in a row from a DataFrame
+                writer, at = writer_of(int(numbers.get("rank", 0))), int(numbers[step])
+                for name in [name for name in numbers if name not in ("rank", "attempt", "time", step)]:
+                    writer.add_scalar(name, numbers[name], at, walltime=numbers.get("time"))
+                n_written += 1
     if n_rows and not n_written:
         raise ResultError(
             f"None of {n_rows} rows has a number {step!r}, so nothing was written: name another with step=."
         )
+
+
+def _as_float(value):
+    """Return a number, also of NumPy or in a tensor, as a float; NaN for anything else."""
+    if math.prod(getattr(value, "shape", [0])) == 1:
+        value = value.item()
+    return float(value) if isinstance(value, Real) else math.nan
 
 
 class ResultsHandler:

@@ -126,9 +126,10 @@ class _Bucket:
         return answer
 
     def _note_failure(self, error):
+        if time.monotonic() < self.asked_from:  # of those that had been asked before
+            return
         self.n_failures += 1
-        # Nobody should wait for each of a thousand files. Those that were asked for before fail meanwhile.
-        if self.n_failures >= FAILURES and time.monotonic() >= self.asked_from:
+        if self.n_failures >= FAILURES:  # nobody should wait for each of a thousand files
             self.n_failures, self.asked_from = 0, time.monotonic() + PAUSE_S
             warnings.warn(
                 f"obstore failed {FAILURES} times in a row, so s3fs, which is slower, reads s3://{self.name} for "

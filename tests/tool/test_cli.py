@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from jupyterlab.labapp import LabApp
 
-from workshop_utils.tool import check, cli
+from workshop_utils.tool import FIRST, check, cli
 from workshop_utils.tool.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +41,7 @@ def test_lab_without_the_first_notebook_says_where_to_run_it(tmp_path, monkeypat
 
 def test_check_in_a_folder_with_notebooks_of_its_own_looks_at_the_workshops_pins(tmp_path, monkeypatch):
     (tmp_path / "notebooks").mkdir()
+    (tmp_path / FIRST).touch()  # a copy, to play with
     monkeypatch.chdir(tmp_path)
     asked = []
     monkeypatch.setattr(check, "run_checks", lambda *args: asked.append(args) or [("Python", True, "fine")])

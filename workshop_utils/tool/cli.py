@@ -8,6 +8,8 @@ import click
 
 from workshop_utils.tool import FIRST
 
+PINS = "requirements.txt"
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="workshop-dask-pytorch", prog_name="workshop", message="%(prog)s %(version)s")
@@ -39,7 +41,7 @@ def check(address: str | None) -> None:
     from workshop_utils.tool.check import run_checks
 
     failed = False
-    for name, ok, text in run_checks(None if address else _project() / "requirements.txt", address):
+    for name, ok, text in run_checks(None if address else _project(PINS) / PINS, address):
         click.echo(f"{'[OK]  ' if ok else '[FAIL]'} {name}: {text}")
         failed |= not ok
     sys.exit(failed)
@@ -144,13 +146,14 @@ def bench(name: str | None, every: bool, table: bool) -> None:
         raise click.ClickException(f"There is no benchmark {name!r}; there are {', '.join(scripts)}.")
 
 
-def _project():
+def _project(*also):
+    """Return the folder of the workshop, this one or the one of this file, which has these files, too."""
     try:
         here = Path.cwd()
     except FileNotFoundError as error:  # as when it was deleted and cloned again
         raise click.ClickException("This folder is gone: cd to the folder of the workshop.") from error
     for folder in (here, Path(__file__).parents[2]):
-        if (folder / FIRST).is_file():
+        if all((folder / name).is_file() for name in (FIRST, *also)):
             return folder
     raise click.ClickException(f"There is no {FIRST} in {here}: run this in the folder of the workshop.")
 
