@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import torch.distributed as dist
 import torchvision
 from distributed import LocalCluster, get_client, worker_client
 from PIL import Image
@@ -371,15 +372,34 @@ def test_the_id_decides():
     assert [ClassNames(IMAGENET).label_of(breed.folder) for breed in BREEDS] == [breed.index for breed in BREEDS]
 
 
-@holds("Case, accents, spaces and punctuation")
 @pytest.mark.parametrize(
-    "pair", [("cat+", "cat-"), ("C", "C++"), ("\u00c4", "A"), ("type 1", "type-1"), ("Cardigan", "cardigan")]
+    "pair",
+    [
+        ("cat+", "cat-"),
+        ("C", "C++"),
+        ("\u00c4", "A"),
+        ("type 1", "type-1"),
+        ("1.5", "15"),
+        ("-10", "10"),
+        ("\u0e40\u0e2a\u0e37\u0e2d", "\u0e40\u0e2a\u0e37\u0e49\u0e2d"),  # Thai: tiger, shirt
+        ("\u30da\u30c3\u30c8", "\u30d9\u30c3\u30c9"),  # Japanese: pet, bed
+    ],
 )
-def test_categories_that_differ_in_punctuation_alone_are_told_apart_by_it(pair):
+def test_names_that_differ_in_an_accent_or_a_sign_are_two(pair):
     known = ClassNames(["something else", *pair])
     assert [known.label_of(name) for name in pair] == [1, 2]
     assert [known.label_of(f"n00000001-{name}") for name in pair] == [1, 2]
-    assert ClassNames([pair[0]]).label_of(pair[1]) == 0
+    assert ClassNames([pair[0]]).label_of(pair[1]) is None
+
+
+@holds("Case, spaces, underscores and hyphens")
+def test_names_that_differ_in_case_or_hyphens_are_one_unless_both_are_there():
+    for written in ("west-highland white_terrier", "West Highland White Terrier", "WESTHIGHLANDWHITETERRIER"):
+        assert ClassNames(["pug", "West Highland white terrier"]).label_of(written) == 1
+    assert ClassNames(["Lo\u0308wchen"]).label_of("l\u00f6wchen") == 0  # composed and decomposed
+    known = ClassNames(["Cardigan", "cardigan"])
+    assert [known.label_of(name) for name in ("Cardigan", "cardigan", "n02113186", "CARDIGAN")] == [0, 1, 0, None]
+    assert ClassNames(["n01440764-tench", ""]).label_of("tench") == 0 and ClassNames([""]).label_of("") is None
 
 
 @holds("If several categories could be meant")
@@ -444,14 +464,82 @@ def test_a_validation_set_with_other_labels_is_refused(wrap):
         steps(small(), cats, other)
     steps(model := small(), wrap(cats), wrap(cats))
     assert model.fc.categories == ["cat", "dog"]
-    with pytest.raises(ValueError, match="label 0 is 'dog' in the dataset, and 'cat' in the model's head"):
+    with pytest.raises(ValueError, match="label 0 is 'dog' in dataset, and 'cat' in the model's head"):
         evaluate(model, other)
 
 
 @holds("`train` and `evaluate` refuse datasets and models")
 def test_the_parts_of_one_dataset_mean_the_same(tmp_path):
-    with pytest.raises(ValueError, match="ConcatDataset"):
-        steps(small(), ConcatDataset([Named(["cat", "dog"]), Named(["dog", "cat"])]))
+    cats, dogs, unnamed = Named(["cat", "dog"]), Named(["dog", "cat"]), TensorDataset(torch.zeros(2), torch.zeros(2))
+    for parts in ([cats, dogs], [unnamed, cats, dogs], [cats, unnamed, dogs], [ConcatDataset([cats, unnamed]), dogs]):
+        with pytest.raises(ValueError, match="ConcatDataset"):
+            class_names(ConcatDataset(parts))
+    for parts in ([cats, Named(["cat", "dog", "eel"])], [Named(["cat", "dog", "eel"]), unnamed, cats]):
+        assert class_names(ConcatDataset(parts)) == {0: "cat", 1: "dog", 2: "eel"}
+
+
+@holds("`train` and `evaluate` refuse datasets and models")
+def test_a_head_is_found_behind_a_wrapper_and_dropout(tmp_path):
+    steps(model := small(), Named(["cat", "dog"]))
+    for wrapped in (nn.DataParallel(model), torch.compile(model, backend="eager")):
+        with pytest.raises(ValueError, match="'cat' in the model's head"):
+            evaluate(wrapped, Named(["dog", "cat"]))
+    model.fc = nn.Sequential(nn.Dropout(), model.fc)
+    with pytest.raises(ValueError, match="'cat' in the model's head"):
+        evaluate(model, Named(["dog", "cat"]))
+
+
+def test_a_head_with_more_outputs_than_names_keeps_the_names(tmp_path):
+    steps(model := small(4), Named(["cat", "dog"]), checkpoint=tmp_path / "run.pt")
+    assert model.fc.categories == ["cat", "dog", "category 2", "category 3"]
+    with pytest.raises(ValueError, match="'cat' in the model's head"):
+        evaluate(model, Named(["dog", "cat"]))
+    evaluate(model, Named(["cat", "dog", "eel"]))
+
+
+def test_a_head_is_named_only_by_a_training_that_begins():
+    model = small()
+    with pytest.raises(ValueError, match="8 images"):
+        train(model, Named(["dog", "cat"]), batch_size=64)
+    assert steps(model, Named(["cat", "dog"])) and model.fc.categories == ["cat", "dog"]
+
+
+@pytest.mark.parametrize("categories", [np.arange(2), {0: "cat"}, ["cat"], [0, 1], "ab", {"cat": 0, "dog": 1}], ids=str)
+def test_categories_that_are_no_list_of_names_are_refused_at_once(categories):
+    model = small()
+    model.fc.categories = categories
+    for call in (steps, evaluate):
+        with pytest.raises(ValueError, match="give a list of 2 names"):
+            call(model, Named(["cat", "dog"]))
+
+
+def test_imagenets_own_folders_are_compared_where_their_names_are_known():
+    wnids = ["n01440764", "n01443537", "n02085620"]  # tench, goldfish, Chihuahua
+    model = small(3)
+    model.fc.categories = ["tench", "goldfish", "Chihuahua"]
+    evaluate(model, Named(wnids))
+    with pytest.raises(ValueError, match="'n02085620' in dataset"):
+        evaluate(model, Named(wnids[::-1]))
+
+
+def names_of_ranks_are_compared():
+    first = dist.get_rank() == 0
+    cats, dogs, unnamed = Named(["cat", "dog"]), Named(["dog", "cat"]), Named([])
+    named = small()
+    named.fc.categories = ["cat", "dog"] if first else ["dog", "cat"]
+    for call in (
+        lambda: evaluate(small(), cats if first else dogs),
+        lambda: evaluate(named, unnamed),
+        lambda: steps(small(), unnamed, cats if first else dogs),
+        lambda: steps(named, unnamed),
+    ):
+        with pytest.raises(ValueError, match="The ranks differ in classes"):
+            call()
+
+
+@holds("`train` and `evaluate` refuse datasets and models")
+def test_ranks_that_call_a_label_by_different_names_are_refused(client):
+    daskrun.run(client, names_of_ranks_are_compared, n_workers=2)
 
 
 def test_a_folder_less_in_validation_is_refused_or_read_with_the_classes_of_training(tmp_path):
@@ -464,6 +552,9 @@ def test_a_folder_less_in_validation_is_refused_or_read_with_the_classes_of_trai
     same = ImageFolder(less, to_tensor, classes=there.classes)
     assert [label for _, label in same.samples] == [1, 2] and same.classes == there.classes
     assert steps(small(3), train_set, same)["accuracy"] >= 0
+    for wrong in ("pug", {"n02085620-Chihuahua": 1}, {"n02085620-Chihuahua"}):
+        with pytest.raises(ValueError, match="give a list of names"):
+            ImageFolder(less, classes=wrong)
     with pytest.raises(ValueError, match="none of the 2 classes.*n02085620-Chihuahua"):
         ImageFolder(tmp_path / "train", classes=names[1:])
     assert [label for _, label in ImageFolder(tmp_path / "train", classes=IMAGENET).samples] == [
@@ -495,11 +586,20 @@ def test_a_pretrained_model_is_not_judged_by_positions_among_folders(tmp_path):
 def test_datasets_whose_names_are_unknown():
     assert class_names(TensorDataset(torch.zeros(2, 3), torch.zeros(2))) is None
     assert class_names(Named(["a", "b"], target_transform=lambda label: 1 - label)) is None
-    assert class_names(Named(["a"], class_to_idx={"tench": 0, "Tinca tinca": 0})) is None
+    assert class_names(Named([("a", "b")], class_to_idx={"a": 0, "b": 0})) is None
+    assert class_names(Named([])) is class_names(Named([1, 2], class_to_idx={0: "a"})) is None
     assert class_names(Named(["a", "b"], class_to_idx={"a": 1, "b": 0})) == {1: "a", 0: "b"}
     assert (
         class_names(Named([("a", "b")])) is None and class_names(ConcatDataset([Named("ab"), Subset([1], [0])])) is None
     )
+
+
+@pytest.mark.parametrize("kind", [np.array, pd.Index, tuple, lambda names: dict.fromkeys(names).keys()])
+def test_names_may_be_in_any_kind_of_list(kind):
+    dataset = Named("ab")
+    dataset.classes = kind(["cat", "dog"])
+    assert class_names(dataset) == {0: "cat", 1: "dog"}
+    assert {type(name) for name in class_names(dataset).values()} == {str}
 
 
 @holds("A label that is no whole number")
@@ -510,11 +610,11 @@ def test_datasets_whose_names_are_unknown():
 def test_labels_that_are_no_class(label, num_workers):
     bad = Named(["cat", "dog"], [0, 1, 1, 0, 1, label, 0, 1])
     for call in (lambda: steps(small(), bad, num_workers=num_workers), lambda: evaluate(small(), bad)):
-        with pytest.raises(ValueError, match=r"Image 5 of the dataset has the label .*classes are 0 to 1"):
+        with pytest.raises(ValueError, match=r"Image 5 of the dataset has the label .*whole numbers from 0 to 1"):
             call()
 
 
-@pytest.mark.parametrize("kind", [np.int32, np.uint8, torch.tensor, int])
+@pytest.mark.parametrize("kind", [np.int32, np.uint8, torch.tensor, int, bool, lambda n: np.array([n])])
 def test_labels_may_be_whole_numbers_of_any_kind(kind):
     expected = evaluate(small(), Named(["cat", "dog"]))
     assert evaluate(small(), Named(["cat", "dog"], map(kind, (0, 1) * 4))) == expected
@@ -531,9 +631,17 @@ def test_outputs_that_are_no_numbers_have_no_accuracy():
 def test_a_run_goes_on_with_the_classes_that_it_began_with(tmp_path):
     path = tmp_path / "run.pt"
     steps(small(), Named(["cat", "dog"]), checkpoint=path)
-    with pytest.raises(ValueError, match="label 1 is 'emu' in the training set, and 'dog' in .*run.pt.*Delete it"):
+    with pytest.raises(ValueError, match="label 1 is 'emu' in this run, and 'dog' in .*run.pt.*Delete it"):
         steps(small(), Named(["cat", "emu"]), checkpoint=path)
+    with pytest.raises(ValueError, match="2 classes, now 3"):
+        steps(small(3), Named(["cat", "dog", "eel"]), checkpoint=path)
     assert steps(small(), Named(["Cat", "dog"], [1, 0] * 4), checkpoint=path)["resumed_at"] == 2  # images unlike before
+    steps(model := small(), Named([]), checkpoint=path)  # whose names are unknown: they are the file's
+    assert model.fc.categories == ["cat", "dog"]
+    model = small()
+    model.fc.categories = ["dog", "cat"]
+    with pytest.raises(ValueError, match="label 0 is 'dog' in this run, and 'cat' in .*run.pt"):
+        steps(model, Named([]), checkpoint=path)
 
 
 @holds("`load_resnet` loads what `train` saved")

@@ -472,7 +472,7 @@ def test_settings_that_cannot_be_are_named_with_the_cure(settings, message):
     [
         ("epoch", "no setting 'epoch': did you mean epochs?"),
         ("checkpoint_evry", "did you mean checkpoint_every?"),
-        ("learning_rate", "no setting 'learning_rate': .* lr"),
+        ("learning_rate", "no setting 'learning_rate': did you mean lr\\?"),
     ],
 )
 def test_a_setting_that_there_is_not_is_named_with_the_right_one(setting, message):

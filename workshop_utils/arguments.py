@@ -5,6 +5,8 @@ from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any
 
+OFTEN = {"lr": ("lr", "learning_rate", "base_lr", "init_lr"), "batch_size": ("bs",)}  # what others call a setting
+
 
 def whole_number(name: str, value: Any, least: int) -> int:
     """Return a setting as an int, also NumPy's; raise ValueError unless it is a whole number of at least `least`."""
@@ -23,6 +25,6 @@ def fraction(name: str, value: Any) -> float:
 def check_names(given: Iterable[str], known: list[str]) -> None:
     """Raise TypeError, with the right name, unless all settings given are known."""
     for name in set(given).difference(known):
-        close = get_close_matches(name, known, 1)
+        close = [short for short in known if name.lower() in OFTEN.get(short, ())] or get_close_matches(name, known, 1)
         guess = f"did you mean {close[0]}? " if close else ""
         raise TypeError(f"There is no setting {name!r}: {guess}There are {', '.join(known)}.")

@@ -176,10 +176,11 @@ class _Seeded(Subset):
 
     def _checked(self, label: Any, index: int) -> int:
         with suppress(TypeError):  # of a float, or of several numbers
-            if 0 <= (number := operator.index(label)) < (self.n_classes or math.inf):
+            number = operator.index(label.item() if math.prod(getattr(label, "shape", [0])) == 1 else label)
+            if 0 <= number < (self.n_classes or math.inf):
                 return number
-        classes = f"0 to {self.n_classes - 1}" if self.n_classes else "whole numbers from 0 on"
+        classes = f"from 0 to {self.n_classes - 1}" if self.n_classes else "from 0 on"
         raise ValueError(
-            f"Image {index} of the dataset has the label {label!r}, and the model's classes are {classes}: correct it, "
-            "leave the image out with Subset, or give the model another head."
+            f"Image {index} of the dataset has the label {label!r}, a {type(label).__name__}; the model's classes are "
+            f"whole numbers {classes}. Correct it, leave the image out with Subset, or give the model another head."
         )

@@ -16,7 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from workshop_utils.arguments import whole_number
-from workshop_utils.labels import Names, check_same_classes
+from workshop_utils.labels import Names, categories_of, check_same_classes, name_head
 from workshop_utils.preemption import Preempted, ranks_with_sigterm
 from workshop_utils.storage import absolute_address, open_address, whole_file
 
@@ -128,29 +128,39 @@ class RunCheckpoint:
                 warnings.warn(f"{self.path!r} will hold a model of its own kind: {OTHER_HEAD}", stacklevel=3)
 
     def resume(self) -> tuple[int, dict]:
-        """Return (steps done, numbers so far), and load the states of the checkpoint, if any.
+        """Return (steps done, numbers so far), and load the states of the checkpoint, if any; name the model's head.
 
         Raises ValueError for a checkpoint of another run, WeightsError for a damaged one.
         """
         if not self.path or not checkpoint_exists(self.path):
+            name_head(self.model, self.classes)
             return 0, {}
         saved = load_checkpoint(self.path)
         if "training" not in saved:
             raise ValueError(f"{self.path!r} was not written by train, so it cannot be resumed. {CURE}")
         step, numbers, old = (saved["training"][name] for name in ("step", "numbers", "settings"))
+        self._compare_classes(saved["training"].get("classes") or dict(enumerate(saved.get("categories") or ())))
         others = [
             f"{name} {old.get(name)!r}, now {now!r}" for name, now in self.settings.items() if old.get(name) != now
         ]
         if others:
             raise ValueError(f"{self.path!r} is of a run with other settings: {', '.join(others)}. {CURE}")
-        check_same_classes(saved["training"].get("classes"), self.classes, repr(self.path), "the training set", CURE)
         try:
             self.model.load_state_dict(saved["state_dict"])
             self.optimizer.load_state_dict(saved["optimizer"])
         except (RuntimeError, ValueError) as error:
             why = str(error)[:300]
             raise ValueError(f"{self.path!r} is of a run with another model ({why}). {CURE}") from error
+        name_head(self.model, self.classes)
         return step, numbers
+
+    def _compare_classes(self, saved: Names) -> None:
+        """Raise ValueError if a label was another class when it was saved; names that are unknown now are those."""
+        now = self.classes or dict(enumerate(categories_of(self.model) or ()))
+        check_same_classes(saved, now, repr(self.path), "this run", CURE)
+        if self.classes and saved and self.classes.keys() != saved.keys():
+            raise ValueError(f"{self.path!r} is of a run with {len(saved)} classes, now {len(self.classes)}. {CURE}")
+        self.classes = self.classes or saved or None
 
     def keep(self, step: int, numbers: dict | None = None) -> None:
         """Save `step` if it is due, if it ends an epoch, which has `numbers`, or if a rank got SIGTERM.
@@ -179,7 +189,7 @@ class RunCheckpoint:
         about = dict(getattr(self.model, "about", {}))
         if isinstance(head := getattr(self.model, "fc", None), torch.nn.Linear):
             about["num_classes"] = head.out_features
-            about |= {"categories": head.categories} if hasattr(head, "categories") else {}
+            about |= {"categories": names} if (names := categories_of(self.model)) else {}
         save_checkpoint(
             self.path,
             **about,

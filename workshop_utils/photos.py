@@ -3,7 +3,7 @@
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -285,7 +285,9 @@ class ImageFolder(Dataset):
         folders = {path: path.split("/")[-2] for path in paths}
         names = {folder: "-".join(dict.fromkeys(breed_of(path))) for path, folder in folders.items()}
         _refuse_two_of_one_id(names)
-        self.classes = sorted(names.values()) if classes is None else list(classes)
+        if isinstance(classes, str | Mapping | Set):
+            raise ValueError(f"classes is {classes!r:.100}: give a list of names, in the order of their labels.")
+        self.classes = sorted(names.values()) if classes is None else list(map(str, classes))
         self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
         known = ClassNames(self.classes)
         labels = {folder: known.label_of(name) for folder, name in names.items()}
@@ -294,6 +296,8 @@ class ImageFolder(Dataset):
                 f"{url!r} has {len(others)} folders that are none of the {len(self.classes)} classes, such as "
                 f"{others[0]!r}: leave them out with breeds, or add them to classes."
             )
+        if len(set(labels.values())) < len(labels):
+            raise ValueError(f"Several folders of {url!r} are one of the classes: {labels}. Give classes that differ.")
         self.samples = [(path, labels[folder]) for path, folder in folders.items()]
 
     def __len__(self) -> int:
