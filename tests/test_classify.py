@@ -72,7 +72,7 @@ def test_a_row_is_what_a_plain_loop_says(client, paths, weights):
 
 @pytest.mark.parametrize("batch_size", [1, np.int64(7)])
 def test_rows_come_in_the_order_given_each_as_often_as_given(client, paths, weights, batch_size):
-    asked = Random(batch_size).choices(paths, k=40)
+    asked = Random(int(batch_size)).choices(paths, k=40)
     frame = classify(client, asked, batch_size=batch_size, weights=weights, precision="fp32")
     assert frame.path.tolist() == asked
     assert frame.groupby("path").prediction.nunique().eq(1).all()
