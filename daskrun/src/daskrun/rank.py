@@ -2,16 +2,18 @@
 
 import errno
 import socket
+import threading
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakSet
 
 import cloudpickle
 from distributed import Worker, get_worker
@@ -51,6 +53,29 @@ class AttemptId(NamedTuple):
     number: int
 
 
+class Place(NamedTuple):
+    """Where a rank is among all hosts, by torchrun's names of the variables. A group is a host."""
+
+    local_rank: int
+    local_world_size: int
+    group_rank: int
+    group_world_size: int
+
+
+def places(hosts: Sequence[str]) -> list[Place]:
+    """Return each rank's place. hosts: of the ranks, in rank order; those of one host are neighbours.
+
+    >>> places(["a", "a", "b"])[1:]
+    [Place(local_rank=1, local_world_size=2, group_rank=0, group_world_size=2), \
+Place(local_rank=0, local_world_size=1, group_rank=1, group_world_size=2)]
+    """
+    groups = list(dict.fromkeys(hosts))
+    return [
+        Place(hosts[:rank].count(host), hosts.count(host), groups.index(host), len(groups))
+        for rank, host in enumerate(hosts)
+    ]
+
+
 @dataclass(frozen=True)
 class Assignment:
     """Which rank of which attempt a worker is. client: its id. process: the worker's id, which no successor shares."""
@@ -61,11 +86,13 @@ class Assignment:
     world_size: int
     max_restarts: int
     process: str
+    place: Place
 
 
-# (worker, assignment) while this process runs a rank, else None. A process runs one rank at a time, and the rank's
-# function may log from any of its threads, so this belongs to the process and not to a context.
-_running: tuple[Worker, Assignment] | None = None
+# While this process runs a rank, else None. A process runs one rank at a time, and the rank's function may log from any
+# of its threads, so this belongs to the process and not to a context.
+_running: "tuple[Worker, Assignment, TCPStore] | None" = None
+_older_threads: WeakSet[threading.Thread] = WeakSet()  # those that were there when the rank began
 
 _begins: dict[AttemptId, bool] = {}  # False where `leave` came before the rank
 _mail: dict[AttemptId, SimpleQueue] = {}  # holds the Meeting, once the client has sent it
@@ -79,10 +106,27 @@ def assignment() -> Assignment | None:
 
 
 def send_row(row: Mapping[str, object]) -> None:
-    """Send a row of metrics to the client; it ends with the worker's address. Only for a process that runs a rank."""
+    """Send a row of metrics to the client; it ends with the worker's address. Only for a process that runs a rank.
+
+    A thread that an earlier job has left behind logs nothing.
+    """
     assert _running
-    worker, mine = _running
-    _log(worker, mine, "row", {**row, "worker": worker.address})
+    worker, mine, _ = _running
+    if threading.current_thread() not in _older_threads:
+        _log(worker, mine, "row", {**row, "worker": worker.address})
+
+
+def tell_ranks(name: str, value: str) -> None:
+    """Let the other ranks know a value, which `told_by` waits for. Only for a process that runs a rank."""
+    assert _running
+    _, mine, store = _running
+    store.set(f"{name}-{mine.rank}", value)
+
+
+def told_by(ranks: Iterable[int], name: str) -> list[str]:
+    """Return the value that each of these ranks has told, once it has. Only for a process that runs a rank."""
+    assert _running
+    return [_running[2].get(f"{name}-{rank}").decode() for rank in ranks]
 
 
 def _log(worker: Worker, mine: Assignment, kind: str, *about: Any) -> None:
@@ -198,7 +242,8 @@ def run_rank(bootstrap: Callable, mine: Assignment) -> bytes:
         store.add(f"returned-{mine.rank}", 1)
         return result
 
-    _running = worker, mine
+    _note_older_threads()
+    _running = worker, mine, store
     try:
         with torch_as_found(), known_to_children():
             return bootstrap(run, store, mine)
@@ -211,6 +256,14 @@ def run_rank(bootstrap: Callable, mine: Assignment) -> bytes:
     if isinstance(told[0], Stopped):
         time.sleep(STOPPED_AFTER_S)
     raise told[0]
+
+
+def _note_older_threads() -> None:
+    _older_threads.clear()
+    for thread in threading.enumerate():
+        # Python's dummies stand for threads of PyTorch's own, which call hooks in every job.
+        if thread is not threading.current_thread() and not isinstance(thread, threading._DummyThread):
+            _older_threads.add(thread)
 
 
 def _meet(mine: Assignment) -> "tuple[TCPStore, bytes]":

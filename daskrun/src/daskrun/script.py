@@ -47,6 +47,7 @@ class Script(NamedTuple):
     """What each rank runs. path: a file, from the folder, or with is_module a module.
 
     folder: where to run it. archive: what is in that folder, as a tar file, for workers that do not have it.
+    virtual_local_rank: whether each rank counts as a host of its own, whose GPU is cuda:0.
     """
 
     path: str
@@ -54,6 +55,7 @@ class Script(NamedTuple):
     arguments: tuple[str, ...]
     folder: str
     archive: bytes | None
+    virtual_local_rank: bool = False
 
     def beside(self, folder: str) -> str:
         """Return the folder from which the script imports first."""
@@ -131,6 +133,7 @@ def _run(script: Script, folder: str, number: int, last: deque[str]) -> int:
             stderr=subprocess.STDOUT,
             pass_fds=[theirs.fileno()],
             cwd=folder,
+            env={**os.environ, **({} if script.virtual_local_rank else _local_variables())},
             start_new_session=True,  # Ctrl-C is for the command, which ends the ranks
         )
         theirs.close()
@@ -149,6 +152,26 @@ def _run(script: Script, folder: str, number: int, last: deque[str]) -> int:
             _processes.clear()
             look.ask_script = None
     return code
+
+
+def _local_variables() -> dict[str, str]:
+    """Return the variables that tell a script its place on its host, as torchrun does.
+
+    Its GPU is then cuda:LOCAL_RANK: of workers that each see other GPUs first, it sees those that are first, in order.
+    """
+    mine = rank.assignment()
+    assert mine
+    place = mine.place
+    variables = {name.upper(): str(number) for name, number in place._asdict().items()}
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    rank.tell_ranks("visible", seen)
+    if seen:
+        begin = mine.rank - place.local_rank
+        all_seen = rank.told_by(range(begin, begin + place.local_world_size), "visible")
+        own = [devices.split(",")[0] for devices in all_seen]
+        if all(own) and len(set(own)) == len(own):  # else they see the same GPUs, in the same order
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(own)
+    return variables
 
 
 def _end_group(number: int) -> None:
