@@ -20,7 +20,7 @@ from distributed import Worker, get_worker
 from distributed.comm import get_address_host
 from distributed.core import error_message
 
-from daskrun.as_found import torch_as_found
+from daskrun.as_found import settings_as_found
 from daskrun.by_value import send_by_value
 from daskrun.errors import JobError, Stopped, ranks_named
 from daskrun.family import known_to_children
@@ -245,7 +245,7 @@ def run_rank(bootstrap: Callable, mine: Assignment) -> bytes:
     _note_older_threads()
     _running = worker, mine, store
     try:
-        with torch_as_found(), known_to_children():
+        with settings_as_found(), known_to_children():
             return bootstrap(run, store, mine)
     except BaseException as error:
         if not told:
