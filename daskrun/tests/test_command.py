@@ -94,8 +94,10 @@ def set_variable(name, value):
     ("of_workers", "of_scripts"),
     [
         (["1,0", "0,1"], ["1,0", "1,0"]),  # as workers of dask-cuda, each with its own first
+        (["1,2,0", " 0,2,1"], ["1,0,2", "1,0,2"]),
         (["3", "2"], ["3,2", "3,2"]),
         (["0,1", "0,1"], ["0,1", "0,1"]),
+        (["0", "-1"], ["0", "-1"]),
         (["", ""], ["", ""]),
         (["0", ""], ["0", ""]),
     ],
@@ -110,6 +112,20 @@ def test_a_scripts_own_gpu_is_the_one_of_its_local_rank(client, tmp_path, of_wor
     finally:
         client.run(set_variable, "CUDA_VISIBLE_DEVICES", None)
     assert [of_rank(rank, out) for rank in (0, 1)] == [[seen] for seen in of_scripts], err
+
+
+def test_a_script_without_a_gpu_of_its_local_rank_is_told_the_option(client, tmp_path):
+    write(tmp_path, "import os", "print(os.environ['LOCAL_RANK'])")
+    client.run(set_variable, "CUDA_VISIBLE_DEVICES", "0")  # as in two jobs of Slurm on one node
+    try:
+        code, _, err = run(client, tmp_path, "script.py")
+        assert code == 1 and "LOCAL_RANK 1" in err and "--virtual-local-rank" in err
+        code, out, _ = run(client, tmp_path, "--virtual-local-rank", "script.py")
+        assert code == 0 and of_rank(1, out) == ["0"]
+        code, out, _ = run(client, tmp_path, "-n", "1", "script.py")
+        assert code == 0 and of_rank(0, out) == ["0"]
+    finally:
+        client.run(set_variable, "CUDA_VISIBLE_DEVICES", None)
 
 
 def test_the_example_of_the_readme_prints_what_stands_there(tmp_path):

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 import traceback
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -618,21 +617,15 @@ def test_settings_of_pytorch_that_a_function_changed_are_restored_and_draws_are_
         torch.use_deterministic_algorithms(True)
         torch.set_warn_always(True)
         torch.set_autocast_enabled("cpu", True)
-        backends = importlib.import_module("torch.backends")
-        backends.cudnn.fp32_precision = backends.cuda.matmul.fp32_precision = "ieee"
-        cudnn.enabled = False
         os.chdir("/")
         for seed in (torch.manual_seed, random.seed, np.random.seed):
             seed(0)
         socket.setdefaulttimeout(0.001)
-        warnings.simplefilter("error")
 
     def settings():
         cudnn = importlib.import_module("torch.backends.cudnn")
-        backends = importlib.import_module("torch.backends")
-        exact = backends.fp32_precision, backends.cudnn.conv.fp32_precision, backends.cuda.matmul.fp32_precision
         switches = cudnn.benchmark, cudnn.deterministic, torch.is_warn_always_enabled(), torch.is_grad_enabled()
-        switches += cudnn.enabled, socket.getdefaulttimeout(), *exact, [kind for kind, *_ in warnings.filters]
+        switches += (socket.getdefaulttimeout(),)
         switches += torch.are_deterministic_algorithms_enabled(), torch.is_autocast_enabled("cpu")
         numbers = torch.get_default_dtype(), torch.get_num_threads(), torch.get_float32_matmul_precision()
         return os.getpid(), os.getcwd(), str(torch.empty(1).device), switches, numbers

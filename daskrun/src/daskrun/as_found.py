@@ -1,13 +1,12 @@
 """Restore what a job changes in a worker's process, and the next job or a plain Dask task would meet.
 
 That is what the two functions name. Other things stay: imported modules and what they hold, sys.path, the umask, signal
-handlers, print options.
+handlers, filters of warnings, other settings of PyTorch.
 """
 
 import os
 import random
 import socket
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -38,43 +37,33 @@ def environment(settings: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def settings_as_found() -> Iterator[None]:
-    """Restore after the block, which may end in the midst of a change, the settings of PyTorch that are named here.
+    """Restore settings of PyTorch, and the default timeout of sockets, after the block.
 
-    Also Python's filters of warnings, and the default timeout of sockets, with which plain Dask tasks would fail.
+    The block may end in the midst of a change.
     Else the next job in this process would run with others than its ranks in new processes. What is drawn at random
     afterwards is new: else a seed that all ranks set would let the ranks of the next job draw the same.
     """
     import numpy as np
     import torch
 
-    cudnn: Any = torch.backends.cudnn
-    dtype, threads, timeout = torch.get_default_dtype(), torch.get_num_threads(), socket.getdefaulttimeout()
-    deterministic, precision = torch.get_deterministic_debug_mode(), _matmul_precision()
-    precisions = {setting: setting.fp32_precision for setting in _float32_settings()}
-    switches = {name: getattr(cudnn, name) for name in ("enabled", "benchmark", "deterministic")}
-    autocast = {of: torch.is_autocast_enabled(of) for of in ("cpu", "cuda")}
-    device, warns = torch.get_default_device(), torch.is_warn_always_enabled()
-    with (
-        warnings.catch_warnings(),
-        torch.set_grad_enabled(torch.is_grad_enabled()),
-        torch.autograd.set_detect_anomaly(torch.is_anomaly_enabled()),
-    ):
+    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
+    precision, deterministic = _matmul_precision(), torch.get_deterministic_debug_mode()
+    timeout = socket.getdefaulttimeout()
+    exact, autocast = torch.backends.cudnn.deterministic, {of: torch.is_autocast_enabled(of) for of in ("cpu", "cuda")}
+    device, searches, warns = torch.get_default_device(), torch.backends.cudnn.benchmark, torch.is_warn_always_enabled()
+    with torch.set_grad_enabled(torch.is_grad_enabled()), torch.autograd.set_detect_anomaly(torch.is_anomaly_enabled()):
         try:
             yield
         finally:
-            socket.setdefaulttimeout(timeout)
+            socket.setdefaulttimeout(timeout)  # plain Dask tasks would meet another one
             torch.set_default_dtype(dtype)
             torch.set_num_threads(threads)
             if precision not in (None, _matmul_precision()):
                 torch.set_float32_matmul_precision(precision)
-            for setting, value in precisions.items():
-                if setting.fp32_precision != value:
-                    setting.fp32_precision = value
             torch.set_deterministic_debug_mode(deterministic)
             if torch.get_default_device() != device:
                 torch.set_default_device(None if device.type == "cpu" else device)
-            for name, switch in switches.items():
-                setattr(cudnn, name, switch)
+            torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = searches, exact
             for of, enabled in autocast.items():
                 torch.set_autocast_enabled(of, enabled)
             torch.set_warn_always(warns)
@@ -83,17 +72,8 @@ def settings_as_found() -> Iterator[None]:
             random.seed()
 
 
-def _float32_settings() -> list[Any]:
-    """Return what has an `fp32_precision` of its own, the general ones first: the others may follow them."""
-    from torch import backends
-
-    root: Any = backends
-    operations = [of for library in (root.cudnn, root.mkldnn) for of in (library.conv, library.rnn)]
-    return [root, root.cudnn, root.mkldnn, *operations, root.cuda.matmul, root.mkldnn.matmul]
-
-
 def _matmul_precision() -> Any:
-    """Return PyTorch's older name for the precision of products; None if an `fp32_precision` contradicts it."""
+    """Return the precision of products; None if `torch.backends.cuda.matmul.fp32_precision` contradicts it."""
     import torch
 
     with suppress(RuntimeError):

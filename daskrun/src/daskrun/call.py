@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
+from dask.base import is_dask_collection
 from distributed import Future
 
 ALIKE = 0.85  # how similar, of 1, a name is to the setting that was meant: one letter of a short one is wrong
@@ -25,9 +26,9 @@ def check_call(launch: Callable, settings: Mapping[str, Any], fn: Callable, args
         raise TypeError(f"{fn!r} cannot be called: give launch a function, and then the function's arguments.")
     values = [*args, *kwargs.values()]
     values += chain.from_iterable(_inside(value) for value in values)
-    if lazy := [value for value in values if isinstance(value, Future) or hasattr(type(value), "__dask_graph__")]:
+    if lazy := [value for value in values if _is_lazy(value)]:
         raise TypeError(
-            f"One of the arguments is or holds a {type(lazy[0]).__name__} of Dask, and the ranks need its value: give "
+            f"An argument is or holds Dask's {type(lazy[0]).__name__}, and the ranks need its value: give "
             "future.result() or collection.compute(), or let the function load it."
         )
     try:
@@ -68,8 +69,16 @@ def check_call(launch: Callable, settings: Mapping[str, Any], fn: Callable, args
 
 
 def _inside(value: Any) -> Iterable[Any]:
-    """Return what a list, a tuple or a dict holds, which most people write."""
-    return value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
+    """Return the first things that a list, a tuple or a dict holds."""
+    inside = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
+    return islice(inside, 1000)
+
+
+def _is_lazy(value: Any) -> bool:
+    """Return whether Dask has still to compute this."""
+    with suppress(Exception):  # an object may raise whatever it likes where it is asked for an attribute
+        return isinstance(value, Future) or is_dask_collection(value)
+    return False
 
 
 def _as_called(fn: Callable) -> inspect.Signature | None:

@@ -2,7 +2,6 @@
 
 import errno
 import socket
-import threading
 import time
 import traceback
 import uuid
@@ -13,7 +12,6 @@ from datetime import timedelta
 from functools import cache
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakSet
 
 import cloudpickle
 from distributed import Worker, get_worker
@@ -92,7 +90,6 @@ class Assignment:
 # While this process runs a rank, else None. A process runs one rank at a time, and the rank's function may log from any
 # of its threads, so this belongs to the process and not to a context.
 _running: "tuple[Worker, Assignment, TCPStore] | None" = None
-_older_threads: WeakSet[threading.Thread] = WeakSet()  # those that were there when the rank began
 
 _begins: dict[AttemptId, bool] = {}  # False where `leave` came before the rank
 _mail: dict[AttemptId, SimpleQueue] = {}  # holds the Meeting, once the client has sent it
@@ -106,14 +103,10 @@ def assignment() -> Assignment | None:
 
 
 def send_row(row: Mapping[str, object]) -> None:
-    """Send a row of metrics to the client; it ends with the worker's address. Only for a process that runs a rank.
-
-    A thread that an earlier job has left behind logs nothing.
-    """
+    """Send a row of metrics to the client; it ends with the worker's address. Only for a process that runs a rank."""
     assert _running
     worker, mine, _ = _running
-    if threading.current_thread() not in _older_threads:
-        _log(worker, mine, "row", {**row, "worker": worker.address})
+    _log(worker, mine, "row", {**row, "worker": worker.address})
 
 
 def tell_ranks(name: str, value: str) -> None:
@@ -242,7 +235,6 @@ def run_rank(bootstrap: Callable, mine: Assignment) -> bytes:
         store.add(f"returned-{mine.rank}", 1)
         return result
 
-    _note_older_threads()
     _running = worker, mine, store
     try:
         with settings_as_found(), known_to_children():
@@ -256,14 +248,6 @@ def run_rank(bootstrap: Callable, mine: Assignment) -> bytes:
     if isinstance(told[0], Stopped):
         time.sleep(STOPPED_AFTER_S)
     raise told[0]
-
-
-def _note_older_threads() -> None:
-    _older_threads.clear()
-    for thread in threading.enumerate():
-        # Python's dummies stand for threads of PyTorch's own, which call hooks in every job.
-        if thread is not threading.current_thread() and not isinstance(thread, threading._DummyThread):
-            _older_threads.add(thread)
 
 
 def _meet(mine: Assignment) -> "tuple[TCPStore, bytes]":

@@ -15,6 +15,7 @@ import uuid
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -157,21 +158,33 @@ def _run(script: Script, folder: str, number: int, last: deque[str]) -> int:
 def _local_variables() -> dict[str, str]:
     """Return the variables that tell a script its place on its host, as torchrun does.
 
-    Its GPU is then cuda:LOCAL_RANK: of workers that each see other GPUs first, it sees those that are first, in order.
+    Its GPU is then cuda:LOCAL_RANK: where each worker of a host sees another GPU first, the script sees these, in the
+    order of the ranks, and then what else its worker sees. Raises JobError if it has no such GPU.
     """
     mine = rank.assignment()
     assert mine
     place = mine.place
     variables = {name.upper(): str(number) for name, number in place._asdict().items()}
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    rank.tell_ranks("visible", seen)
-    if seen:
-        begin = mine.rank - place.local_rank
-        all_seen = rank.told_by(range(begin, begin + place.local_world_size), "visible")
-        own = [devices.split(",")[0] for devices in all_seen]
-        if all(own) and len(set(own)) == len(own):  # else they see the same GPUs, in the same order
-            variables["CUDA_VISIBLE_DEVICES"] = ",".join(own)
+    rank.tell_ranks("visible", os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    if not (seen := _gpus(os.environ.get("CUDA_VISIBLE_DEVICES", ""))):
+        return variables
+    begin = mine.rank - place.local_rank
+    all_seen = rank.told_by(range(begin, begin + place.local_world_size), "visible")
+    own = [gpu for gpus in all_seen for gpu in _gpus(gpus)[:1]]
+    if len(set(own)) == place.local_world_size:
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys([*own, *seen]))
+    elif len(seen) <= place.local_rank:
+        raise JobError(
+            f"Rank {mine.rank} has LOCAL_RANK {place.local_rank} on its host, and its worker sees only "
+            f"CUDA_VISIBLE_DEVICES={','.join(seen)}, so it would have no GPU of its own: give --virtual-local-rank."
+        )
     return variables
+
+
+def _gpus(visible: str) -> list[str]:
+    """Return the GPUs that a value of CUDA_VISIBLE_DEVICES names; CUDA sees none after -1."""
+    gpus = [gpu.strip() for gpu in visible.split(",")]
+    return list(takewhile(lambda gpu: gpu not in ("", "-1", "NoDevFiles"), gpus))
 
 
 def _end_group(number: int) -> None:
