@@ -3,6 +3,7 @@
 import functools
 import warnings
 
+import dask
 import pytest
 
 import daskrun
@@ -48,6 +49,15 @@ def with_first(function):
 def test_a_call_that_cannot_be_is_refused_before_there_is_a_cluster(fn, args, kwargs, message):
     with pytest.raises(TypeError, match=message):
         daskrun.launch(None, fn, *args, **kwargs)
+
+
+@pytest.mark.parametrize("wrap", [lambda lazy: lazy, lambda lazy: [1, lazy], lambda lazy: {"data": lazy}])
+def test_what_dask_has_still_to_compute_is_refused_with_the_cure(client, wrap):
+    for lazy in (client.submit(int), dask.delayed(int)()):
+        with pytest.raises(TypeError, match=f"Dask's {type(lazy).__name__}.*future.result"):
+            daskrun.launch(client, fit, wrap(lazy))
+        with pytest.raises(TypeError, match=r"collection.compute\(\)"):
+            daskrun.launch(client, fit, 1, lr=wrap(lazy))
 
 
 def test_a_backend_that_the_function_needs_and_launch_takes_is_explained():

@@ -66,6 +66,68 @@ def test_a_script_computes_what_it_computes_under_torchrun(client, tmp_path):
     assert "as_real_ones_do.py ended with exit code 3" in err
 
 
+def test_a_script_finds_torchruns_local_ranks(client, tmp_path):
+    write(
+        tmp_path,
+        "import os",
+        "names = 'RANK LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK WORLD_SIZE'.split()",
+        "print(' '.join(f'{name}={os.environ.get(name)}' for name in names) + '\\n', end='')",
+    )
+    code, out, err = run(client, tmp_path, "script.py")
+    torchrun = [BIN / "torchrun", "--standalone", "--nproc-per-node", "2", "script.py"]
+    done = subprocess.run(torchrun, cwd=tmp_path, capture_output=True, text=True, timeout=GIVE_UP_S)
+    assert sorted(of_rank(0, out) + of_rank(1, out)) == sorted(done.stdout.splitlines()), done.stderr + err
+    assert "LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 GROUP_RANK=0 GROUP_WORLD_SIZE=1" in out
+    _, out, _ = run(client, tmp_path, "--virtual-local-rank", "script.py")
+    assert of_rank(1, out) == [
+        "RANK=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 GROUP_RANK=1 GROUP_WORLD_SIZE=2 ROLE_RANK=1 WORLD_SIZE=2"
+    ]
+
+
+def set_variable(name, value):
+    os.environ.pop(name, None)
+    if value is not None:
+        os.environ[name] = value
+
+
+@pytest.mark.parametrize(
+    ("of_workers", "of_scripts"),
+    [
+        (["1,0", "0,1"], ["1,0", "1,0"]),  # as workers of dask-cuda, each with its own first
+        (["1,2,0", " 0,2,1"], ["1,0,2", "1,0,2"]),
+        (["3", "2"], ["3,2", "3,2"]),
+        (["0,1", "0,1"], ["0,1", "0,1"]),
+        (["0", "-1"], ["0", "-1"]),
+        (["", ""], ["", ""]),
+        (["0", ""], ["0", ""]),
+    ],
+)
+def test_a_scripts_own_gpu_is_the_one_of_its_local_rank(client, tmp_path, of_workers, of_scripts):
+    write(tmp_path, "import os", "print(os.environ.get('CUDA_VISIBLE_DEVICES', ''))")
+    workers = sorted(client.nthreads(), key=lambda address: client.scheduler_info()["workers"][address]["name"])
+    for worker, seen in zip(workers, of_workers, strict=True):
+        client.run(set_variable, "CUDA_VISIBLE_DEVICES", seen, workers=[worker])
+    try:
+        _, out, err = run(client, tmp_path, "script.py")
+    finally:
+        client.run(set_variable, "CUDA_VISIBLE_DEVICES", None)
+    assert [of_rank(rank, out) for rank in (0, 1)] == [[seen] for seen in of_scripts], err
+
+
+def test_a_script_without_a_gpu_of_its_local_rank_is_told_the_option(client, tmp_path):
+    write(tmp_path, "import os", "print(os.environ['LOCAL_RANK'])")
+    client.run(set_variable, "CUDA_VISIBLE_DEVICES", "0")  # as in two jobs of Slurm on one node
+    try:
+        code, _, err = run(client, tmp_path, "script.py")
+        assert code == 1 and "LOCAL_RANK 1" in err and "--virtual-local-rank" in err
+        code, out, _ = run(client, tmp_path, "--virtual-local-rank", "script.py")
+        assert code == 0 and of_rank(1, out) == ["0"]
+        code, out, _ = run(client, tmp_path, "-n", "1", "script.py")
+        assert code == 0 and of_rank(0, out) == ["0"]
+    finally:
+        client.run(set_variable, "CUDA_VISIBLE_DEVICES", None)
+
+
 def test_the_example_of_the_readme_prints_what_stands_there(tmp_path):
     example = re.search(r"```python\n(import argparse.*?)```\n\n```text\n(.*?)```", README.read_text(), re.DOTALL)
     (tmp_path / "train.py").write_text(example[1])

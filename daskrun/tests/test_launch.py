@@ -7,6 +7,7 @@ import pickle
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -619,10 +620,12 @@ def test_settings_of_pytorch_that_a_function_changed_are_restored_and_draws_are_
         os.chdir("/")
         for seed in (torch.manual_seed, random.seed, np.random.seed):
             seed(0)
+        socket.setdefaulttimeout(0.001)
 
     def settings():
         cudnn = importlib.import_module("torch.backends.cudnn")
         switches = cudnn.benchmark, cudnn.deterministic, torch.is_warn_always_enabled(), torch.is_grad_enabled()
+        switches += (socket.getdefaulttimeout(),)
         switches += torch.are_deterministic_algorithms_enabled(), torch.is_autocast_enabled("cpu")
         numbers = torch.get_default_dtype(), torch.get_num_threads(), torch.get_float32_matmul_precision()
         return os.getpid(), os.getcwd(), str(torch.empty(1).device), switches, numbers
@@ -632,6 +635,21 @@ def test_settings_of_pytorch_that_a_function_changed_are_restored_and_draws_are_
     assert daskrun.run(client, settings) == before
     drawn = daskrun.run(client, lambda: [torch.rand(1).item(), random.random(), float(np.random.random())])
     assert len({number for rank in drawn for number in rank}) == 6  # though all ranks had set one seed
+
+
+def test_a_worker_whose_precision_was_set_by_its_new_name_takes_jobs(client):
+    def set_precision(value):
+        importlib.import_module("torch.backends").cuda.matmul.fp32_precision = value
+
+    client.run(set_precision, "tf32")
+    try:
+        assert daskrun.run(client, dist.get_rank) == [0, 1]
+        assert (
+            daskrun.run(client, lambda: importlib.import_module("torch.backends").cuda.matmul.fp32_precision)
+            == ["tf32"] * 2
+        )
+    finally:
+        client.run(set_precision, "none")
 
 
 @pytest.mark.parametrize("backend", [None, "auto"])

@@ -1,6 +1,8 @@
 """Rows of metrics come from ranks to the client, and what would not arrive is refused where it is logged."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
+from enum import IntEnum
 
 import numpy as np
 import pytest
@@ -54,11 +56,37 @@ def test_the_threads_of_a_rank_log(client):
     assert sorted(row["step"] for row in daskrun.launch(client, log).rows()) == sorted(2 * list(range(8)))
 
 
+class Level(IntEnum):
+    HIGH = 3
+
+
+class Ratio(float):
+    pass
+
+
+class Odd(float):
+    def __float__(self):
+        raise ZeroDivisionError
+
+
+def test_names_with_letters_that_cannot_travel_are_escaped_and_kinds_of_numbers_are_numbers(client):
+    def log():
+        log_metrics(**{os.fsdecode(b"caf\xe9.jpg"): 1.5}, level=Level.HIGH, ratio=Ratio(0.5))
+
+    (row,) = daskrun.launch(client, log, n_workers=1).rows()
+    assert row["caf\\udce9.jpg"] == 1.5 and (row["level"], row["ratio"]) == (3, 0.5)
+    assert daskrun.run(client, int) == [0, 0]  # both workers are still there
+
+
 def test_other_values_are_refused(client):
     refused = {
         "loss has 2 values": {"loss": torch.ones(2)},
         "loss has 4 values": {"loss": np.ones((2, 2))},
         "losses is a list": {"losses": [1, 2]},
+        "loss has no value": {"loss": torch.ones((), device="meta")},
+        "weight has no value": {"weight": torch.nn.UninitializedParameter()},
+        "odd has no value": {"odd": Ratio.__new__(Odd)},
+        "'__Set__' begins with __": {"__Set__": 1},
         "64 bits": {"big": 2**70},
         "['rank', 'worker']": {"rank": 1, "worker": 2},
     }

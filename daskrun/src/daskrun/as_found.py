@@ -1,9 +1,15 @@
-"""Leave a worker's process as a job has found it: its environment, its folder, PyTorch's settings."""
+"""Restore what a job changes in a worker's process, and the next job or a plain Dask task would meet.
+
+That is what the two functions name. Other things stay: imported modules and what they hold, sys.path, the umask, signal
+handlers, filters of warnings, other settings of PyTorch.
+"""
 
 import os
 import random
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from typing import Any
 
 
 @contextmanager
@@ -30,9 +36,10 @@ def environment(settings: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def torch_as_found() -> Iterator[None]:
-    """Restore PyTorch's settings after the block, which may end in the midst of a change.
+def settings_as_found() -> Iterator[None]:
+    """Restore settings of PyTorch, and the default timeout of sockets, after the block.
 
+    The block may end in the midst of a change.
     Else the next job in this process would run with others than its ranks in new processes. What is drawn at random
     afterwards is new: else a seed that all ranks set would let the ranks of the next job draw the same.
     """
@@ -40,16 +47,19 @@ def torch_as_found() -> Iterator[None]:
     import torch
 
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
-    precision, deterministic = torch.get_float32_matmul_precision(), torch.get_deterministic_debug_mode()
+    precision, deterministic = _matmul_precision(), torch.get_deterministic_debug_mode()
+    timeout = socket.getdefaulttimeout()
     exact, autocast = torch.backends.cudnn.deterministic, {of: torch.is_autocast_enabled(of) for of in ("cpu", "cuda")}
     device, searches, warns = torch.get_default_device(), torch.backends.cudnn.benchmark, torch.is_warn_always_enabled()
     with torch.set_grad_enabled(torch.is_grad_enabled()), torch.autograd.set_detect_anomaly(torch.is_anomaly_enabled()):
         try:
             yield
         finally:
+            socket.setdefaulttimeout(timeout)  # plain Dask tasks would meet another one
             torch.set_default_dtype(dtype)
             torch.set_num_threads(threads)
-            torch.set_float32_matmul_precision(precision)
+            if precision not in (None, _matmul_precision()):
+                torch.set_float32_matmul_precision(precision)
             torch.set_deterministic_debug_mode(deterministic)
             if torch.get_default_device() != device:
                 torch.set_default_device(None if device.type == "cpu" else device)
@@ -60,3 +70,12 @@ def torch_as_found() -> Iterator[None]:
             torch.seed()
             np.random.seed()
             random.seed()
+
+
+def _matmul_precision() -> Any:
+    """Return the precision of products; None if `torch.backends.cuda.matmul.fp32_precision` contradicts it."""
+    import torch
+
+    with suppress(RuntimeError):
+        return torch.get_float32_matmul_precision()
+    return None

@@ -2,11 +2,15 @@
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
+from itertools import chain, islice
 from typing import Any
+
+from dask.base import is_dask_collection
+from distributed import Future
 
 ALIKE = 0.85  # how similar, of 1, a name is to the setting that was meant: one letter of a short one is wrong
 OF_OTHERS = ("num_workers", "workers")  # a DataLoader's setting, and how scripts call it
@@ -20,6 +24,13 @@ def check_call(launch: Callable, settings: Mapping[str, Any], fn: Callable, args
     """
     if not callable(fn):
         raise TypeError(f"{fn!r} cannot be called: give launch a function, and then the function's arguments.")
+    values = [*args, *kwargs.values()]
+    values += chain.from_iterable(_inside(value) for value in values)
+    if lazy := [value for value in values if _is_lazy(value)]:
+        raise TypeError(
+            f"An argument is or holds Dask's {type(lazy[0]).__name__}, and the ranks need its value: give "
+            "future.result() or collection.compute(), or let the function load it."
+        )
     try:
         written = inspect.signature(fn)
     except (ValueError, TypeError, NameError):
@@ -55,6 +66,19 @@ def check_call(launch: Callable, settings: Mapping[str, Any], fn: Callable, args
                 f"{_give(name, setting)}.",
                 stacklevel=3,
             )
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    """Return the first things that a list, a tuple or a dict holds."""
+    inside = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
+    return islice(inside, 1000)
+
+
+def _is_lazy(value: Any) -> bool:
+    """Return whether Dask has still to compute this."""
+    with suppress(Exception):  # an object may raise whatever it likes where it is asked for an attribute
+        return isinstance(value, Future) or is_dask_collection(value)
+    return False
 
 
 def _as_called(fn: Callable) -> inspect.Signature | None:

@@ -13,7 +13,7 @@ from daskrun import scheduler
 from daskrun.attempt import Attempt
 from daskrun.claims import Claimed, Denied, Request, Worker, busy_with
 from daskrun.errors import JobError, SchedulerLost, listed
-from daskrun.rank import TOPIC, Assignment, Meeting, at_work, deliver, leave, listen, run_rank
+from daskrun.rank import TOPIC, Assignment, Meeting, at_work, deliver, leave, listen, places, run_rank
 from daskrun.why.look import Look, look_here
 from daskrun.why.process import End, ends, processes, watch_ends
 from daskrun.why.verdict import not_begun, silent
@@ -92,9 +92,9 @@ class Cluster:
 
         The futures are set at once: another thread takes their presence as a sign that all ranks are sent.
         """
-        futures = []
+        futures, where = [], places([member.host for member in attempt.members])
         for rank, member in enumerate(attempt.members):
-            mine = Assignment(attempt.id, self.client_id, rank, attempt.size, max_restarts, member.process)
+            mine = Assignment(attempt.id, self.client_id, rank, attempt.size, max_restarts, member.process, where[rank])
             futures.append(
                 self._client.submit(
                     run_rank,

@@ -71,6 +71,9 @@ def _ranks(ctx: click.Context, param: click.Parameter, value: str | None) -> Any
 )
 @click.option("--ship", is_flag=True, help="Send the script's folder to the workers.")
 @click.option("--standalone", is_flag=True, help="Start local workers, whatever DASK_SCHEDULER_ADDRESS says.")
+@click.option(
+    "--virtual-local-rank", is_flag=True, help="LOCAL_RANK is 0 on each rank, as if it had a host of its own."
+)
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as for python -m.")
 @click.version_option(package_name="daskrun")
 @click.argument("script")
@@ -82,6 +85,7 @@ def main(
     ship: bool,
     standalone: bool,
     module: bool,
+    virtual_local_rank: bool,
     script: str,
     arguments: tuple[str, ...],
     n_workers: int | tuple[int, int] | None,
@@ -93,7 +97,7 @@ def main(
     warnings.simplefilter("always", UserWarning)
     warnings.showwarning = lambda message, *_: click.echo(message, err=True)
     try:
-        what = script_here(script, module, arguments, ship)
+        what = script_here(script, module, arguments, ship)._replace(virtual_local_rank=virtual_local_rank)
         if log_dir:
             log_dir.mkdir(parents=True, exist_ok=True)
         is_local = standalone or not (scheduler or scheduler_file)

@@ -15,17 +15,17 @@ def log_metrics(**values: object) -> None:
     `Job.rows()` shows rows as they come, `Job.metrics()` all of them; each begins with rank, attempt and time (Unix
     seconds, by the rank's clock), and ends with worker, its address. One-element tensors and NumPy numbers become
     numbers. Outside a job nothing happens, so that the same function runs alone; a script under the command `daskrun`
-    prints its row. A rank's threads may log, too. Raises ValueError for other values, and in a child process of a rank,
-    such as a DataLoader's.
+    prints its row. A rank's threads may log, too. Raises ValueError for other values, for names that begin with __, and
+    in a child process of a rank, such as a DataLoader's.
     """
     refuse_children("log_metrics")
     if mine := assignment():
         about = {"rank": mine.rank, "attempt": mine.attempt.number, "time": time.time()}
         if taken := sorted(values.keys() & {*about, "worker"}):
             raise ValueError(f"log_metrics writes {taken} itself: choose other names.")
-        send_row(about | {name: _plain(name, value) for name, value in values.items()})
+        send_row(about | {_sendable(name): _plain(name, value) for name, value in values.items()})
     elif is_ranks_script():
-        print("  ".join(f"{name} {_plain(name, value)}" for name, value in values.items()))
+        print("  ".join(f"{_sendable(name)} {_plain(name, value)}" for name, value in values.items()))
 
 
 def refuse_children(name: str) -> None:
@@ -38,12 +38,27 @@ def refuse_children(name: str) -> None:
 
 
 def _plain(name: str, value: Any) -> int | float | str | None:
-    if (n_values := prod(getattr(value, "shape", ()))) != 1:  # of a tensor or an array
-        raise ValueError(f"{name} has {n_values} values: log one number, such as its mean.")
-    value = value.item() if hasattr(value, "item") else value
+    if name.startswith("__"):  # Dask's own marks, such as __Set__, would end the worker's connection
+        raise ValueError(f"{name!r} begins with __: choose another name.")
+    try:
+        if (n_values := prod(getattr(value, "shape", ()))) != 1:  # of a tensor or an array
+            raise ValueError(f"{name} has {n_values} values: log one number, such as its mean.")
+        value = value.item() if hasattr(value, "item") else value
+        for kind in (bool, int, float):  # not a subclass, such as an IntEnum, which Dask does not send
+            if isinstance(value, kind):
+                value = kind(value)
+                break
+    except ValueError:
+        raise
+    except Exception as error:  # such as of a tensor of the device "meta"
+        raise ValueError(f"{name} has no value to log ({error!r}).") from error
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         raise ValueError(f"{name} is {value}, which has more than 64 bits: log a float.")
     if not isinstance(value, (int, float, str, type(None))):
         raise ValueError(f"{name} is a {type(value).__name__}: log a number, a string or a boolean.")
-    # A lone surrogate would end the worker's connection.
-    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+    return _sendable(value) if isinstance(value, str) else value
+
+
+def _sendable(text: str) -> str:
+    """Return a text without lone surrogates, one of which would end the worker's connection; they are escaped."""
+    return text.encode(errors="backslashreplace").decode()

@@ -5,7 +5,7 @@ import socket
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,7 +18,7 @@ from distributed import Worker, get_worker
 from distributed.comm import get_address_host
 from distributed.core import error_message
 
-from daskrun.as_found import torch_as_found
+from daskrun.as_found import settings_as_found
 from daskrun.by_value import send_by_value
 from daskrun.errors import JobError, Stopped, ranks_named
 from daskrun.family import known_to_children
@@ -51,6 +51,29 @@ class AttemptId(NamedTuple):
     number: int
 
 
+class Place(NamedTuple):
+    """Where a rank is among all hosts, by torchrun's names of the variables. A group is a host."""
+
+    local_rank: int
+    local_world_size: int
+    group_rank: int
+    group_world_size: int
+
+
+def places(hosts: Sequence[str]) -> list[Place]:
+    """Return each rank's place. hosts: of the ranks, in rank order; those of one host are neighbours.
+
+    >>> places(["a", "a", "b"])[1:]
+    [Place(local_rank=1, local_world_size=2, group_rank=0, group_world_size=2), \
+Place(local_rank=0, local_world_size=1, group_rank=1, group_world_size=2)]
+    """
+    groups = list(dict.fromkeys(hosts))
+    return [
+        Place(hosts[:rank].count(host), hosts.count(host), groups.index(host), len(groups))
+        for rank, host in enumerate(hosts)
+    ]
+
+
 @dataclass(frozen=True)
 class Assignment:
     """Which rank of which attempt a worker is. client: its id. process: the worker's id, which no successor shares."""
@@ -61,11 +84,12 @@ class Assignment:
     world_size: int
     max_restarts: int
     process: str
+    place: Place
 
 
-# (worker, assignment) while this process runs a rank, else None. A process runs one rank at a time, and the rank's
-# function may log from any of its threads, so this belongs to the process and not to a context.
-_running: tuple[Worker, Assignment] | None = None
+# While this process runs a rank, else None. A process runs one rank at a time, and the rank's function may log from any
+# of its threads, so this belongs to the process and not to a context.
+_running: "tuple[Worker, Assignment, TCPStore] | None" = None
 
 _begins: dict[AttemptId, bool] = {}  # False where `leave` came before the rank
 _mail: dict[AttemptId, SimpleQueue] = {}  # holds the Meeting, once the client has sent it
@@ -81,8 +105,21 @@ def assignment() -> Assignment | None:
 def send_row(row: Mapping[str, object]) -> None:
     """Send a row of metrics to the client; it ends with the worker's address. Only for a process that runs a rank."""
     assert _running
-    worker, mine = _running
+    worker, mine, _ = _running
     _log(worker, mine, "row", {**row, "worker": worker.address})
+
+
+def tell_ranks(name: str, value: str) -> None:
+    """Let the other ranks know a value, which `told_by` waits for. Only for a process that runs a rank."""
+    assert _running
+    _, mine, store = _running
+    store.set(f"{name}-{mine.rank}", value)
+
+
+def told_by(ranks: Iterable[int], name: str) -> list[str]:
+    """Return the value that each of these ranks has told, once it has. Only for a process that runs a rank."""
+    assert _running
+    return [_running[2].get(f"{name}-{rank}").decode() for rank in ranks]
 
 
 def _log(worker: Worker, mine: Assignment, kind: str, *about: Any) -> None:
@@ -198,9 +235,9 @@ def run_rank(bootstrap: Callable, mine: Assignment) -> bytes:
         store.add(f"returned-{mine.rank}", 1)
         return result
 
-    _running = worker, mine
+    _running = worker, mine, store
     try:
-        with torch_as_found(), known_to_children():
+        with settings_as_found(), known_to_children():
             return bootstrap(run, store, mine)
     except BaseException as error:
         if not told:

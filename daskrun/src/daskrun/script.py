@@ -15,6 +15,7 @@ import uuid
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -47,6 +48,7 @@ class Script(NamedTuple):
     """What each rank runs. path: a file, from the folder, or with is_module a module.
 
     folder: where to run it. archive: what is in that folder, as a tar file, for workers that do not have it.
+    virtual_local_rank: whether each rank counts as a host of its own, whose GPU is cuda:0.
     """
 
     path: str
@@ -54,6 +56,7 @@ class Script(NamedTuple):
     arguments: tuple[str, ...]
     folder: str
     archive: bytes | None
+    virtual_local_rank: bool = False
 
     def beside(self, folder: str) -> str:
         """Return the folder from which the script imports first."""
@@ -131,6 +134,7 @@ def _run(script: Script, folder: str, number: int, last: deque[str]) -> int:
             stderr=subprocess.STDOUT,
             pass_fds=[theirs.fileno()],
             cwd=folder,
+            env={**os.environ, **({} if script.virtual_local_rank else _local_variables())},
             start_new_session=True,  # Ctrl-C is for the command, which ends the ranks
         )
         theirs.close()
@@ -149,6 +153,38 @@ def _run(script: Script, folder: str, number: int, last: deque[str]) -> int:
             _processes.clear()
             look.ask_script = None
     return code
+
+
+def _local_variables() -> dict[str, str]:
+    """Return the variables that tell a script its place on its host, as torchrun does.
+
+    Its GPU is then cuda:LOCAL_RANK: where each worker of a host sees another GPU first, the script sees these, in the
+    order of the ranks, and then what else its worker sees. Raises JobError if it has no such GPU.
+    """
+    mine = rank.assignment()
+    assert mine
+    place = mine.place
+    variables = {name.upper(): str(number) for name, number in place._asdict().items()}
+    rank.tell_ranks("visible", os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    if not (seen := _gpus(os.environ.get("CUDA_VISIBLE_DEVICES", ""))):
+        return variables
+    begin = mine.rank - place.local_rank
+    all_seen = rank.told_by(range(begin, begin + place.local_world_size), "visible")
+    own = [gpu for gpus in all_seen for gpu in _gpus(gpus)[:1]]
+    if len(set(own)) == place.local_world_size:
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys([*own, *seen]))
+    elif len(seen) <= place.local_rank:
+        raise JobError(
+            f"Rank {mine.rank} has LOCAL_RANK {place.local_rank} on its host, and its worker sees only "
+            f"CUDA_VISIBLE_DEVICES={','.join(seen)}, so it would have no GPU of its own: give --virtual-local-rank."
+        )
+    return variables
+
+
+def _gpus(visible: str) -> list[str]:
+    """Return the GPUs that a value of CUDA_VISIBLE_DEVICES names; CUDA sees none after -1."""
+    gpus = [gpu.strip() for gpu in visible.split(",")]
+    return list(takewhile(lambda gpu: gpu not in ("", "-1", "NoDevFiles"), gpus))
 
 
 def _end_group(number: int) -> None:
