@@ -14,7 +14,6 @@ from workshop_utils.dogs.breeds import BREEDS
 CLASS_FOLDER = re.compile(r"(n\d{8})(?:[-_ ](.*))?", re.DOTALL)  # "n02085620-Chihuahua"; ImageNet's own is the id alone
 NAME_OF = {breed.wnid: breed.name for breed in BREEDS}
 Names = dict[int, str]  # the name of each label
-UNNAMED = "category {}".format  # the name of an output that has none
 SAME_CLASSES = (
     "Read the second with the first one's classes, by the workshop's ImageFolder(url, classes=first.classes); or "
     "give both datasets the same folders. If a dataset's classes are not the names of its labels, set its classes."
@@ -24,6 +23,11 @@ NEW_HEAD = (
     "on other classes, give it a new head: with_new_head(model, n_classes). If only the names differ, set "
     "model.fc.categories."
 )
+
+
+def unnamed(label: int) -> str:
+    """Return what an output of a model is called whose name is not known."""
+    return f"category {label}"
 
 
 class ClassNames:
@@ -129,7 +133,7 @@ def name_head(model: nn.Module, names: Names | None) -> None:
     """Give a model's head the names of its outputs, if it has none."""
     head = head_of(model)
     if names and head is not None and categories_of(model) is None:
-        head.categories = [names.get(label, UNNAMED(label)) for label in range(head.out_features)]
+        head.categories = [names.get(label, unnamed(label)) for label in range(head.out_features)]
 
 
 def agreed_names(model: nn.Module, **datasets: Any) -> dict[str, Any]:
@@ -139,7 +143,7 @@ def agreed_names(model: nn.Module, **datasets: Any) -> dict[str, Any]:
     """
     names = {of: class_names(dataset) for of, dataset in datasets.items()}
     categories = categories_of(model)
-    named = {label: name for label, name in enumerate(categories or ()) if name != UNNAMED(label)}
+    named = {label: name for label, name in enumerate(categories or ()) if name != unnamed(label)}
     for of in names:
         check_same_classes(names[first := next(iter(names))], names[of], first, of)
         check_same_classes(named, names[of], "the model's head", of, NEW_HEAD)

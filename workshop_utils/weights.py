@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from daskrun.screen import screen
 from workshop_utils.checkpoint import OTHER_HEAD, WeightsError, load_checkpoint
-from workshop_utils.labels import UNNAMED
+from workshop_utils.labels import unnamed
 from workshop_utils.storage import resolve_weights as resolve_weights  # "as": others import it from here
 from workshop_utils.storage import whole_file
 
@@ -136,7 +136,7 @@ def _build(checkpoint, name):
         model.fc.categories = list(map(str, names))
     elif n_classes == 1000:
         warnings.warn(f"{name!r} does not name its 1,000 categories. If they are ImageNet's: {NAME_THEM}", stacklevel=3)
-    return model, getattr(model.fc, "categories", list(map(UNNAMED, range(n_classes))))
+    return model, getattr(model.fc, "categories", list(map(unnamed, range(n_classes))))
 
 
 def _cure_of_wrappers(state_dict):
