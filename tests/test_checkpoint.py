@@ -25,7 +25,7 @@ def path(tmp_path):
 
 
 def run_checkpoint(path):
-    return RunCheckpoint(path, 1, {}, None, None, None, [])
+    return RunCheckpoint(path, 1, {}, {"train_set": None}, None, None, [])
 
 
 @pytest.mark.parametrize(

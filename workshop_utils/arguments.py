@@ -1,6 +1,7 @@
 """Check what people type as arguments, and say which one cannot be."""
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any
@@ -22,8 +23,13 @@ def fraction(name: str, value: Any) -> float:
     return float(value)
 
 
-def check_names(given: Iterable[str], known: list[str]) -> None:
-    """Raise TypeError, with the right name, unless all settings given are known."""
+def check_names(given: Iterable[str], *functions: Callable) -> None:
+    """Raise TypeError, with the right name, unless each name given is one that a function takes by its name alone.
+
+    A class takes what it is made with.
+    """
+    parameters = [one for function in functions for one in inspect.signature(function).parameters.values()]
+    known = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY or one.default is not one.empty]
     for name in set(given).difference(known):
         close = [short for short in known if name.lower() in OFTEN.get(short, ())] or get_close_matches(name, known, 1)
         guess = f"did you mean {close[0]}? " if close else ""

@@ -16,7 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from workshop_utils.arguments import whole_number
-from workshop_utils.labels import Names, categories_of, check_same_classes, name_head
+from workshop_utils.labels import Names, categories_of, check_same_classes, name_head, named
 from workshop_utils.preemption import Preempted, ranks_with_sigterm
 from workshop_utils.storage import absolute_address, open_address, whole_file
 
@@ -115,7 +115,7 @@ class RunCheckpoint:
     path: str | os.PathLike | None
     every: int  # steps between two saves
     settings: dict  # what a run must have in common with the one that it resumes
-    classes: Names | None  # of its labels, if they are known; they must be the same, too
+    classes: dict[str, Names | None]  # of the labels of its datasets and its head; they must mean the same, too
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     signals: list[int]  # each SIGTERM that this process got: see `sigterm_noticed`
@@ -133,13 +133,13 @@ class RunCheckpoint:
         Raises ValueError for a checkpoint of another run, WeightsError for a damaged one.
         """
         if not self.path or not checkpoint_exists(self.path):
-            name_head(self.model, self.classes)
+            name_head(self.model, self.classes["train_set"] or {})
             return 0, {}
         saved = load_checkpoint(self.path)
         if "training" not in saved:
             raise ValueError(f"{self.path!r} was not written by train, so it cannot be resumed. {CURE}")
         step, numbers, old = (saved["training"][name] for name in ("step", "numbers", "settings"))
-        self._compare_classes(saved["training"].get("classes") or dict(enumerate(saved.get("categories") or ())))
+        names = self._compare_classes(named(saved.get("categories")), saved["training"].get("classes") or {})
         others = [
             f"{name} {old.get(name)!r}, now {now!r}" for name, now in self.settings.items() if old.get(name) != now
         ]
@@ -151,16 +151,21 @@ class RunCheckpoint:
         except (RuntimeError, ValueError) as error:
             why = str(error)[:300]
             raise ValueError(f"{self.path!r} is of a run with another model ({why}). {CURE}") from error
-        name_head(self.model, self.classes)
+        name_head(self.model, names)
         return step, numbers
 
-    def _compare_classes(self, saved: Names) -> None:
-        """Raise ValueError if a label was another class when it was saved; names that are unknown now are those."""
-        now = self.classes or dict(enumerate(categories_of(self.model) or ()))
-        check_same_classes(saved, now, repr(self.path), "this run", CURE)
-        if self.classes and saved and self.classes.keys() != saved.keys():
-            raise ValueError(f"{self.path!r} is of a run with {len(saved)} classes, now {len(self.classes)}. {CURE}")
-        self.classes = self.classes or saved or None
+    def _compare_classes(self, of_head: Names, of_images: Names) -> Names:
+        """Return all names that are known; raise ValueError if a label was another class when it was saved.
+
+        of_head, of_images: as they were saved. What the training images do not name now, they still mean.
+        """
+        saved = of_head | of_images
+        for of, names in self.classes.items():
+            check_same_classes(saved, names, repr(self.path), of, CURE)
+        now = self.classes["train_set"] = self.classes["train_set"] or of_images
+        if of_images and now.keys() != of_images.keys():
+            raise ValueError(f"{self.path!r} is of a run with {len(of_images)} classes, now {len(now)}. {CURE}")
+        return saved | now
 
     def keep(self, step: int, numbers: dict | None = None) -> None:
         """Save `step` if it is due, if it ends an epoch, which has `numbers`, or if a rank got SIGTERM.
@@ -195,7 +200,12 @@ class RunCheckpoint:
             **about,
             state_dict=self.model.state_dict(),
             optimizer=self.optimizer.state_dict(),
-            training={"settings": self.settings, "classes": self.classes, "step": step, "numbers": numbers},
+            training={
+                "settings": self.settings,
+                "classes": self.classes["train_set"],
+                "step": step,
+                "numbers": numbers,
+            },
         )
 
 

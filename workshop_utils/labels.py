@@ -3,7 +3,8 @@
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from torch import nn
@@ -18,6 +19,7 @@ SAME_CLASSES = (
     "Read the second with the first one's classes, by the workshop's ImageFolder(url, classes=first.classes); or "
     "give both datasets the same folders. If a dataset's classes are not the names of its labels, set its classes."
 )
+HEAD = "the model's head"
 NEW_HEAD = (
     "To read images with the model's classes, write ImageFolder(url, classes=model.fc.categories). To train the model "
     "on other classes, give it a new head: with_new_head(model, n_classes). If only the names differ, set "
@@ -37,8 +39,10 @@ class ClassNames:
         self.names: Names = dict(names) if isinstance(names, Mapping) else dict(enumerate(names))
         self._alike: dict[str, list[int]] = defaultdict(list)
         for label, name in self.names.items():
-            for identity in _identities(name):
-                self._alike[identity].append(label)
+            identity, *more = _identities(name) or [""]
+            self._alike[identity].append(label)
+            for plain in more:  # of a class with an id of its own: only a name without an id may mean it
+                self._alike[f"id and {plain}"].append(label)
 
     def label_of(self, name: str) -> int | None:
         """Return the label of the class with this name, or None if it has none, or several that nothing tells apart.
@@ -50,18 +54,27 @@ class ClassNames:
         >>> ClassNames(["Chihuahua", "German short-haired pointer"]).label_of("n02100236-German_short-haired_pointer")
         1
         """
-        alike: list[int] = next((self._alike[who] for who in _identities(name) if who in self._alike), [])
+        alike = self._labels_of(name)
+        return alike[0] if len(alike) == 1 else None
+
+    def contradict(self, label: int, others: Names) -> bool:
+        """Return whether another list's name for a label is another class's name here."""
+        mine, name = self.names.get(label), others[label]
+        if mine == name or label in (found := self._labels_of(name)):
+            return False
+        if mine is None:  # a class more than here, unless it is one of those with another label
+            return any(others.get(known) != self.names[known] for known in found)
+        return not (_cannot_compare(mine, name) or _cannot_compare(name, mine))
+
+    def _labels_of(self, name):
+        """Return the labels of all classes that this name may mean."""
+        who = _identities(name)
+        who += [f"id and {who[0]}"] if len(who) == 1 else []
+        alike: list[int] = next((self._alike[one] for one in who if one in self._alike), [])
         for spelled in (str, _spelled):
             if len(alike) > 1:
                 alike = [label for label in alike if spelled(self.names[label]) == spelled(name)] or alike
-        return alike[0] if len(alike) == 1 else None
-
-    def contradict(self, label: int, name: str) -> bool:
-        """Return whether another list's name for a label is another class's name here."""
-        mine, found = self.names.get(label), self.label_of(name)
-        if mine is None:
-            return found is not None
-        return mine != name and found != label and not (_cannot_compare(mine, name) or _cannot_compare(name, mine))
+        return alike
 
 
 def class_names(dataset: Any) -> Names | None:
@@ -71,7 +84,7 @@ def class_names(dataset: Any) -> Names | None:
     `target_transform` changes the labels, or a label has several names.
     Raises ValueError if the parts of a `ConcatDataset` give one label several meanings.
     """
-    while type(dataset) is Subset:
+    while type(dataset) is Subset and "classes" not in vars(dataset):
         dataset = dataset.dataset
     if isinstance(dataset, ConcatDataset):
         names: Names = {}
@@ -83,12 +96,13 @@ def class_names(dataset: Any) -> Names | None:
         return None
     listed = _listed(getattr(dataset, "classes", None))
     labels: Any = getattr(dataset, "class_to_idx", None)
-    is_map = isinstance(labels, Mapping) and all(isinstance(label, int) for label in labels.values())
+    is_map = isinstance(labels, Mapping) and all(isinstance(label, Integral) for label in labels.values())
     if not is_map or (listed and set(listed.values()) != set(map(str, labels))):
         return listed
     if listed and all(listed.get(label) == str(name) for name, label in labels.items()):
         return listed  # some of its names may occur twice
-    return {label: str(name) for name, label in labels.items()} if len(set(labels.values())) == len(labels) else None
+    names = {int(label): str(name) for name, label in labels.items()}
+    return names if len(names) == len(labels) else None
 
 
 def check_same_classes(
@@ -99,7 +113,7 @@ def check_same_classes(
         return
     known = ClassNames(names)
     for label, name in others.items():
-        if known.contradict(label, name):
+        if known.contradict(label, others):
             raise ValueError(
                 f"The classes differ: label {label} is {name!r} in {of_others}, and {names.get(label)!r} in {of}. "
                 f"All in {of_others}: {_in_short(others)}. All in {of}: {_in_short(names)}. {cure}"
@@ -129,25 +143,34 @@ def categories_of(model: nn.Module) -> list[str] | None:
     return list(names.values())
 
 
-def name_head(model: nn.Module, names: Names | None) -> None:
-    """Give a model's head the names of its outputs, if it has none."""
-    head = head_of(model)
-    if names and head is not None and categories_of(model) is None:
-        head.categories = [names.get(label, unnamed(label)) for label in range(head.out_features)]
+def named(categories: Sequence[str] | None) -> Names:
+    """Return the names of categories that have one."""
+    return {label: name for label, name in enumerate(categories or ()) if name != unnamed(label)}
 
 
-def agreed_names(model: nn.Module, **datasets: Any) -> dict[str, Any]:
-    """Return the names of the labels of each dataset, and those of the model's head; None for what is unknown.
+def name_head(model: nn.Module, names: Names) -> None:
+    """Give the outputs of a model's head these names, where they have none; nothing if it has too few outputs."""
+    head, known = head_of(model), names | named(categories_of(model))
+    if head is not None and known and max(known) < head.out_features:
+        head.categories = [known.get(label, unnamed(label)) for label in range(head.out_features)]
 
-    Raises ValueError if a label is one class for the first dataset, or for the head, and another one elsewhere.
+
+def names_of(model: nn.Module, **datasets: Any) -> dict[str, Names | None]:
+    """Return the names of the labels of each dataset, and of the outputs of the model's head, last."""
+    return {of: class_names(one) for of, one in datasets.items()} | {HEAD: named(categories_of(model))}
+
+
+def check_agree(names: dict[str, Names | None], check_all_alike: Callable[[dict[str, Any]], None]) -> None:
+    """Raise ValueError if a label is one class for the first dataset, or for the head, and another one elsewhere.
+
+    check_all_alike: called first, it does so on all ranks if these have other names, so that none waits for another.
     """
-    names = {of: class_names(dataset) for of, dataset in datasets.items()}
-    categories = categories_of(model)
-    named = {label: name for label, name in enumerate(categories or ()) if name != unnamed(label)}
-    for of in names:
-        check_same_classes(names[first := next(iter(names))], names[of], first, of)
-        check_same_classes(named, names[of], "the model's head", of, NEW_HEAD)
-    return {**names, "the head": categories}
+    check_all_alike({"classes": names})
+    first, *others = names
+    check_same_classes(names[HEAD], names[first], HEAD, first, NEW_HEAD)
+    for of in others[:-1]:
+        check_same_classes(names[first], names[of], first, of)
+        check_same_classes(names[HEAD], names[of], HEAD, of, NEW_HEAD)
 
 
 def n_outputs(model: nn.Module) -> int | None:
@@ -158,7 +181,7 @@ def n_outputs(model: nn.Module) -> int | None:
 def _plain(name):
     """Return a name without what its writers do not agree on."""
     name = unicodedata.normalize("NFC", name.casefold())
-    return re.sub(r"[\s_]+|(?<=[^\W\d])['’-](?=[^\W\d])", "", name)
+    return re.sub(r"(?<!\d)[\s_]+|[\s_]+(?!\d)|(?<=[^\W\d])-(?=[^\W\d])", "", name)
 
 
 _BREEDS = {_plain(name): wnid for wnid, name in NAME_OF.items()}
@@ -178,9 +201,10 @@ def _identities(name):
 
 
 def _cannot_compare(one, other):
-    """Return whether one name is an id alone, as of ImageNet's other classes, whose names we do not know."""
+    """Return whether one name is an id alone, as of ImageNet's other classes, and the other one is known by no id."""
     folder = CLASS_FOLDER.fullmatch(one.strip())
-    return bool(folder and not folder[2] and folder[1] not in NAME_OF) and not CLASS_FOLDER.fullmatch(other.strip())
+    is_only_an_id = folder and not folder[2] and folder[1] not in NAME_OF
+    return bool(is_only_an_id) and not any(CLASS_FOLDER.fullmatch(who) for who in _identities(other))
 
 
 def _spelled(name):
@@ -191,9 +215,9 @@ def _spelled(name):
 
 def _listed(classes):
     """Return the names in a list or an array by label; None if it holds others than names."""
-    if isinstance(classes, str | Mapping) or not isinstance(classes, Iterable):
+    if isinstance(classes, str | Mapping | set | frozenset) or not isinstance(classes, Iterable):
         return None
-    names = list(classes)
+    names = list(classes) if getattr(classes, "shape", [1]) else []  # an array of no dimension has no items
     is_names = names and all(isinstance(name, str) for name in names)
     return {label: str(name) for label, name in enumerate(names)} if is_names else None
 

@@ -1,6 +1,5 @@
 """The reference training loop: one process or many ranks, interrupted or not, take the same steps."""
 
-import inspect
 import math
 import os
 import time
@@ -30,7 +29,7 @@ from workshop_utils.batches import (
     world,
 )
 from workshop_utils.checkpoint import RunCheckpoint
-from workshop_utils.labels import Names, agreed_names, n_outputs
+from workshop_utils.labels import Names, check_agree, n_outputs, names_of
 from workshop_utils.photos import HELD_OUT, DataSource, ImageFolder, train_val_split
 from workshop_utils.precision import ieee_float32, precision_of
 from workshop_utils.preemption import sigterm_noticed
@@ -215,8 +214,8 @@ def evaluate(
     label that is no class of the model, or has another name in `model.fc.categories`. Raises FloatingPointError if the
     loss is infinite or NaN.
     """
-    classes = agreed_names(model, dataset=dataset)
-    check_all_alike({"n_images": len(dataset), "classes": classes})  # type: ignore[arg-type]
+    check_all_alike({"n_images": len(dataset)})  # type: ignore[arg-type]
+    check_agree(names_of(model, dataset=dataset), check_all_alike)
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         return _evaluate(model, evaluation_batches(dataset, batch_size, num_workers, n_outputs(model)), precision)
 
@@ -355,19 +354,19 @@ def _check_run(
     train_set: Dataset,
     val_set: Dataset | None,
     check_every: int,
-) -> tuple[Settings, dict[str, int], Names | None]:
-    """Return the settings, the sizes of the datasets and the names of the labels.
+) -> tuple[Settings, dict[str, int], dict[str, Names | None]]:
+    """Return the settings, the sizes of the datasets and the names of their labels.
 
     Raises TypeError for an unknown setting, ValueError if the run does not fit the datasets, the model or the ranks.
     All ranks have to call this together. They raise alike, so that none waits for one that raised.
     """
-    others = [one.name for one in inspect.signature(train).parameters.values() if one.kind is one.KEYWORD_ONLY]
-    check_names(given, [*inspect.signature(Settings).parameters, *others])
-    run, names = Settings(**given), agreed_names(model, train_set=train_set, val_set=val_set)
+    check_names(given, Settings, train)
+    run, names = Settings(**given), names_of(model, train_set=train_set, val_set=val_set)
     whole_number("check_every", check_every, 0)
     sizes = {"n_images": len(train_set), "n_val_images": 0 if val_set is None else len(val_set)}  # type: ignore[arg-type]
     has = {"has a val_set": val_set is not None, "check_every": check_every}
-    check_all_alike({**sizes, **has, **asdict(run), "classes": names})
+    check_all_alike({**sizes, **has, **asdict(run)})
+    check_agree(names, check_all_alike)
     n_ranks = world()[1]
     if run.batch_size % n_ranks:
         raise ValueError(
@@ -380,4 +379,4 @@ def _check_run(
         )
     if run.freeze_epochs and not hasattr(model, "fc"):
         raise ValueError(f"freeze_epochs is {run.freeze_epochs}, but {type(model).__name__} has no head named fc.")
-    return run, sizes, names["train_set"]
+    return run, sizes, names
