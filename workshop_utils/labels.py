@@ -14,6 +14,7 @@ from workshop_utils.dogs.breeds import BREEDS
 
 CLASS_FOLDER = re.compile(r"(n\d{8})(?:[-_ ](.*))?", re.DOTALL)  # "n02085620-Chihuahua"; ImageNet's own is the id alone
 NAME_OF = {breed.wnid: breed.name for breed in BREEDS}
+TWICE = ("cardigan", "crane", "maillot")  # names that ImageNet has for two classes each
 Names = dict[int, str]  # the name of each label
 SAME_CLASSES = (
     "Read the second with the first one's classes, by the workshop's ImageFolder(url, classes=first.classes); or "
@@ -84,7 +85,7 @@ def class_names(dataset: Any) -> Names | None:
     `target_transform` changes the labels, or a label has several names.
     Raises ValueError if the parts of a `ConcatDataset` give one label several meanings.
     """
-    while type(dataset) is Subset and "classes" not in vars(dataset):
+    while isinstance(dataset, Subset) and "classes" not in vars(dataset):
         dataset = dataset.dataset
     if isinstance(dataset, ConcatDataset):
         names: Names = {}
@@ -190,20 +191,20 @@ _BREEDS = {_plain(name): wnid for wnid, name in NAME_OF.items()}
 def _identities(name):
     """Return what a class is known by: its WordNet id, else its plain name.
 
-    An id that is no breed's may be somebody's own, so the name counts after it.
+    An id that is no breed's may be somebody's own, so the name counts after it, unless it says too little.
     """
     folder = CLASS_FOLDER.fullmatch(name.strip())
     if folder and folder[1] in NAME_OF:
         return [folder[1]]
     own = [folder[1]] if folder else []
     letters = _plain((folder[2] or "") if folder else name)
-    return [*own, _BREEDS.get(letters, letters)] if letters else own
+    return [*own, _BREEDS.get(letters, letters)] if letters and not (own and letters in TWICE) else own
 
 
 def _cannot_compare(one, other):
-    """Return whether one name is an id alone, as of ImageNet's other classes, and the other one is known by no id."""
-    folder = CLASS_FOLDER.fullmatch(one.strip())
-    is_only_an_id = folder and not folder[2] and folder[1] not in NAME_OF
+    """Return whether one class is known by an id alone, as ImageNet's others may be, and the other one by no id."""
+    known_by = _identities(one)
+    is_only_an_id = len(known_by) == 1 and CLASS_FOLDER.fullmatch(known_by[0]) and known_by[0] not in NAME_OF
     return bool(is_only_an_id) and not any(CLASS_FOLDER.fullmatch(who) for who in _identities(other))
 
 
