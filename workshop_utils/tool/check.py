@@ -54,7 +54,7 @@ def run_checks(requirements: str | Path | None, address: str | None = None) -> I
 
 
 def _of_a_cluster(address: str | None) -> Iterator[Line]:
-    click.echo(f"{'Joining the' if address else 'Starting a'} cluster, which takes some seconds …", err=True)
+    click.echo(f"{'Joining the' if address else 'Starting a'} cluster, which takes some seconds …")
     with ExitStack() as stack:
         clients: list = []
 
