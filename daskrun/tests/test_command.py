@@ -146,9 +146,10 @@ def test_the_last_lines_before_a_death_arrive_and_the_job_starts_again(client, t
         "if attempt == '0': os.kill(os.getpid(), 9) if os.environ['RANK'] == '1' else time.sleep(1000)",
     )
     code, out, err = run(client, tmp_path, "--max-restarts", 1, "--log-dir", "logs/of", "script.py")
-    said = [f"{attempt} {number} ä" for attempt in (0, 1) for number in range(1000)]
-    said[1000:1000] = bar = ["bar 1", "bar 3"]
-    assert of_rank(1, out) == [*said, *bar] == (tmp_path / "logs/of/rank1.log").read_text().splitlines()
+    said = [[*(f"{attempt} {number} ä" for number in range(1000)), "bar 1", "bar 3"] for attempt in (0, 1)]
+    assert of_rank(1, out) == sum(said, [])
+    logged = re.split(r"--- attempt \d, .* ---\n", (tmp_path / "logs/of/rank1.log").read_text())
+    assert [part.splitlines() for part in logged] == [[], *said]
     assert re.search(
         r"Rank 1 died: the process of script.py on worker \S+ was killed by signal 9 \(SIGKILL\).*Starting again\.", err
     )
@@ -254,22 +255,6 @@ def test_what_a_script_leaves_behind_ends_with_it(client, tmp_path):
     assert len(pids) == 2
     until(lambda: all(map(has_ended, pids)))
     assert code == 0
-
-
-def test_sigterm_reaches_the_script_which_may_save(client, tmp_path):
-    write(
-        tmp_path,
-        "import signal, sys, time, daskrun",
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('saved')))",
-        "daskrun.log_metrics(step=1, loss=0.5)",
-        "time.sleep(1000)",
-    )
-    with command(client, tmp_path, "script.py") as process:
-        until(lambda: (tmp_path / ".out").read_text().count("step 1  loss 0.5\n") == 2)
-        process.send_signal(signal.SIGTERM)
-        until(lambda: (tmp_path / ".out").read_text().count("saved\n") == 2)
-        process.send_signal(signal.SIGTERM)  # a batch system may send it twice
-        assert process.wait(GIVE_UP_S) == 0
 
 
 def test_a_death_after_sigterm_is_answered_by_no_other_start(client, tmp_path):
@@ -439,14 +424,74 @@ def test_a_file_without_a_schedulers_address_is_named(tmp_path):
     ("words", "says"),
     [
         (["--nnodes", "2"], "each Dask worker is a rank"),
-        (["--rdzv_backend=c10d"], "tells them where they meet"),
-        (["--node-rank", "1"], "tells them where they meet"),
+        (["--node-rank", "1"], "where they meet"),
+        (["--redirects", "3"], "All that ranks print is shown"),
+        (["--no-python"], "the script has to be Python"),
+        (["--env", "NOWHERE_SET"], "write --env NOWHERE_SET=VALUE"),
+        (["--env", "RANK=3"], "ranks get RANK from daskrun"),
         (["-n", "two"], "'two' is neither a number of ranks nor two, such as 2:8"),
         (["--scheduler-file", "nowhere"], "does not exist"),
-        (["--tee", "3"], "No such option"),
+        (["--monitor-interval", "3"], "No such option"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_to_write(words, says):
     done = CliRunner().invoke(main, [*words, "script.py"])
     assert done.exit_code == 2
     assert says in done.output
+
+
+@pytest.mark.parametrize(
+    "words", [["--rdzv_backend=c10d"], ["--master-port", "29500"], ["--nnodes", "1"], ["-t", "3"], ["--redirects", "0"]]
+)
+def test_what_only_torchrun_needs_is_noted_and_changes_nothing(words):
+    done = CliRunner().invoke(main, [*words, "--scheduler-file", "nowhere", "script.py"])
+    assert "changes nothing. " in done.output
+    assert "nowhere" in done.output
+
+
+def test_python_m_daskrun_is_the_command():
+    done = subprocess.run([sys.executable, "-m", "daskrun", "--version"], capture_output=True, text=True)
+    assert done.stdout.startswith("daskrun, version ")
+
+
+def test_scripts_get_the_callers_variables_that_are_named(client, tmp_path, monkeypatch):
+    monkeypatch.setenv("OF_THE_SHELL", "here")
+    write(tmp_path, "import os", "print(*map(os.environ.get, ['OF_THE_SHELL', 'GIVEN', 'PYTHONHASHSEED']))")
+    _, out, err = run(client, tmp_path, "--env", "OF_THE_SHELL", "--env", "GIVEN=a=b", "script.py")
+    assert of_rank(0, out) == of_rank(1, out) == ["here a=b None"], err
+    _, out, _ = run(client, tmp_path, "--env", "PYTHONHASHSEED=6640", "script.py")
+    assert of_rank(1, out) == ["None None 6640"]
+
+
+def test_output_keeps_its_stream_and_what_has_no_end_of_line_is_shown(client, tmp_path):
+    write(
+        tmp_path,
+        "import sys, time",
+        "print('error', file=sys.stderr)",
+        "sys.stdout.buffer.write(b'\\xc3')",
+        "time.sleep(0.3)",
+        "sys.stdout.buffer.write(b'\\xa4 \\xff\\r\\nloading\\n\\n')",
+        "print('waits for', end='')",
+        "while not __import__('os').path.exists('go'): time.sleep(0.1)",
+        "print(' you')",
+    )
+    with command(client, tmp_path, "script.py") as process:
+        until(lambda: (tmp_path / ".out").read_text().count("waits for\n") == 2)
+        (tmp_path / "go").touch()
+        assert process.wait(GIVE_UP_S) == 0
+    for rank in (0, 1):
+        assert of_rank(rank, (tmp_path / ".out").read_text()) == ["ä \ufffd", "loading", "", "waits for", " you"]
+        assert of_rank(rank, (tmp_path / ".err").read_text()) == ["error"]
+
+
+def test_a_script_looks_as_under_python_from_inside_and_by_ps(client, tmp_path):
+    write(
+        tmp_path,
+        "import __main__, os, psutil, sys",
+        "print(__main__.__loader__.get_source('__main__') == open(__file__).read(), sys.argv, __main__.__spec__)",
+        "print(psutil.Process().cmdline()[-2:])",
+        "print(repr(sys.stdin.read()))",
+    )
+    _, out, err = run(client, tmp_path, "script.py", "--secret")
+    said = ["True ['script.py', '--secret'] None", "['script.py', '--secret']", "''"]
+    assert of_rank(0, out) == of_rank(1, out) == said, err

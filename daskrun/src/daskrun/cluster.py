@@ -14,6 +14,7 @@ from daskrun.attempt import Attempt
 from daskrun.claims import Claimed, Denied, Request, Worker, busy_with
 from daskrun.errors import JobError, SchedulerLost, listed
 from daskrun.rank import TOPIC, Assignment, Meeting, at_work, deliver, leave, listen, places, run_rank
+from daskrun.script import signal_script
 from daskrun.why.look import Look, look_here
 from daskrun.why.process import End, ends, processes, watch_ends
 from daskrun.why.verdict import not_begun, silent
@@ -170,6 +171,12 @@ class Cluster:
             raise
         except Exception:
             return [(None, True, None)] * len(members)  # as of a nanny that remembers nothing
+
+    async def signal_scripts(self, attempt: Attempt, number: int) -> bool:
+        """Send a signal to the scripts that the ranks run; return whether there was any."""
+        there = [worker.address for rank, worker in enumerate(attempt.members) if rank not in attempt.gone]
+        answers = await self.ask_workers(there, signal_script, number, answer_s=LOOK_S)
+        return True in answers.values()
 
     async def looks(self, attempt: Attempt) -> tuple[list[Look], list[int]]:
         """Return (how each rank at work looks, ranks that are over).

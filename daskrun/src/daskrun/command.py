@@ -1,35 +1,49 @@
 """The command `daskrun`: run a script for torchrun on the workers of a Dask cluster."""
 
+import errno
 import logging
+import os
 import re
 import signal
 import sys
 import warnings
+from collections.abc import Iterable
+from contextlib import ExitStack
+from datetime import datetime
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 from distributed import CancelledError, Client
 
-from daskrun.cluster import Cluster
 from daskrun.errors import ClusterError
+from daskrun.group import in_process_group
 from daskrun.job import Job
-from daskrun.launch import launch
+from daskrun.limits import limits
 from daskrun.local import start_local
-from daskrun.script import run_script, script_here, terminate
+from daskrun.script import run_script, script_here
 
 LINES = "\n\n"  # between an error and what a script had printed
-ANSWER_S = 5  # time limit for a worker that is told of SIGTERM
-TORCHRUNS = {  # options of torchrun that mean nothing here, and their values that ask for nothing
-    "--nnodes": ("1", "1:1"),
-    "--node-rank": ("0",),
-    **dict.fromkeys(["--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"], ()),
-    **dict.fromkeys(["--master-addr", "--master-port", "--local-addr"], ()),
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # signals that are passed on to the scripts
+# Variables that tell a rank its place: no user's.
+OF_RANK = re.compile("(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|TORCHELASTIC_.*|CUDA_VISIBLE_DEVICES")
+WORKERS = "Here each Dask worker is a rank, on whatever host it is: -n says how many, and --scheduler where they meet."
+SHOWN = "All that ranks print is shown, and with --log-dir also written to a file for each rank."
+# Options of torchrun that are not needed here: the sentence that says so, and their values that change nothing.
+TORCHRUNS: dict[str, tuple[str, tuple[str, ...] | None]] = {
+    "--nnodes": (WORKERS, ("1", "1:1")),
+    "--node-rank": (WORKERS, ("0",)),
+    **dict.fromkeys(["--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"], (WORKERS, None)),
+    **dict.fromkeys(["--master-addr", "--master-port", "--local-addr"], (WORKERS, None)),
+    "-t --tee": (SHOWN, None),
+    "-r --redirects": (SHOWN, ("0",)),
 }
 # Settings of `launch` in an error, and not in the name of a file.
 SETTINGS = re.compile(
-    r"(?<![\w./])(n_workers|max_restarts|stall_after|wait_for_workers|wait_for_successors)(?![\w/]|\.\w)"
+    r"(?<![\w./])(n_workers|max_restarts|stall_after|wait_for_workers|wait_for_successors|shutdown_timeout)(?![\w/]|\.\w)"
 )
 
 
@@ -69,6 +83,10 @@ def _ranks(ctx: click.Context, param: click.Parameter, value: str | None) -> Any
 @click.option(
     "--log-dir", type=click.Path(path_type=Path), help="A folder in which each rank's output is added to its file."
 )
+@click.option("--shutdown-timeout", default=30.0, help="Seconds that scripts have to end after a signal, or a failure.")
+@click.option(
+    "--env", "names", multiple=True, metavar="NAME[=VALUE]", help="A variable for the scripts; without VALUE, yours."
+)
 @click.option("--ship", is_flag=True, help="Send the script's folder to the workers.")
 @click.option("--standalone", is_flag=True, help="Start local workers, whatever DASK_SCHEDULER_ADDRESS says.")
 @click.option(
@@ -89,26 +107,35 @@ def main(
     script: str,
     arguments: tuple[str, ...],
     n_workers: int | tuple[int, int] | None,
+    names: tuple[str, ...],
     **settings: Any,
 ) -> None:
-    """Run SCRIPT, written for torchrun, as one rank on each of several Dask workers."""
+    """Run SCRIPT, written for torchrun, as one rank on each of several Dask workers.
+
+    Its standard input is closed. Ctrl-C, SIGTERM and SIGHUP are passed on to it; a second Ctrl-C ends it at once.
+    """
     if sys.stdout:
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal may lack a script's letters
     warnings.simplefilter("always", UserWarning)
     warnings.showwarning = lambda message, *_: click.echo(message, err=True)
+    caught = [number for number in ENDS if signal.getsignal(number) != signal.SIG_IGN]  # as nohup ignores SIGHUP
+    for number in caught:
+        signal.signal(number, signal.default_int_handler)
     try:
-        what = script_here(script, module, arguments, ship)._replace(virtual_local_rank=virtual_local_rank)
-        if log_dir:
-            log_dir.mkdir(parents=True, exist_ok=True)
+        what = script_here(script, module, arguments, ship)
+        what = what._replace(environment=_variables(names), virtual_local_rank=virtual_local_rank)
         is_local = standalone or not (scheduler or scheduler_file)
         client = _local(n_workers) if is_local else _joined(scheduler, scheduler_file)
+        if log_dir:
+            log_dir.mkdir(parents=True, exist_ok=True)
         with client:
-            settings |= {"backend": None, "n_workers": n_workers}
             function: Any = partial(run_script, what)
             name = script.rpartition(".")[2] if module else Path(script).stem
             function.__name__ = name.encode(errors="replace").decode()  # the job's name
-            with launch(client, function, **settings) as job:
-                signal.signal(signal.SIGTERM, lambda *_: _terminate(client, job))
+            bootstrap = partial(in_process_group, backend=None)
+            with Job(client, bootstrap, function, (), {}, limits(n_workers, **settings)) as job:
+                for number in caught:
+                    signal.signal(number, lambda number, _: _pass_on(job, number))
                 _show(job, log_dir)
     except (RuntimeError, OSError, ValueError, ImportError, CancelledError) as error:
         logging.disable()  # of connections that end now: the error comes last
@@ -116,16 +143,39 @@ def main(
         sys.exit(1)
 
 
-def _refuse(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
-    if value not in (None, *TORCHRUNS[param.opts[0]]):
-        raise click.BadParameter(
-            "torchrun needs it. Here each Dask worker is a rank, on whatever host it is: -n says how many, and the "
-            "scheduler (--scheduler) tells them where they meet."
-        )
+def _ignore(
+    why: str, harmless: tuple[str, ...] | None, ctx: click.Context, param: click.Parameter, value: str | None
+) -> None:
+    """Say that an option of torchrun changes nothing; refuse a value that would."""
+    if value is None:
+        return
+    if harmless and value not in harmless:
+        raise click.BadParameter(why)
+    click.echo(f"{param.opts[-1]} changes nothing. {why}", err=True)
 
 
-for option in TORCHRUNS:
-    click.option(option, hidden=True, expose_value=False, callback=_refuse)(main)
+def _refuse(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        raise click.BadParameter("the script has to be Python: let a small one start the program with os.execvp.")
+
+
+for option, (why, harmless) in TORCHRUNS.items():
+    click.option(*option.split(), hidden=True, expose_value=False, callback=partial(_ignore, why, harmless))(main)
+click.option("--no-python", is_flag=True, hidden=True, expose_value=False, callback=_refuse)(main)
+click.option("--run-path", is_flag=True, hidden=True, expose_value=False)(main)  # which is how scripts run here
+
+
+def _variables(names: Iterable[str]) -> dict[str, str]:
+    """Return the variables that "NAME" and "NAME=VALUE" name. Raises BadParameter."""
+    variables = {}
+    for one in names:
+        name, given, value = one.partition("=")
+        if not name or OF_RANK.fullmatch(name):
+            raise click.BadParameter(f"--env {one}: ranks get {name or 'no variable without a name'} from daskrun.")
+        if not given and name not in os.environ:
+            raise click.BadParameter(f"--env {name}: there is no such variable here; write --env {name}=VALUE.")
+        variables[name] = value if given else os.environ[name]
+    return variables
 
 
 def _local(n_workers: int | tuple[int, int] | None) -> Client:
@@ -149,34 +199,50 @@ def _in_options(error: str) -> str:
     return named.replace("--n-workers", "--nproc-per-node") + lines + printed
 
 
-def _terminate(client: Client, job: Job) -> None:
-    """Pass SIGTERM on to the scripts, which may save and end; where none has begun, end the command."""
-    job.stop_restarting()
-    told = client.sync(Cluster(client, job.name).ask_workers, job.workers, terminate, answer_s=ANSWER_S)
-    if not sum(told.values()):
+def _pass_on(job: Job, number: int) -> None:
+    """Pass a signal on to the scripts, which may save and end; where none has begun, end the command."""
+    for other in ENDS:  # which would meet scripts that are ending
+        signal.signal(other, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # once more: somebody waits
+    if not job.signal_scripts(number):
         raise KeyboardInterrupt
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # another one would meet scripts that are ending
 
 
 def _show(job: Job, log_dir: Path | None) -> None:
     """Print what ranks print, and which deaths the job survives, until it ends; then raise what it raised."""
     n_told = 0
+    files: dict[tuple[int, int], TextIO] = {}
+    with ExitStack() as stack:
+        try:
+            for row in job.rows(keep=False):
+                n_told = _tell(job, n_told)
+                rank, attempt = row["rank"], row["attempt"]
+                for is_error, lines in groupby(row["output"], key=itemgetter(0)):
+                    _print("".join(f"[rank{rank}]: {line}\n" for _, line in lines), is_error)
+                if not log_dir:
+                    continue
+                if (rank, attempt) not in files:
+                    file = stack.enter_context((log_dir / f"rank{rank}.log").open("a", encoding="utf-8"))
+                    file.write(f"--- attempt {attempt}, {datetime.now():%Y-%m-%d %H:%M:%S} ---\n")
+                    files[rank, attempt] = file
+                files[rank, attempt].writelines(f"{line}\n" for _, line in row["output"])
+                files[rank, attempt].flush()
+        finally:
+            _tell(job, n_told)
+
+
+def _print(text: str, is_error: bool = True) -> None:
     try:
-        for row in job.rows():
-            n_told = _tell(job, n_told)
-            name = f"rank{row['rank']}"
-            click.echo(f"[{name}]: {row['line']}")
-            if log_dir:
-                with (log_dir / f"{name}.log").open("a", encoding="utf-8") as file:
-                    print(row["line"], file=file)
-    finally:
-        _tell(job, n_told)
+        click.echo(text, err=is_error, nl=False)
+    except OSError as error:
+        if error.errno != errno.EIO:  # the terminal is gone: the scripts are told by SIGHUP, and may save
+            raise
 
 
 def _tell(job: Job, n_told: int) -> int:
     """Print the deaths that the job has survived since so many; return how many there are."""
     for death in job.failures[n_told:]:
-        click.echo(f"{str(death).partition(LINES)[0]} Starting again.", err=True)
+        _print(f"{str(death).partition(LINES)[0]} Starting again.\n")
     return len(job.failures)
 
 

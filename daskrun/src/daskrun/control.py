@@ -8,6 +8,7 @@ run and results are fetched.
 """
 
 import asyncio
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -81,7 +82,6 @@ class Control(State):
                 self.failures.append(death)
                 again = True
             finally:
-                self.is_decided = not again
                 await self._free(attempt, again)
             last, self.attempt = attempt, None
 
@@ -181,7 +181,9 @@ class Control(State):
         """Let ranks end by themselves after a failure, and give up the workers. again: for another attempt."""
         self.doing = "ending its ranks"
         if attempt.has_failed:
-            await self.until(lambda: attempt.all_over or self.stopped, GRACE_S)
+            if self.limits.shutdown_timeout:
+                await self.cluster.signal_scripts(attempt, signal.SIGTERM)
+            await self.until(lambda: attempt.all_over or self.stopped, self.limits.shutdown_timeout or GRACE_S)
         if self._watch:
             self._watch.end()
         self.warnings += await self.cluster.free(attempt, kill=not attempt.results, again=again)
@@ -212,6 +214,7 @@ class Control(State):
         """Take what ranks log, and what the scheduler says of workers."""
         if kind == "row":
             self.rows.extend(about)
+            self.last_row_at = self.loop.time()
         elif self._watch:
             self._watch.hear(kind, *about)
         self.tell_all()

@@ -1,6 +1,7 @@
 """A job on the client: what its user sees of it, and the ways in which it is left."""
 
 import asyncio
+import signal
 import sys
 import uuid
 import warnings
@@ -13,7 +14,7 @@ from tqdm import tqdm
 
 from daskrun.cluster import Cluster
 from daskrun.control import Control
-from daskrun.errors import WorkerDied, check_client
+from daskrun.errors import JobError, WorkerDied, check_client
 from daskrun.limits import Limits
 from daskrun.pickling import pickled, unpacked
 from daskrun.screen import screen
@@ -115,16 +116,20 @@ class Job:
             self._results = [unpacked(rank, result) for rank, result in enumerate(self._control.results)]
         return self._results
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self, *, keep: bool = True) -> Iterator[dict[str, Any]]:
         """Yield each row of metrics as it arrives, until the job ends; then raise what it raised, if it did.
 
+        keep: whether the job keeps the rows, for `metrics` and other calls of this.
         Where the loop's body may be interrupted, write `with job:` around it, which frees the workers then.
         """
         rows, seen = self._control.rows, 0
         while not (self.done() and seen == len(rows)):
             self._wait(lambda: self.done() or len(rows) > seen)  # noqa: B023  it is called within the turn
             new = rows[seen:]
-            seen += len(new)
+            if keep:
+                seen += len(new)
+            else:
+                del rows[: len(new)]
             yield from new
         self.result()
 
@@ -155,9 +160,17 @@ class Job:
         """
         return explain(*self._client.sync(self._control.looks))
 
-    def stop_restarting(self) -> None:
-        """Let the next death end the job, or one whose workers are just being replaced, as if no restarts were left."""
-        self._control.is_last = True
+    def signal_scripts(self, number: int) -> bool:
+        """Pass a signal on to the scripts, which may save and end; return whether there was any.
+
+        The job then has shutdown_timeout to end, and starts no more.
+        """
+        control, name = self._control, signal.Signals(number).name
+        control.is_last = True
+        patience_s = control.limits.shutdown_timeout
+        late = JobError(f"Scripts had not ended {patience_s:g} s after {name} (shutdown_timeout), and were killed.")
+        control.loop.call_soon_threadsafe(control.loop.call_later, patience_s, control.stop, late)
+        return bool(control.attempt) and self._client.sync(control.cluster.signal_scripts, control.attempt, number)
 
     def cancel(self) -> None:
         """End the job, if it runs, and free its workers.

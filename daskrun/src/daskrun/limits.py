@@ -5,7 +5,10 @@ from typing import Any, NamedTuple
 
 
 class Limits(NamedTuple):
-    """What a job may take: see `launch`. fewest, most: of its n_workers, None for all of a kind."""
+    """What a job may take: see `launch`. fewest, most: of its n_workers, None for all of a kind.
+
+    shutdown_timeout: seconds that scripts have to end after SIGTERM; 0 for functions, which cannot be told.
+    """
 
     fewest: int | None = None
     most: int | None = None
@@ -14,6 +17,7 @@ class Limits(NamedTuple):
     wait_for_workers: float = 0
     wait_for_successors: float = 30
     stall_after: float | None = None
+    shutdown_timeout: float = 0
 
 
 def limits(

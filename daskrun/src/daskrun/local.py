@@ -22,17 +22,18 @@ from daskrun.as_found import environment
 from daskrun.by_value import send_by_value
 from daskrun.errors import ClusterError
 from daskrun.family import is_ranks_script
-from daskrun.settings import THREADS, n_gpus
+from daskrun.settings import THREADS, given_threads, n_gpus
 
 LOOPBACK = "127.0.0.1"
 METHOD = "distributed.worker.multiprocessing-method"
-SIGNALS = {signal.SIGINT, signal.SIGTERM}
+SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 PRELOAD = ["daskrun.preloaded"]  # what the fork server imports
 ALSO = "DASKRUN_PRELOAD"  # names, with commas between them, the modules that `preloaded` imports, too
 _starting = Lock()
 _setting = Lock()
 _forking: list[int] = []  # one for each worker that is being forked
 _before: list[str] = []  # Dask's own setting meanwhile
+_given: dict[str, str] = {}  # the variables of workers that the last cluster has set
 
 
 def start_local(
@@ -122,9 +123,10 @@ class _LocalWorker(WorkerPlugin):
 
     def setup(self, worker: Any) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Jupyter signals all processes of the kernel's group
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # and a terminal that closes, those of its foreground group
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # in case the fork server did not find `preloaded`
         if torch := sys.modules.get("torch"):  # as it was imported, before the fork
-            torch.set_num_threads(int(os.environ[THREADS[0]]))
+            torch.set_num_threads(given_threads() or CPU_COUNT)
             torch.seed()
         # A process starts children as it was started. Those of a fork server, as a DataLoader has, would outlive it.
         set_start_method("spawn", force=True)
@@ -157,10 +159,11 @@ def _forks() -> bool:
 def _start_fork_server(preload: Sequence[str], variables: Mapping[str, str]) -> None:
     """Have this process's fork server import PyTorch, before Dask would start it without; it keeps what it has."""
     set_forkserver_preload(PRELOAD)
-    resource_tracker.ensure_running()  # now, as it would unblock the signals
     # The stop button could end a server that has just begun. Its first import, of `preloaded`, unblocks them.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
+        resource_tracker.ensure_running()  # it keeps SIGHUP blocked, and unblocks the others here, too
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         with environment({**variables, ALSO: ",".join(preload)}):  # NumPy's threads are what they are at its import
             forkserver.ensure_running()
     finally:
@@ -168,15 +171,21 @@ def _start_fork_server(preload: Sequence[str], variables: Mapping[str, str]) -> 
 
 
 def _set_worker_environment(torch_threads: int) -> dict[str, str]:
-    """Set what nannies read when they start a worker, also again; return the variables of these workers."""
-    # MALLOC_TRIM_THRESHOLD_, Dask's default, is left out on purpose: see worker_settings.
-    os.environ.pop("MALLOC_TRIM_THRESHOLD_", None)
+    """Set what nannies read when they start a worker, also again; return the variables of these workers.
+
+    Variables that the user has set stay as they are.
+    """
     before = dask.config.get("distributed.nanny.pre-spawn-environ")
-    for name, value in before.items():
+    # MALLOC_TRIM_THRESHOLD_, Dask's default, is left out on purpose: see worker_settings. Where it is, so is the rest.
+    left_by_dask = before if os.environ.pop("MALLOC_TRIM_THRESHOLD_", None) else {}
+    for name, value in {**left_by_dask, **_given}.items():
         if os.environ.get(name) == str(value):
             del os.environ[name]  # the nannies of an earlier cluster left it here, and it would win over the next value
     # Without ERROR, each rank that loses a peer prints a page of C++ stack. The error itself reaches the client.
-    variables = dict.fromkeys(THREADS, str(torch_threads)) | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+    ours = dict.fromkeys(THREADS, str(given_threads() or torch_threads)) | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+    _given.clear()
+    _given.update({name: value for name, value in ours.items() if name not in os.environ})
+    variables = ours | {name: os.environ[name] for name in ours if name in os.environ}
     dask.config.set(
         {
             "distributed.nanny.pre-spawn-environ": {**before, "MALLOC_TRIM_THRESHOLD_": None, **variables},

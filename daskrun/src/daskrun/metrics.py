@@ -1,7 +1,6 @@
 """Send rows of metrics from a rank to the client while the job runs."""
 
 import os
-import time
 from math import prod
 from typing import Any
 
@@ -19,11 +18,10 @@ def log_metrics(**values: object) -> None:
     in a child process of a rank, such as a DataLoader's.
     """
     refuse_children("log_metrics")
-    if mine := assignment():
-        about = {"rank": mine.rank, "attempt": mine.attempt.number, "time": time.time()}
-        if taken := sorted(values.keys() & {*about, "worker"}):
+    if assignment():
+        if taken := sorted(values.keys() & {"rank", "attempt", "time", "worker"}):
             raise ValueError(f"log_metrics writes {taken} itself: choose other names.")
-        send_row(about | {_sendable(name): _plain(name, value) for name, value in values.items()})
+        send_row({_sendable(name): _plain(name, value) for name, value in values.items()})
     elif is_ranks_script():
         print("  ".join(f"{_sendable(name)} {_plain(name, value)}" for name, value in values.items()))
 

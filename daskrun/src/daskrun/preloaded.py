@@ -17,6 +17,7 @@ sys.path[:] = filter(None, sys.path)  # without the working directory, whose fil
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # Jupyter's stop button signals the kernel's children, too
 # Slurm signals all processes of a job. Without this one, nannies would take their workers for dead.
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a terminal that closes signals its foreground group
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
 
 import distributed.nanny  # noqa: F401

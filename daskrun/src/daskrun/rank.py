@@ -103,10 +103,11 @@ def assignment() -> Assignment | None:
 
 
 def send_row(row: Mapping[str, object]) -> None:
-    """Send a row of metrics to the client; it ends with the worker's address. Only for a process that runs a rank."""
+    """Send a row of metrics to the client, with what `log_metrics` adds. Only for a process that runs a rank."""
     assert _running
     worker, mine, _ = _running
-    _log(worker, mine, "row", {**row, "worker": worker.address})
+    begin = {"rank": mine.rank, "attempt": mine.attempt.number, "time": time.time()}
+    _log(worker, mine, "row", {**begin, **row, "worker": worker.address})
 
 
 def tell_ranks(name: str, value: str) -> None:

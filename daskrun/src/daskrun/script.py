@@ -11,24 +11,23 @@ import subprocess
 import sys
 import tarfile
 import time
-import uuid
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import takewhile
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Thread
-from typing import NamedTuple, TextIO
+from types import MappingProxyType
+from typing import NamedTuple
 
 from distributed import get_worker
 
 from daskrun import rank
 from daskrun.errors import JobError, WorkerDied
 from daskrun.family import OF_RANK
-from daskrun.metrics import log_metrics
+from daskrun.output import Lines, send_output
 from daskrun.why import look
 from daskrun.why.process import End
 from daskrun.why.verdict import how_it_ended
@@ -36,19 +35,23 @@ from daskrun.why.verdict import how_it_ended
 ANSWER_S = 3  # time limit for a script's answer to how it looks
 FIRST_S = 1  # for another rank, whose failure may have broken the communication, to tell of it first
 TIDY_S = 0.3  # for what a script has left behind to end by itself
-BAR_S = 5  # between two states of a progress bar that are shown
 MOST_SHIPPED = 64 * 2**20  # bytes
 MOST_LINES, MOST_SAID = 40, 8_000  # the last lines, and characters, that the error of a script repeats
 PROCESS = str(Path(__file__).with_name("script_process.py"))
 
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # signals that ask for an end, which is no death
+HASH_SEED = ("PYTHONHASHSEED", "6640")  # as Dask's nanny sets it where nobody has
+
 _processes: list[subprocess.Popen[bytes]] = []  # that of the script which this worker runs, if it does
+_signalled: list[int] = []  # the signal that it was sent
 
 
 class Script(NamedTuple):
     """What each rank runs. path: a file, from the folder, or with is_module a module.
 
     folder: where to run it. archive: what is in that folder, as a tar file, for workers that do not have it.
-    virtual_local_rank: whether each rank counts as a host of its own, whose GPU is cuda:0.
+    environment: variables that it finds beside its worker's. virtual_local_rank: whether each rank counts as a host of
+    its own, whose GPU is cuda:0.
     """
 
     path: str
@@ -56,6 +59,7 @@ class Script(NamedTuple):
     arguments: tuple[str, ...]
     folder: str
     archive: bytes | None
+    environment: Mapping[str, str] = MappingProxyType({})
     virtual_local_rank: bool = False
 
     def beside(self, folder: str) -> str:
@@ -112,7 +116,7 @@ def run_script(script: Script) -> None:
     error = said.rpartition("Traceback ")[2]
     if code == -signal.SIGABRT or (code > 0 and look.COMMUNICATION.search(error)):
         time.sleep(FIRST_S)  # NCCL aborts a rank, and gloo raises, where another one is gone
-    if code < 0 and -code not in (signal.SIGINT, signal.SIGTERM):
+    if code < 0 and -code not in ENDS:
         how, _ = how_it_ended(End(0, code, 0, None, ""), True, True, None)
         raise WorkerDied(f"Rank {mine.rank} died: the process of {script.path} on {here} {how}.\n\n{said}")
     if code:
@@ -123,40 +127,59 @@ def run_script(script: Script) -> None:
 def _run(script: Script, folder: str, number: int, last: deque[str]) -> int:
     """Run the script in a folder until it ends; return its exit code, and leave its last lines in `last`."""
     ours, theirs = Pipe()
-    reading, writing = os.pipe()
-    # The line with which we end the output: what has a session of its own may hold it open after the script.
-    end = f"{uuid.uuid4()}\n"
-    with open(reading, errors="replace", newline="") as lines, open(writing, "wb", buffering=0) as output:
-        process = subprocess.Popen(
-            [sys.executable, "-u", PROCESS, str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            pass_fds=[theirs.fileno()],
-            cwd=folder,
-            env={**os.environ, **({} if script.virtual_local_rank else _local_variables())},
-            start_new_session=True,  # Ctrl-C is for the command, which ends the ranks
-        )
-        theirs.close()
-        ours.send((script.path, script.is_module, script.arguments, script.beside(folder), OF_RANK))
+    ours.send((script.is_module, script.beside(folder), OF_RANK))
+    with ExitStack() as stack:
+        (out, writing_out), (err, writing_err) = os.pipe(), os.pipe()
+        for file in (out, err):
+            stack.callback(os.close, file)
+        with theirs, open(writing_out, "wb") as stdout, open(writing_err, "wb") as stderr:
+            process = subprocess.Popen(
+                # `ps` shows the script by its name and arguments.
+                [sys.executable, "-u", PROCESS, str(theirs.fileno()), script.path, *script.arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=[theirs.fileno()],
+                cwd=folder,
+                env=_environment(script),
+                start_new_session=True,  # Ctrl-C is for the command, which tells the ranks
+            )
         _processes.append(process)
-        printing = Thread(target=_send_output, args=(lines, end, number, last), daemon=True)
-        printing.start()
         look.ask_script = lambda: _ask(ours, number)
-        try:
-            code = process.wait()
-            if printing.is_alive():
-                output.write(end.encode())
-            printing.join()
+
+        def has_ended() -> bool:
+            if process.poll() is None:
+                return False
             _end_group(process.pid)
+            return True
+
+        try:
+            send_output(out, err, has_ended, lambda lines: _send(lines, number, last))
         finally:
             _processes.clear()
+            _signalled.clear()
             look.ask_script = None
-    return code
+    return process.returncode
 
 
-def _local_variables() -> dict[str, str]:
-    """Return the variables that tell a script its place on its host, as torchrun does.
+def _send(lines: Lines, number: int, last: deque[str]) -> None:
+    """Send what the script has printed to the client as a row; keep the last lines."""
+    # PyTorch begins an error's lines with the rank, as the command does.
+    lines = [(is_error, line.removeprefix(f"[rank{number}]: ")) for is_error, line in lines]
+    last.extend(line for _, line in lines)
+    rank.send_row({"output": lines})
+
+
+def _environment(script: Script) -> dict[str, str]:
+    """Return the script's variables: its worker's, the user's, and those that tell its place, as torchrun does."""
+    variables = {**os.environ, **script.environment}
+    if HASH_SEED in variables.items() - script.environment.items():
+        del variables[HASH_SEED[0]]
+    return variables | ({} if script.virtual_local_rank else _local_variables(variables))
+
+
+def _local_variables(found: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that tell a script its place on its host, as torchrun does. found: those that it has.
 
     Its GPU is then cuda:LOCAL_RANK: where each worker of a host sees another GPU first, the script sees these, in the
     order of the ranks, and then what else its worker sees. Raises JobError if it has no such GPU.
@@ -165,8 +188,9 @@ def _local_variables() -> dict[str, str]:
     assert mine
     place = mine.place
     variables = {name.upper(): str(number) for name, number in place._asdict().items()}
-    rank.tell_ranks("visible", os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-    if not (seen := _gpus(os.environ.get("CUDA_VISIBLE_DEVICES", ""))):
+    visible = found.get("CUDA_VISIBLE_DEVICES", "")
+    rank.tell_ranks("visible", visible)
+    if not (seen := _gpus(visible)):
         return variables
     begin = mine.rank - place.local_rank
     all_seen = rank.told_by(range(begin, begin + place.local_world_size), "visible")
@@ -196,11 +220,16 @@ def _end_group(number: int) -> None:
         os.killpg(number, signal.SIGKILL)
 
 
-def terminate() -> int:
-    """Send SIGTERM to the script that this worker runs; return how many there were."""
+def signal_script(number: int) -> bool:
+    """Send a signal to the script that this worker runs; return whether there is one.
+
+    It is sent one alone: another would meet it where it saves.
+    """
     for process in _processes:
-        process.terminate()
-    return len(_processes)
+        if not _signalled:
+            process.send_signal(number)
+            _signalled.append(number)
+    return bool(_processes)
 
 
 @contextmanager
@@ -214,23 +243,6 @@ def _unpacked(script: Script) -> Iterator[str]:
         with tarfile.open(fileobj=io.BytesIO(script.archive)) as archive:
             archive.extractall(folder, filter="data")
         yield folder
-
-
-def _send_output(lines: TextIO, end: str, number: int, last: deque[str]) -> None:
-    """Send each line that the script prints, up to the line `end`; keep the last ones."""
-    shown = 0.0
-    for text in lines:
-        is_end, text = text.endswith(end), text.removesuffix(end)
-        if text.endswith("\r"):  # a state of a progress bar
-            if text == "\r" or time.monotonic() < shown + BAR_S:
-                continue
-            shown = time.monotonic()
-        if text or not is_end:
-            line = text.rstrip("\r\n").removeprefix(f"[rank{number}]: ")  # PyTorch begins an error's lines so
-            last.append(line)
-            log_metrics(line=line)
-        if is_end:
-            return
 
 
 def _ask(connection: Connection, number: int) -> look.Look:

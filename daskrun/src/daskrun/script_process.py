@@ -9,6 +9,7 @@ import runpy
 import signal
 import sys
 import traceback
+from importlib.machinery import SourceFileLoader
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread, main_thread
@@ -19,13 +20,16 @@ OURS = (__file__, "<frozen runpy>")  # files of the frames before the script's f
 
 
 def main() -> None:
-    """Run the script that the worker names; sys.argv has the number of the file by which to hear it."""
-    connection = Connection(int(sys.argv[1]))
-    path, is_module, arguments, beside, of_rank = connection.recv()
+    """Run the script that sys.argv names, after the number of the file by which to hear the worker."""
+    _, number, path, *arguments = sys.argv
+    connection = Connection(int(number))
+    is_module, beside, of_rank = connection.recv()
     os.environ[of_rank] = f"script {os.getpid()}"  # as in `family`: this process may log, its children may not
     private = runpy.run_path(str(Path(__file__).with_name("private.py")))  # its package would import Dask
     Thread(target=_answer, args=[connection, private], name="daskrun", daemon=True).start()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # local workers ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # local workers ignore these two, or block them
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
     sys.excepthook = _print_error
     sys.argv = [path, *arguments]
     sys.path[0] = beside
@@ -36,6 +40,7 @@ def main() -> None:
         runpy._run_module_as_main(path)  # type: ignore[attr-defined]  # as python -m does
     else:
         script.__file__ = os.path.abspath(path)
+        script.__loader__ = SourceFileLoader("__main__", script.__file__)
         exec(compile(Path(path).read_bytes(), script.__file__, "exec"), vars(script))
 
 

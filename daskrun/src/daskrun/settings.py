@@ -60,6 +60,12 @@ def known_workers(client: Client) -> dict[str, dict]:
     return client.sync(client.scheduler.identity, n_workers=-1)["workers"]  # type: ignore[union-attr]
 
 
+def given_threads() -> int | None:
+    """Return how many threads this process's variables give PyTorch, None where they do not say."""
+    outermost = [os.environ.get(name, "").partition(",")[0].strip() for name in THREADS]
+    return min((int(number) for number in outermost if number.isdigit() and int(number)), default=None)
+
+
 def n_gpus() -> int:
     """Return how many CUDA devices PyTorch sees in this process."""
     import torch
@@ -83,6 +89,5 @@ def own_gpu_first(position: int) -> dict[str, str]:
 
 
 def _how_started():
-    given = [int(os.environ[name]) for name in THREADS if os.environ.get(name, "").isdigit()]
     trim = os.environ.get("MALLOC_TRIM_THRESHOLD_")
-    return trim, current_process().daemon, min(given, default=CPU_COUNT), CPU_COUNT
+    return trim, current_process().daemon, given_threads() or CPU_COUNT, CPU_COUNT

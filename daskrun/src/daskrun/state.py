@@ -15,10 +15,9 @@ class State:
     """A job, as it stands. It changes on the client's event loop alone.
 
     doing: a phrase for `repr`. attempt: None until workers are claimed. size: its world size, or the last one's.
-    failures: the deaths that the job survived. rows: metrics so far. warnings: for whoever launched the job.
-    stopped: why the job has to end, None while it may go on. is_last: no attempt may follow this one. is_decided: the
-    outcome is decided, and `stop` no longer changes it. is_over: `results` or `error` is there, and the workers are
-    free.
+    failures: the deaths that the job survived. rows: metrics so far; last_row_at: when the last one came. warnings: for
+    whoever launched the job. stopped: why the job has to end, None while it may go on. is_last: no attempt may follow
+    this one. is_over: `results` or `error` is there, and the workers are free.
     """
 
     def __init__(self, cluster: Cluster, job: str, limits: Limits) -> None:
@@ -29,18 +28,18 @@ class State:
         self.size = 0
         self.failures: list[WorkerDied] = []
         self.rows: list[dict[str, Any]] = []
+        self.last_row_at = 0.0
         self.warnings: list[str] = []
         self.stopped: BaseException | None = None
         self.is_last = False
-        self.is_decided = False
         self.results: list[bytes] = []
         self.error: BaseException | None = None
         self.is_over = False
         self._news = asyncio.Event()
 
     def stop(self, error: BaseException) -> None:
-        """End the job with this error, unless its end is certain; to be called on the loop."""
-        if self.stopped is None and not (self.is_decided or self.is_over):
+        """End the job with this error, or now if its end is certain; to be called on the loop."""
+        if self.stopped is None and not self.is_over:
             self.stopped = error
             self.tell_all()
 

@@ -119,14 +119,14 @@ class Watch:
     async def _mind_silence(self, seconds: float) -> None:
         """Warn once per silence of so many seconds, saying which rank waits for which."""
         state, attempt = self._state, self._attempt
-        seen, since = -1, 0.0
+        since, warned_at = state.loop.time(), 0.0
         while True:
             await asyncio.sleep(min(seconds, 1))
+            now = state.loop.time()
             is_running = len(attempt.begun) == attempt.size and not (attempt.has_failed or attempt.all_over)
-            if len(state.rows) != seen or not is_running:
-                seen, since = len(state.rows), state.loop.time()
-            elif state.loop.time() - since >= seconds:
+            since = max(since, state.last_row_at) if is_running else now
+            if now - since >= seconds and warned_at < since:
                 looks = await self._cluster.looks(attempt)
-                state.warnings.append(diagnosed(str, stalled, state.loop.time() - since, *looks))
+                warned_at = state.loop.time()
+                state.warnings.append(diagnosed(str, stalled, warned_at - since, *looks))
                 state.tell_all()
-                since = float("inf")  # once, until something is logged

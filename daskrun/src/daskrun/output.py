@@ -1,0 +1,83 @@
+"""What a script prints, on its way to the client: read on its worker, and sent in batches."""
+
+import codecs
+import fcntl
+import os
+import re
+import selectors
+import struct
+import termios
+import time
+from collections.abc import Callable, Iterable
+
+BATCH_S = 0.1  # between two batches, which a script's loop does not wait for
+FULL = 64 * 1024  # bytes, as many as a pipe holds
+BUSY_S = 0.01  # between two batches of a script that prints much; with none, a scheduler and a screen would fall behind
+REST_S = 1  # after which what has no newline is shown
+BAR_S = 5  # between two states of a progress bar that are shown
+AFTER_LINE = re.compile(r"(?<=\n)|(?<=\r)(?=[^\n])")  # a last \r may be half of \r\n
+
+Lines = list[tuple[bool, str]]  # of each line: whether it was printed as an error, and its text
+
+
+def send_output(out: int, err: int, has_ended: Callable[[], bool], send: Callable[[Lines], None]) -> None:
+    """Send what a process writes to two pipes, until it has ended.
+
+    What it has started may hold the pipes open: after the end, only what they hold then is read.
+    """
+    streams = {out: _Stream(), err: _Stream()}
+    with selectors.DefaultSelector() as selector:
+        for file in streams:
+            selector.register(file, selectors.EVENT_READ)
+        over = False
+        while not over:
+            over = has_ended()
+            began, n_bytes, lines = time.monotonic(), 0, []
+            ready = {key.fd for key, _ in selector.select(0 if over else BATCH_S)}
+            for file, stream in streams.items():
+                data = os.read(file, _n_waiting(file) if over else FULL) if file in ready else b""
+                if file in ready and not data:  # whoever could write has closed it
+                    selector.unregister(file)
+                n_bytes += len(data)
+                lines += [(file == err, line) for line in stream.lines(data, over)]
+            if lines:
+                send(lines)
+            if not over and n_bytes:
+                time.sleep(max(0, began + (BUSY_S if n_bytes > FULL / 4 else BATCH_S) - time.monotonic()))
+
+
+def _n_waiting(pipe: int) -> int:
+    """Return how many bytes a pipe holds."""
+    return struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0]
+
+
+class _Stream:
+    """One of a process's streams, made into lines."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = ""  # after the last end of a line
+        self._heard = self._bar_shown = 0.0
+        self._in_bar = False
+
+    def lines(self, data: bytes, is_last: bool) -> Iterable[str]:
+        """Return the lines that are complete with this, or wait for their end too long; all if it is the last."""
+        *whole, self._rest = AFTER_LINE.split(self._rest + self._decoder.decode(data, is_last))
+        now = time.monotonic()
+        if self._rest and (is_last or len(self._rest) > FULL or (not data and now > self._heard + REST_S)):
+            whole.append(self._rest)
+            self._rest = ""
+        if data:
+            self._heard = now
+        shown = [line for line in whole if self._is_shown(line, now) or (is_last and line is whole[-1])]
+        return [line.rstrip("\r\n") for line in shown]
+
+    def _is_shown(self, line: str, now: float) -> bool:
+        """Return whether to show a line: not each state of a progress bar, which begins or ends with \\r."""
+        was_in_bar, self._in_bar = self._in_bar, line.endswith("\r") or (self._in_bar and not line.endswith("\n"))
+        if not self._in_bar:
+            return True
+        if line == "\r" or (was_in_bar and now < self._bar_shown + BAR_S):
+            return False
+        self._bar_shown = now
+        return True

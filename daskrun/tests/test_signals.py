@@ -1,0 +1,130 @@
+"""What asks `daskrun` to end reaches the scripts, which may save first."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+
+import pytest
+from processes import has_ended
+from test_command import BIN, command, of_rank, write
+from waiting import GIVE_UP_S, until
+
+SAVES = [
+    "import signal, sys, time",
+    "def save(number, _):",
+    "    time.sleep(0.5)",
+    "    sys.exit(print('saved after', signal.Signals(number).name))",
+    "for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP): signal.signal(number, save)",
+    "print('begun')",
+    "time.sleep(1000)",
+]
+STAYS = [
+    "import os, signal, time",
+    "for number in (signal.SIGTERM, signal.SIGINT): signal.signal(number, lambda number, _: print('heard', number))",
+    "print('begun', os.getpid())",
+    "while True: time.sleep(1)",
+]
+
+
+def printed(folder, what):
+    return (folder / ".out").read_text().count(what)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_reaches_the_scripts_which_may_save(client, tmp_path, name):
+    write(tmp_path, *SAVES)
+    with command(client, tmp_path, "script.py") as process:
+        until(lambda: printed(tmp_path, "begun\n") == 2)
+        process.send_signal(getattr(signal, name))
+        assert process.wait(GIVE_UP_S) == 0
+    assert printed(tmp_path, f"saved after {name}\n") == 2
+
+
+def test_sigterm_twice_does_not_disturb_a_script_that_saves(client, tmp_path):
+    write(tmp_path, *SAVES[:2], "    time.sleep(2)", *SAVES[3:])
+    with command(client, tmp_path, "script.py") as process:
+        until(lambda: printed(tmp_path, "begun\n") == 2)
+        for _ in range(3):  # as a batch system may
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(GIVE_UP_S) == 0
+    assert printed(tmp_path, "saved after SIGTERM\n") == 2
+
+
+def test_a_second_ctrl_c_ends_scripts_at_once(client, tmp_path):
+    write(tmp_path, *STAYS)
+    with command(client, tmp_path, "--shutdown-timeout", 10 * GIVE_UP_S, "script.py") as process:
+        until(lambda: printed(tmp_path, "begun") == 2)
+        process.send_signal(signal.SIGINT)
+        until(lambda: printed(tmp_path, f"heard {signal.SIGINT}") == 2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(GIVE_UP_S) == 1
+    pids = [int(of_rank(rank, (tmp_path / ".out").read_text())[0].split()[1]) for rank in (0, 1)]
+    until(lambda: all(map(has_ended, pids)))
+
+
+def test_scripts_that_do_not_end_after_a_signal_are_killed_and_it_is_said(client, tmp_path):
+    write(tmp_path, *STAYS)
+    with command(client, tmp_path, "--shutdown-timeout", 1, "script.py") as process:
+        until(lambda: printed(tmp_path, "begun") == 2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(GIVE_UP_S) == 1
+    assert "1 s after SIGTERM (--shutdown-timeout)" in (tmp_path / ".err").read_text()
+
+
+def test_the_others_of_a_rank_that_fails_may_save(client, tmp_path):
+    write(tmp_path, "import os", "if os.environ['RANK'] == '1': raise SystemExit(3)", *SAVES)
+    with command(client, tmp_path, "script.py") as process:
+        assert process.wait(GIVE_UP_S) == 1
+    assert printed(tmp_path, "saved after SIGTERM\n") == 1
+    assert "script.py ended with exit code 3" in (tmp_path / ".err").read_text()
+
+
+def test_a_script_that_a_failure_leaves_is_killed_after_the_time_it_has(client, tmp_path):
+    write(tmp_path, "import os, time", "if os.environ['RANK'] == '1': time.sleep(3); raise SystemExit(3)", *STAYS)
+    with command(client, tmp_path, "--shutdown-timeout", 1, "script.py") as process:
+        assert process.wait(GIVE_UP_S) == 1
+    said = of_rank(0, (tmp_path / ".out").read_text())
+    assert said[1:] == [f"heard {signal.SIGTERM}"]
+    until(lambda: has_ended(int(said[0].split()[1])))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
+def test_scripts_of_local_workers_may_save_when_the_terminal_is_gone(tmp_path):
+    write(tmp_path, *SAVES[:3], "    open(f'saved{os.environ[\"RANK\"]}', 'w').write(str(number))", *SAVES[3:])
+    write(tmp_path, "import os", *(tmp_path / "script.py").read_text().splitlines())
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(  # setsid --ctty: the terminal is that of the process, as a shell's
+        ["setsid", "--ctty", "--wait", BIN / "daskrun", "-n", "2", "script.py"],
+        cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs,
+    )  # fmt: skip
+    os.close(theirs)
+    shown = b""
+
+    def begun():
+        nonlocal shown
+        shown += os.read(ours, 1000)
+        return shown.count(b"begun") == 2
+
+    until(begun)
+    os.close(ours)
+    until(lambda: all((tmp_path / f"saved{rank}").exists() for rank in (0, 1)))
+    assert {(tmp_path / f"saved{rank}").read_text() for rank in (0, 1)} == {str(int(signal.SIGHUP))}
+    process.wait(GIVE_UP_S)
+
+
+def test_a_signal_while_workers_start_leaves_no_semaphore(tmp_path):
+    write(tmp_path, "print('begun')")
+    process = subprocess.Popen(
+        [BIN / "daskrun", "-n", "2", "script.py"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    said = process.stderr.readline()
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=GIVE_UP_S)
+    assert process.returncode == 1
+    assert "leaked" not in said + err and "Traceback" not in err
