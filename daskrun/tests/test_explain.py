@@ -15,7 +15,7 @@ from daskrun.why.look import (
     is_in_waiting_code,
     place_of,
 )
-from daskrun.why.process import End, Process
+from daskrun.why.process import Death, End, Process
 from daskrun.why.verdict import explain, how_it_ended, silent, stacks, timed_out, verdict
 
 TORCH = Path(torch.__file__).parent
@@ -184,7 +184,7 @@ def test_a_job_that_took_too_long_names_who_is_late():
 
 def what_to_do(code, by_the_kernel=0, rss=None, written=""):
     known = End(4711, code, by_the_kernel, 2**30, written)
-    return how_it_ended(known, has_nanny=True, answered=True, rss=rss)
+    return how_it_ended(Death(known, rss=rss))
 
 
 def end(*args, **kwargs):
@@ -211,7 +211,7 @@ def test_how_a_process_ended_is_said_with_its_figures():
 
 def test_a_lost_host_is_told_from_a_worker_without_a_nanny():
     lost, alone, retired = (
-        how_it_ended(None, has_nanny, answered, rss=None)
+        how_it_ended(Death(None, answered), has_nanny)
         for has_nanny, answered in ((True, False), (False, False), (True, True))
     )
     assert "its host" in lost[0] and "no nanny" in alone[0] and "does not know" in retired[0]

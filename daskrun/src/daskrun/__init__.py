@@ -9,6 +9,14 @@ replaced, and it changes hands only in one step of the scheduler's event loop, w
 a worker without a nanny cannot be replaced, so a job that ends early gives it up while it works.
 """
 
+# ruff: noqa: E402
+import sys
+
+if sys.platform == "win32":
+    raise ImportError(
+        "daskrun needs Linux or macOS, as it works with signals and forks: on Windows, install it in WSL."
+    )
+
 from daskrun.equal import assert_equal_on_all_ranks
 from daskrun.errors import ClusterError, JobError, SchedulerLost, Stopped, WorkerDied, WorkersBusy
 from daskrun.job import Job

@@ -1,12 +1,14 @@
 """Restore what a job changes in a worker's process, and the next job or a plain Dask task would meet.
 
 That is what the two functions name. Other things stay: imported modules and what they hold, sys.path, the umask, signal
-handlers, filters of warnings, other settings of PyTorch.
+handlers, filters of warnings that make no errors, other settings of PyTorch. A function runs in the worker itself all
+the same: that is warm, the dashboard shows its CPU and memory, and `get_worker` works.
 """
 
 import os
 import random
 import socket
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -37,9 +39,9 @@ def environment(settings: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def settings_as_found() -> Iterator[None]:
-    """Restore settings of PyTorch, and the default timeout of sockets, after the block.
+    """Restore settings of PyTorch, and what would break plain Dask tasks, after the block.
 
-    The block may end in the midst of a change.
+    That is the default timeout of sockets, and that warnings are no errors. The block may end in the midst of a change.
     Else the next job in this process would run with others than its ranks in new processes. What is drawn at random
     afterwards is new: else a seed that all ranks set would let the ranks of the next job draw the same.
     """
@@ -48,14 +50,16 @@ def settings_as_found() -> Iterator[None]:
 
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
     precision, deterministic = _matmul_precision(), torch.get_deterministic_debug_mode()
-    timeout = socket.getdefaulttimeout()
+    timeout, filters = socket.getdefaulttimeout(), list(warnings.filters)
     exact, autocast = torch.backends.cudnn.deterministic, {of: torch.is_autocast_enabled(of) for of in ("cpu", "cuda")}
     device, searches, warns = torch.get_default_device(), torch.backends.cudnn.benchmark, torch.is_warn_always_enabled()
     with torch.set_grad_enabled(torch.is_grad_enabled()), torch.autograd.set_detect_anomaly(torch.is_anomaly_enabled()):
         try:
             yield
         finally:
-            socket.setdefaulttimeout(timeout)  # plain Dask tasks would meet another one
+            socket.setdefaulttimeout(timeout)
+            # Only these: the filters that an import has set are set once.
+            warnings.filters[:] = [one for one in warnings.filters if one[0] != "error" or one in filters]  # type: ignore[index]
             torch.set_default_dtype(dtype)
             torch.set_num_threads(threads)
             if precision not in (None, _matmul_precision()):

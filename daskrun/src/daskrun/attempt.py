@@ -9,7 +9,7 @@ from distributed import Future
 from daskrun.claims import Worker
 from daskrun.errors import GO_ON, Stopped, WorkerDied, add_note, ranks_named
 from daskrun.rank import AttemptId
-from daskrun.why.process import End
+from daskrun.why.process import Death
 from daskrun.why.verdict import how_it_ended
 
 
@@ -60,27 +60,25 @@ class Attempt:
             self.failed_rank, self.error, self.traceback = rank, error, traceback
             self.error_is_cause = not may_follow and not self.gone
 
-    def death(
-        self, ends: Mapping[int, tuple[End | None, bool, int | None]], max_restarts: int, n_survived: int
-    ) -> WorkerDied:
+    def death(self, deaths: Mapping[int, Death], max_restarts: int, n_survived: int) -> WorkerDied:
         """Return the error that tells how these ranks' workers ended, and what to do.
 
-        ends: as `why.process.ends` returns them. n_survived: deaths that the job has survived before this one.
+        deaths: of each rank. n_survived: deaths that the job has survived before this one.
         """
         said, cures = [], []
-        for rank, (end, has_nanny, rss) in ends.items():
+        for rank, death in deaths.items():
             worker = self.members[rank]
-            how, cure = how_it_ended(end, worker.has_nanny, has_nanny, rss)
+            how, cure = how_it_ended(death, worker.has_nanny)
             said.append(f"worker {worker.address} {how}")
             cures.append(cure)
-            if not has_nanny:
+            if not death.nanny_lives:
                 self.without_nanny.add(rank)
         if max_restarts:
             cures = [cure for cure in cures if cure != GO_ON]
             if n_survived == max_restarts:
                 cures.append(f"The job had been started again as often as max_restarts={max_restarts} allows.")
-        who = ranks_named(list(ends)).capitalize()
-        death = WorkerDied(" ".join([f"{who} died: {'; '.join(said)}.", *filter(None, dict.fromkeys(cures))]))
+        who = ranks_named(list(deaths)).capitalize()
+        error = WorkerDied(" ".join([f"{who} died: {'; '.join(said)}.", *filter(None, dict.fromkeys(cures))]))
         for note in getattr(self.error, "__notes__", ()):  # of a rank that failed because of the death
-            add_note(death, note)
-        return death
+            add_note(error, note)
+        return error

@@ -1,7 +1,6 @@
 """Check, before anything is sent, that a call suits its function, and that no setting of `launch` is misspelt."""
 
 import inspect
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
@@ -11,6 +10,8 @@ from typing import Any
 
 from dask.base import is_dask_collection
 from distributed import Future
+
+from daskrun.errors import warn
 
 ALIKE = 0.85  # how similar, of 1, a name is to the setting that was meant: one letter of a short one is wrong
 OF_OTHERS = ("num_workers", "workers")  # a DataLoader's setting, and how scripts call it
@@ -61,10 +62,9 @@ def check_call(launch: Callable, settings: Mapping[str, Any], fn: Callable, args
     defaults = inspect.signature(launch).parameters
     for setting, value in settings.items():
         if setting in named and setting not in given and value != defaults[setting].default:
-            warnings.warn(
+            warn(
                 f"{setting}={value!r} goes to launch, and not to {name}, which takes a {setting}, too: for that one, "
-                f"{_give(name, setting)}.",
-                stacklevel=3,
+                f"{_give(name, setting)}."
             )
 
 

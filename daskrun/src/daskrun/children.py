@@ -56,7 +56,7 @@ def _shorten_socket_names() -> None:
 
     Python 3.14 does so itself. Children have the folder of their parent, so a worker's DataLoader can use it, too.
     """
-    if sys.platform == "win32" or len(os.fsencode(get_temp_dir())) <= LONGEST:
+    if len(os.fsencode(get_temp_dir())) <= LONGEST:
         return
     try:
         folder = tempfile.mkdtemp(prefix="pymp-", dir="/tmp")  # for this user alone

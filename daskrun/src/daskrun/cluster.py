@@ -1,4 +1,4 @@
-"""What a job asks of Dask. This is the only file that uses a `Client`."""
+"""What a job asks of Dask: its client, its scheduler, its workers."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ from daskrun.errors import JobError, SchedulerLost, listed
 from daskrun.rank import TOPIC, Assignment, Meeting, at_work, deliver, leave, listen, places, run_rank
 from daskrun.script import signal_script
 from daskrun.why.look import Look, look_here
-from daskrun.why.process import End, ends, processes, watch_ends
+from daskrun.why.process import Death, ends, processes, watch_ends
 from daskrun.why.verdict import not_begun, silent
 
 ANSWER_S = 15  # time limit for a worker's answer
@@ -163,14 +163,14 @@ class Cluster:
         there = {worker.process: worker for worker in found}
         return [there.get(member.process) for member in members]
 
-    async def how_they_ended(self, members: Sequence[Worker]) -> list[tuple[End | None, bool, int | None]]:
-        """Return of each dead worker what `why.process.ends` does; raise SchedulerLost alone, as a diagnosis."""
+    async def how_they_ended(self, members: Sequence[Worker]) -> list[Death]:
+        """Return how each of these workers died; raise SchedulerLost alone, as a diagnosis."""
         try:
             return await self._ask_scheduler(ends, members)
         except SchedulerLost:
             raise
         except Exception:
-            return [(None, True, None)] * len(members)  # as of a nanny that remembers nothing
+            return [Death()] * len(members)  # as of a nanny that remembers nothing
 
     async def signal_scripts(self, attempt: Attempt, number: int) -> bool:
         """Send a signal to the scripts that the ranks run; return whether there was any."""

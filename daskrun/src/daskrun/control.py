@@ -174,8 +174,8 @@ class Control(State):
             assert attempt.error is not None
             raise Ended(attempt.error)
         ends = await self.cluster.how_they_ended([attempt.members[rank] for rank in dead])
-        ends_of = dict(zip(dead, ends, strict=True))
-        return diagnosed(WorkerDied, attempt.death, ends_of, self.limits.max_restarts, len(self.failures))
+        deaths = dict(zip(dead, ends, strict=True))
+        return diagnosed(WorkerDied, attempt.death, deaths, self.limits.max_restarts, len(self.failures))
 
     async def _free(self, attempt: Attempt, again: bool) -> None:
         """Let ranks end by themselves after a failure, and give up the workers. again: for another attempt."""

@@ -1,7 +1,10 @@
 """How a job or a cluster can fail, other than by the job's own function."""
 
+import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from distributed import Client
 
@@ -45,6 +48,14 @@ def own_mistake(error: Exception) -> JobError:
     wrong = JobError(f"The launcher failed, which is a mistake of its own: {error!r}.")
     wrong.__cause__ = error
     return wrong
+
+
+def warn(text: str) -> None:
+    """Warn of something at the innermost line that is not the launcher's own: the user's."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back and Path(frame.f_code.co_filename).is_relative_to(Path(__file__).parent):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, stacklevel=level)
 
 
 def add_note(error: BaseException | None, note: str) -> None:

@@ -4,17 +4,16 @@ import asyncio
 import signal
 import sys
 import uuid
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from distributed import CancelledError, Client, Future
 from tqdm import tqdm
 
 from daskrun.cluster import Cluster
 from daskrun.control import Control
-from daskrun.errors import JobError, WorkerDied, check_client
+from daskrun.errors import JobError, WorkerDied, check_client, warn
 from daskrun.limits import Limits
 from daskrun.pickling import pickled, unpacked
 from daskrun.screen import screen
@@ -22,12 +21,13 @@ from daskrun.why.verdict import explain, stacks
 
 LOOK_S = 1.0  # between two looks whether the client was closed, and two updates of the line that shows the wait
 SHOWN_AFTER_S = 2.0
+T = TypeVar("T")  # what a rank returns
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-class Job:
+class Job(Generic[T]):
     """Ranks 0 to n - 1 of one function, each on a worker process of its own.
 
     As a context manager, it frees the workers however the block is left: by its end, by an exception, or by Ctrl-C and
@@ -38,7 +38,7 @@ class Job:
         self,
         client: Client,
         bootstrap: Callable,
-        fn: Callable,
+        fn: Callable[..., T],
         args: tuple,
         kwargs: dict,
         limits: Limits,
@@ -56,7 +56,7 @@ class Job:
         self._client = client
         self._control = Control(Cluster(client, self.name), self.name, bootstrap, call, limits)
         self._running = asyncio.run_coroutine_threadsafe(self._control.run(), self._control.loop)
-        self._results: list[Any] | None = None
+        self._results: list[T] | None = None
         try:
             # Until the ranks are submitted: what is submitted to Dask after `launch` comes after them.
             self._wait(lambda: self._futures or self.done(), "choosing the workers")
@@ -71,7 +71,7 @@ class Job:
         doing = self._control.doing if error is None else f"failed: {error!r}"
         return f"<Job {self._function}, {_counted(self._control.size, 'rank')}, {doing}>"
 
-    def __enter__(self) -> "Job":
+    def __enter__(self) -> "Job[T]":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -103,7 +103,7 @@ class Job:
         """Return whether the job has ended, well or not."""
         return self._control.is_over
 
-    def result(self) -> list[Any]:
+    def result(self) -> list[T]:
         """Return what each rank returned, in rank order; wait for it. Tensors come back on the CPU.
 
         Raises the exception of the rank that failed first, with that rank's traceback; WorkerDied; SchedulerLost;
@@ -220,7 +220,7 @@ class Job:
 
 def _warn(text: str) -> None:
     try:
-        warnings.warn(text, stacklevel=6)
+        warn(text)
     except Warning:  # under -W error, which must not cancel the job
         print(text, file=sys.stderr)
 

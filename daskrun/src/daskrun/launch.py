@@ -1,8 +1,9 @@
 """Run a PyTorch function on Dask workers as the ranks of one job."""
 
+import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from distributed import Client
 
@@ -11,10 +12,12 @@ from daskrun.group import BACKENDS, in_process_group
 from daskrun.job import Job
 from daskrun.limits import limits
 
+T = TypeVar("T")
+
 
 def launch(
     client: Client,
-    fn: Callable,
+    fn: Callable[..., T],
     /,
     *args: Any,
     backend: str | None = "auto",
@@ -25,7 +28,7 @@ def launch(
     wait_for_successors: float = 30,
     stall_after: float | None = None,
     **kwargs: Any,
-) -> Job:
+) -> Job[T]:
     """Start `fn(*args, **kwargs)` as one rank per worker process, and return the `Job` at once.
 
     The function finds torchrun's environment variables, and a process group in `torch.distributed`, made before it runs
@@ -41,8 +44,9 @@ def launch(
     max_restarts: how often the function is started again, on all ranks, after the death of a worker; it should then
     continue from its checkpoint. An exception is never retried.
     wait_for_workers: seconds to wait until so many workers (the most of a pair) are there and idle. For those that are
-    being replaced after another job, it waits up to 30 s in any case. An adaptive cluster
-    starts workers for tasks, not for ranks, so give it a minimum: cluster.adapt(minimum=n_workers, maximum=…).
+    being replaced after another job, it waits up to 30 s in any case. All have to be idle at the same moment: a stream
+    of short tasks may keep them from that, so submit it afterwards. An adaptive cluster starts workers for tasks, not
+    for ranks, so give it a minimum: cluster.adapt(minimum=n_workers, maximum=…).
     wait_for_successors: seconds to wait after a death until as many workers as before are there, which takes minutes
     where Slurm or Kubernetes has to start them. After that, a pair goes on with those that remain. A pair takes
     more than before, if they are there.
@@ -80,6 +84,10 @@ def launch(
     return Job(client, partial(in_process_group, backend=backend), fn, args, kwargs, limits(**settings))
 
 
-def run(client: Client, fn: Callable, /, *args: Any, **kwargs: Any) -> list[Any]:
-    """Return `launch(...).result()`: what each rank returned, in rank order."""
+def run(client: Client, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> list[T]:
+    """Return `launch(...).result()`, with the settings of `launch`: what each rank returned, in rank order."""
     return launch(client, fn, *args, **kwargs).result()
+
+
+# A tooltip shows the settings.
+run.__signature__ = inspect.signature(launch).replace(return_annotation=list)  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 import errno
 import socket
+import threading
 import time
 import traceback
 import uuid
@@ -91,6 +92,8 @@ class Assignment:
 # of its threads, so this belongs to the process and not to a context.
 _running: "tuple[Worker, Assignment, TCPStore] | None" = None
 
+_older: set[threading.Thread] = set()  # that an earlier job, or the worker, has started
+
 _begins: dict[AttemptId, bool] = {}  # False where `leave` came before the rank
 _mail: dict[AttemptId, SimpleQueue] = {}  # holds the Meeting, once the client has sent it
 _listening: dict[AttemptId, socket.socket] = {}  # of rank 0, until its store has it
@@ -103,8 +106,16 @@ def assignment() -> Assignment | None:
 
 
 def send_row(row: Mapping[str, object]) -> None:
-    """Send a row of metrics to the client, with what `log_metrics` adds. Only for a process that runs a rank."""
+    """Send a row of metrics to the client, with what `log_metrics` adds. Only for a process that runs a rank.
+
+    Raises ValueError in a thread that is older than the job.
+    """
     assert _running
+    if (thread := threading.current_thread()) in _older:
+        raise ValueError(
+            f"Thread {thread.name} is older than this job, so its row may belong to an earlier one: start threads that "
+            "log in the function, and end them there."
+        )
     worker, mine, _ = _running
     begin = {"rank": mine.rank, "attempt": mine.attempt.number, "time": time.time()}
     _log(worker, mine, "row", {**begin, **row, "worker": worker.address})
@@ -209,7 +220,7 @@ def run_rank(bootstrap: Callable, mine: Assignment) -> bytes:
     It depends on no other task, so that it begins before any that is submitted later; the client then sends what it
     needs. bootstrap: as in `Job`.
     """
-    global _running
+    global _running, _older
     worker = get_worker()
     if worker.id != mine.process:
         raise Stopped(
@@ -224,6 +235,7 @@ def run_rank(bootstrap: Callable, mine: Assignment) -> bytes:
     _log(worker, mine, "began", mine.attempt.number, mine.rank, worker.address)
     store, call = _meet(mine)
     told: list[Exception] = []
+    _older = _other_threads()
 
     def run() -> bytes:
         try:
@@ -249,6 +261,15 @@ def run_rank(bootstrap: Callable, mine: Assignment) -> bytes:
     if isinstance(told[0], Stopped):
         time.sleep(STOPPED_AFTER_S)
     raise told[0]
+
+
+def _other_threads() -> set[threading.Thread]:
+    """Return the threads of this process that Python code has started, but for the current one.
+
+    PyTorch's own, such as autograd's, serve all jobs: to Python they are dummies.
+    """
+    others = set(threading.enumerate()) - {threading.current_thread()}
+    return {thread for thread in others if not thread.name.startswith("Dummy-")}
 
 
 def _meet(mine: Assignment) -> "tuple[TCPStore, bytes]":
@@ -312,9 +333,13 @@ def _tell(store: "TCPStore", mine: Assignment, error: BaseException) -> Exceptio
 
 
 def _as_message(error: Exception) -> Any:
+    context = error.__context__
     try:
         raise error  # error_message takes the traceback of what is being handled
     except Exception:
+        error.__context__ = (
+            context  # without what is handled further up: an error that cannot be sent, if `error` is ours
+        )
         return error_message(error)
 
 

@@ -29,7 +29,7 @@ from daskrun.errors import JobError, WorkerDied
 from daskrun.family import OF_RANK
 from daskrun.output import Lines, send_output
 from daskrun.why import look
-from daskrun.why.process import End
+from daskrun.why.process import Death, End
 from daskrun.why.verdict import how_it_ended
 
 ANSWER_S = 3  # time limit for a script's answer to how it looks
@@ -117,7 +117,7 @@ def run_script(script: Script) -> None:
     if code == -signal.SIGABRT or (code > 0 and look.COMMUNICATION.search(error)):
         time.sleep(FIRST_S)  # NCCL aborts a rank, and gloo raises, where another one is gone
     if code < 0 and -code not in ENDS:
-        how, _ = how_it_ended(End(0, code, 0, None, ""), True, True, None)
+        how, _ = how_it_ended(Death(End(0, code, 0, None, "")))
         raise WorkerDied(f"Rank {mine.rank} died: the process of {script.path} on {here} {how}.\n\n{said}")
     if code:
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"

@@ -1,7 +1,7 @@
 """How a rank looks from outside while it runs: its Python stack, and the collectives that it has called.
 
 These functions run on the rank's worker, in another thread. A process that does not let them run is looked at by its
-nanny: see `nanny`.
+nanny: see `process`.
 """
 
 import faulthandler

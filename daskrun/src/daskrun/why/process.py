@@ -43,6 +43,18 @@ class End(NamedTuple):
     written: str
 
 
+class Death(NamedTuple):
+    """What is known of a worker's death.
+
+    end: what its nanny remembers. nanny_lives: whether that answered. rss: bytes that the process had when Dask ended
+    it for its memory limit; None where Dask did not.
+    """
+
+    end: End | None = None
+    nanny_lives: bool = True
+    rss: int | None = None
+
+
 def killing(pid: int) -> bytes:
     """Return the function that kills the worker's process of this pid, and its script, and not its successor."""
 
@@ -171,13 +183,13 @@ async def processes(workers: Sequence[Worker], dask_scheduler: Any = None) -> li
     return [Process(*found) if there and found else None for there, found in answers]
 
 
-async def ends(workers: Sequence[Worker], dask_scheduler: Any = None) -> list[tuple[End | None, bool, int | None]]:
-    """Return for each: how its process ended, whether its nanny lives, its bytes if Dask ended it for its memory."""
+async def ends(workers: Sequence[Worker], dask_scheduler: Any = None) -> list[Death]:
+    """Return how each of these workers died."""
     answers = await _ask_nannies(dask_scheduler, [(worker, remembering(worker.pid)) for worker in workers])
     events = [event for _, event in dask_scheduler.get_events("worker-restart-memory")]
     by_dask = {(event["worker"], event["pid"]): event["rss"] for event in events}
     return [
-        (End(*known) if known else None, there, by_dask.get((worker.address, worker.pid)))
+        Death(End(*known) if known else None, there, by_dask.get((worker.address, worker.pid)))
         for worker, (there, known) in zip(workers, answers, strict=True)
     ]
 

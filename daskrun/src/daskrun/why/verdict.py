@@ -10,7 +10,7 @@ from dask.utils import format_bytes
 from daskrun.claims import Worker, unfit
 from daskrun.errors import GO_ON, JobError, ranks_do, ranks_named
 from daskrun.why.look import Call, Look, frames_written, is_current, place_of, stack_of_code
-from daskrun.why.process import End, Process
+from daskrun.why.process import Death, Process
 
 T = TypeVar("T")
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
@@ -125,15 +125,15 @@ def _at_work(worker: Worker, job: str) -> str:
     return f"worker {worker.address} has not come to it"
 
 
-def how_it_ended(known: End | None, has_nanny: bool, answered: bool, rss: int | None) -> tuple[str, str]:
+def how_it_ended(death: Death, has_nanny: bool = True) -> tuple[str, str]:
     """Return (how a worker's process ended, what to do), the first as the end of a sentence about the worker.
 
-    known: what its nanny remembers. answered: whether its nanny is there. rss: bytes that the process had when
-    Dask ended it for its memory limit; None where Dask did not.
+    has_nanny: whether it ever had one.
     """
+    known, rss = death.end, death.rss
     if not has_nanny:
         return "is gone; it had no nanny that could say why", GO_ON
-    if not answered:
+    if not death.nanny_lives:
         return "is gone, and so is its nanny: that was ended, or its host, or the network to it, is lost", GO_ON
     if known is None:
         return "is gone; its nanny does not know why, as when Dask retires a worker", GO_ON

@@ -1,0 +1,104 @@
+"""What one job leaves in a warm worker does not reach the next."""
+
+import inspect
+import re
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+from waiting import until
+
+import daskrun
+
+LEFT: list = []  # in each worker: the errors of threads that a job has left
+
+
+def log_for_good():
+    def log():
+        try:
+            while True:
+                daskrun.log_metrics(stray=1)
+                threading.Event().wait(0.05)
+        except ValueError as error:
+            LEFT.append(str(error))
+
+    threading.Thread(target=log, daemon=True, name="stray").start()
+
+
+def log_from_a_new_thread():
+    until(lambda: LEFT)
+    thread = threading.Thread(target=daskrun.log_metrics, kwargs={"mine": 1})
+    thread.start()
+    thread.join()
+    daskrun.log_metrics(mine=2)
+    return LEFT.pop()
+
+
+def test_a_thread_that_a_job_has_left_logs_nothing_in_the_next(client):
+    daskrun.run(client, log_for_good)
+    with daskrun.launch(client, log_from_a_new_thread) as job:
+        rows = list(job.rows())
+        assert {row["mine"] for row in rows} == {1, 2} and len(rows) == 4
+        assert all("Thread stray is older than this job" in said for said in job.result())
+
+
+def test_warnings_are_no_errors_for_a_plain_task_after_a_job_that_made_them(client):
+    daskrun.run(client, warnings.simplefilter, "error")
+    assert client.submit(warnings.warn, "harmless", pure=False).result() is None
+
+
+def raise_a_group():
+    raise BaseExceptionGroup("several", [KeyboardInterrupt(), ValueError("no")])
+
+
+def test_a_group_of_ends_is_told_as_it_is(client):
+    with pytest.raises(daskrun.JobError, match=r"BaseExceptionGroup.*KeyboardInterrupt.*ValueError\('no'\)"):
+        daskrun.run(client, raise_a_group)
+
+
+def take(timeout=3):
+    threading.Event().wait(timeout)
+
+
+def test_a_warning_points_at_the_users_line(client):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        daskrun.launch(client, take, timeout=100).result()
+        daskrun.run(client, take, 3, stall_after=1)
+        list(daskrun.launch(client, take, 3, stall_after=1).rows())
+    said = [(str(warning.message).partition(" for ")[0], warning.filename) for warning in caught]
+    assert [file for _, file in said] == [__file__] * 3, said
+
+
+def test_the_rows_of_a_job_need_not_be_kept(client):
+    with daskrun.launch(client, daskrun.log_metrics, loss=1) as job:
+        assert len(list(job.rows(keep=False))) == 2
+        assert len(job.metrics()) == 0
+
+
+def test_a_tooltip_of_run_shows_the_settings_of_launch():
+    assert list(inspect.signature(daskrun.run).parameters) == list(inspect.signature(daskrun.launch).parameters)
+
+
+def test_types_reach_the_user(tmp_path):
+    (tmp_path / "user.py").write_text(
+        "import daskrun\n"
+        "from distributed import Client\n"
+        "def rank() -> int: return 1\n"
+        "def use(client: Client) -> None:\n"
+        "    reveal_type(daskrun.run(client, rank))\n"
+        "    reveal_type(daskrun.launch(client, rank).result())\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--follow-imports=silent", "user.py"]
+    environment = {"MYPYPATH": str(Path(daskrun.__file__).parents[1])}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert len(re.findall(r'Revealed type is "(builtins.)?list\[(builtins.)?int\]"', done.stdout)) == 2, done.stdout
+
+
+def test_windows_is_refused_with_a_sentence():
+    code = "import sys; sys.platform = 'win32'; import daskrun"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "on Windows, install it in WSL" in done.stderr
