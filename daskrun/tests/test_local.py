@@ -229,3 +229,43 @@ def test_workers_start_and_have_children_whatever_tmpdir_and_the_working_directo
     done = python(tmp_path / "script.py", cwd=here, env={"TMPDIR": str(long)})
     assert done.stdout == f"6 {tmp_path}/script.py\n", done.stderr
     assert not list(long.glob("pymp-*"))
+
+
+OF_USER = """
+import sys, daskrun
+from dask.distributed import LocalCluster, get_worker
+
+def threads():
+    import os, torch
+    return torch.get_num_threads(), os.environ["MKL_NUM_THREADS"], os.environ["TORCH_CPP_LOG_LEVEL"]
+
+if __name__ == "__main__":
+    for _ in range(2):
+        with daskrun.start_local(1) as client, client.cluster:
+            print(*client.submit(threads).result())
+    with LocalCluster(n_workers=1, dashboard_address=None), daskrun.start_local(1) as client, client.cluster:
+        print(*client.submit(threads).result())
+"""
+
+
+@pytest.mark.parametrize(
+    ("set_by_user", "found"),
+    [
+        ({"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "INFO"}, "1 1 INFO"),  # 1 is Dask's own default, too
+        ({"MKL_NUM_THREADS": "3"}, "3 3 ERROR"),
+        ({}, f"{os.cpu_count()} {os.cpu_count()} ERROR"),
+    ],
+)
+def test_the_users_variables_win_in_each_cluster_of_a_program(tmp_path, set_by_user, found):
+    (tmp_path / "program.py").write_text(OF_USER)
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCH_CPP_LOG_LEVEL")
+    clean = {name: value for name, value in os.environ.items() if name not in names}
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        env=clean | set_by_user,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.stdout.splitlines() == [found] * 3, done.stderr

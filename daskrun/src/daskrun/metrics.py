@@ -15,7 +15,7 @@ def log_metrics(**values: object) -> None:
     seconds, by the rank's clock), and ends with worker, its address. One-element tensors and NumPy numbers become
     numbers. Outside a job nothing happens, so that the same function runs alone; a script under the command `daskrun`
     prints its row. Threads that the function has started may log, too. Raises ValueError for other values, for names
-    that begin with __, in a thread that is older than the job, and in a child process of a rank, such as a DataLoader's.
+    that begin with __, in a thread older than the job, and in a child process of a rank, such as a DataLoader's.
     """
     refuse_children("log_metrics")
     if assignment():
