@@ -2,4 +2,5 @@
 
 from daskrun.command import main
 
-main(prog_name="daskrun")
+if __name__ == "__main__":
+    main(prog_name="daskrun")
