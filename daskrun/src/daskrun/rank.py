@@ -337,9 +337,8 @@ def _as_message(error: Exception) -> Any:
     try:
         raise error  # error_message takes the traceback of what is being handled
     except Exception:
-        error.__context__ = (
-            context  # without what is handled further up: an error that cannot be sent, if `error` is ours
-        )
+        with suppress(Exception):  # not every error takes it
+            error.__context__ = context  # without what is handled further up, which may be no Exception
         return error_message(error)
 
 
