@@ -9,6 +9,7 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from click.testing import CliRunner
 from processes import has_ended
@@ -426,12 +427,13 @@ def test_a_file_without_a_schedulers_address_is_named(tmp_path):
         (["--nnodes", "2"], "each Dask worker is a rank"),
         (["--node-rank", "1"], "where they meet"),
         (["--redirects", "3"], "All that ranks print is shown"),
+        (["--local-ranks-filter", "0"], "All that ranks print is shown"),
         (["--no-python"], "the script has to be Python"),
         (["--env", "NOWHERE_SET"], "write --env NOWHERE_SET=VALUE"),
         (["--env", "RANK=3"], "ranks get RANK from daskrun"),
         (["-n", "two"], "'two' is neither a number of ranks nor two, such as 2:8"),
         (["--scheduler-file", "nowhere"], "does not exist"),
-        (["--monitor-interval", "3"], "No such option"),
+        (["--nowhere", "3"], "No such option"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_to_write(words, says):
@@ -441,7 +443,15 @@ def test_what_cannot_be_is_refused_with_what_to_write(words, says):
 
 
 @pytest.mark.parametrize(
-    "words", [["--rdzv_backend=c10d"], ["--master-port", "29500"], ["--nnodes", "1"], ["-t", "3"], ["--redirects", "0"]]
+    "words",
+    [
+        ["--rdzv_backend=c10d"],
+        ["--master-port", "29500"],
+        ["--nnodes", "1"],
+        ["-t", "3"],
+        ["--redirects", "0"],
+        ["--role", "default"],
+    ],
 )
 def test_what_only_torchrun_needs_is_noted_and_changes_nothing(words):
     done = CliRunner().invoke(main, [*words, "--scheduler-file", "nowhere", "script.py"])
@@ -495,3 +505,47 @@ def test_a_script_looks_as_under_python_from_inside_and_by_ps(client, tmp_path):
     _, out, err = run(client, tmp_path, "script.py", "--secret")
     said = ["True ['script.py', '--secret'] None", "['script.py', '--secret']", "''"]
     assert of_rank(0, out) == of_rank(1, out) == said, err
+
+
+def test_no_text_is_lost_after_a_progress_bar(client, tmp_path):
+    write(
+        tmp_path,
+        "import sys, time",
+        "for text in ('10%\\r', '20%\\r', 'saving ... '): sys.stdout.write(text)",
+        "time.sleep(1.5)",
+        "sys.stdout.write('saved\\n\\rhalf' + 'J' * 200_000 + '\\r\\r\\nend\\r')",
+    )
+    _, out, err = run(client, tmp_path, "script.py")
+    assert of_rank(1, out) == ["10%", "saving ... saved", "half" + "J" * 200_000, "end"], err
+
+
+def test_a_filter_of_the_output_may_finish(client, tmp_path):
+    write(
+        tmp_path,
+        "import os, subprocess, sys",
+        "filter = subprocess.Popen(['tee', '/dev/null'], stdin=subprocess.PIPE)",
+        "os.dup2(filter.stdin.fileno(), 1)",
+        "for number in range(20_000): print('line', number)",
+        "sys.stdout.flush()",
+        "os._exit(0)",
+    )
+    _, out, err = run(client, tmp_path, "script.py")
+    assert of_rank(0, out) == of_rank(1, out) == [f"line {number}" for number in range(20_000)], err
+
+
+def test_threads_by_env_are_those_that_pytorch_takes(client, tmp_path):
+    write(tmp_path, "import torch", "print(torch.get_num_threads())")
+    _, out, err = run(client, tmp_path, "--env", f"OMP_NUM_THREADS={os.cpu_count()}", "script.py")
+    assert of_rank(0, out) == of_rank(1, out) == [str(os.cpu_count())], err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="by prctl")
+def test_what_a_script_has_become_ends_with_its_worker(client, tmp_path):
+    write(tmp_path, "import os", "print(os.getpid(), os.getppid())", "os.execvp('sleep', ['sleep', '1000'])")
+    with command(client, tmp_path, "-n", 1, "script.py") as process:
+        until(lambda: "rank0" in (tmp_path / ".out").read_text())
+        script, worker = map(int, of_rank(0, (tmp_path / ".out").read_text())[0].split())
+        until(lambda: psutil.Process(script).name() == "sleep")
+        os.kill(worker, signal.SIGKILL)
+        assert process.wait(GIVE_UP_S) == 1
+        until(lambda: has_ended(script))

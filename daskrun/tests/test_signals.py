@@ -128,3 +128,14 @@ def test_a_signal_while_workers_start_leaves_no_semaphore(tmp_path):
     _, err = process.communicate(timeout=GIVE_UP_S)
     assert process.returncode == 1
     assert "leaked" not in said + err and "Traceback" not in err
+
+
+def test_scripts_may_save_when_nobody_reads_the_output_any_more(client, tmp_path):
+    write(tmp_path, *SAVES[:3], "    open(f'saved{os.environ[\"RANK\"]}', 'w').close()", *SAVES[3:-1])
+    write(tmp_path, "import os", *(tmp_path / "script.py").read_text().splitlines(), "while True: print('x' * 1000)")
+    line = [BIN / "daskrun", "--scheduler", client.scheduler.address, "--wait-for-workers", str(GIVE_UP_S), "script.py"]
+    process = subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.readline()
+    process.stdout.close()
+    assert "Broken pipe" in process.stderr.read() and process.wait(GIVE_UP_S) == 1
+    assert all((tmp_path / f"saved{rank}").exists() for rank in (0, 1))

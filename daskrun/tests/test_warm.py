@@ -102,3 +102,86 @@ def test_windows_is_refused_with_a_sentence():
     code = "import sys; sys.platform = 'win32'; import daskrun"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "on Windows, install it in WSL" in done.stderr
+
+
+def raise_from_itself():
+    try:
+        int("x")
+    except ValueError as error:
+        raise error from error
+
+
+class Locked(Exception):
+    def __init__(self, text):
+        super().__init__(text)
+        self.lock = threading.Lock()
+
+
+def raise_from_what_cannot_be_sent():
+    try:
+        raise Locked("the cause")
+    except Locked as error:
+        raise ValueError("above") from error
+
+
+def exit_after_an_error():
+    try:
+        raise KeyError("the reason")
+    except KeyError:
+        sys.exit(3)
+
+
+def test_an_errors_chain_arrives_as_far_as_it_can(client):
+    with pytest.raises(ValueError, match="invalid literal"):
+        daskrun.run(client, raise_from_itself, timeout=60)
+    with pytest.raises(ValueError, match="above") as caught:
+        daskrun.run(client, raise_from_what_cannot_be_sent, timeout=60)
+    assert any("Locked('the cause')" in note for note in caught.value.__notes__)
+    with pytest.raises(daskrun.JobError, match=r"sys.exit\(3\)") as caught:
+        daskrun.run(client, exit_after_an_error, timeout=60)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def log_many():
+    for number in range(50):
+        daskrun.log_metrics(number=number)
+
+
+def test_rows_are_read_by_several_and_none_is_lost_or_awaited_for_good(client):
+    with daskrun.launch(client, log_many) as job:
+        job.result()
+        until(lambda: len(job.metrics()) == 100)
+        kept = job.rows()
+        assert next(kept)["number"] == 0
+        first = next(job.rows(keep=False))  # and leave the others
+        assert len([first, *job.rows(keep=False)]) == 100
+        assert list(kept) == []
+
+
+def test_a_rank_that_has_nothing_next_is_told(client):
+    with pytest.raises(daskrun.JobError, match="StopIteration"):
+        list(daskrun.launch(client, next, iter([])).rows())
+
+
+def log_as_a_plain_task(gate):
+    until(gate.exists)
+    daskrun.log_metrics(plain=1)
+    return "done"
+
+
+def wait_for_a_plain_task(gate):
+    gate.touch()
+    until(lambda: gate.with_suffix(".done").exists())
+    daskrun.log_metrics(mine=1)
+
+
+def test_a_plain_task_beside_a_rank_logs_nothing(tmp_path):
+    gate = tmp_path / "gate"
+    with daskrun.start_local(1, threads_per_worker=2) as client, client.cluster:
+        for _ in range(2):  # with a new thread, and with one older than the job
+            with daskrun.launch(client, wait_for_a_plain_task, gate) as job:
+                assert client.submit(log_as_a_plain_task, gate, pure=False).result() == "done"
+                gate.with_suffix(".done").touch()
+                assert [sorted(row) for row in job.rows()] == [["attempt", "mine", "rank", "time", "worker"]]
+            gate.unlink()
+            gate.with_suffix(".done").unlink()

@@ -51,7 +51,8 @@ def settings_as_found() -> Iterator[None]:
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
     precision, deterministic = _matmul_precision(), torch.get_deterministic_debug_mode()
     timeout, filters = socket.getdefaulttimeout(), list(warnings.filters)
-    exact, autocast = torch.backends.cudnn.deterministic, {of: torch.is_autocast_enabled(of) for of in ("cpu", "cuda")}
+    exact, caches = torch.backends.cudnn.deterministic, torch.is_autocast_cache_enabled()
+    autocast = {of: (torch.is_autocast_enabled(of), torch.get_autocast_dtype(of)) for of in ("cpu", "cuda")}
     device, searches, warns = torch.get_default_device(), torch.backends.cudnn.benchmark, torch.is_warn_always_enabled()
     with torch.set_grad_enabled(torch.is_grad_enabled()), torch.autograd.set_detect_anomaly(torch.is_anomaly_enabled()):
         try:
@@ -68,8 +69,10 @@ def settings_as_found() -> Iterator[None]:
             if torch.get_default_device() != device:
                 torch.set_default_device(None if device.type == "cpu" else device)
             torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = searches, exact
-            for of, enabled in autocast.items():
+            for of, (enabled, autocast_dtype) in autocast.items():
                 torch.set_autocast_enabled(of, enabled)
+                torch.set_autocast_dtype(of, autocast_dtype)
+            torch.set_autocast_cache_enabled(caches)
             torch.set_warn_always(warns)
             torch.seed()
             np.random.seed()

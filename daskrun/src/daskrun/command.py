@@ -8,7 +8,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from functools import partial
 from itertools import groupby
@@ -40,6 +40,12 @@ TORCHRUNS: dict[str, tuple[str, tuple[str, ...] | None]] = {
     **dict.fromkeys(["--master-addr", "--master-port", "--local-addr"], (WORKERS, None)),
     "-t --tee": (SHOWN, None),
     "-r --redirects": (SHOWN, ("0",)),
+    "--local-ranks-filter": (SHOWN, ()),
+    "--log-line-prefix-template": ("Lines begin with the rank, as [rank0].", ()),
+    "--role": ("ROLE_NAME is default.", ("default",)),
+    "--numa-binding": ("Start the workers with it, such as by numactl.", ()),
+    "--signals-to-handle": ("SIGINT, SIGTERM and SIGHUP are passed on.", ("SIGTERM,SIGINT,SIGHUP",)),
+    **dict.fromkeys(["--start-method", "--monitor-interval", "--event-log-handler", "--logs-specs"], (WORKERS, None)),
 }
 # Settings of `launch` in an error, and not in the name of a file.
 SETTINGS = re.compile(
@@ -124,6 +130,7 @@ def main(
     try:
         what = script_here(script, module, arguments, ship)
         what = what._replace(environment=_variables(names), virtual_local_rank=virtual_local_rank)
+        of_job = limits(n_workers, **settings)
         is_local = standalone or not (scheduler or scheduler_file)
         client = _local(n_workers) if is_local else _joined(scheduler, scheduler_file)
         if log_dir:
@@ -133,7 +140,7 @@ def main(
             name = script.rpartition(".")[2] if module else Path(script).stem
             function.__name__ = name.encode(errors="replace").decode()  # the job's name
             bootstrap = partial(in_process_group, backend=None)
-            with Job(client, bootstrap, function, (), {}, limits(n_workers, **settings)) as job:
+            with Job(client, bootstrap, function, (), {}, of_job) as job:
                 for number in caught:
                     signal.signal(number, lambda number, _: _pass_on(job, number))
                 _show(job, log_dir)
@@ -149,7 +156,7 @@ def _ignore(
     """Say that an option of torchrun changes nothing; refuse a value that would."""
     if value is None:
         return
-    if harmless and value not in harmless:
+    if harmless is not None and value not in harmless:
         raise click.BadParameter(why)
     click.echo(f"{param.opts[-1]} changes nothing. {why}", err=True)
 
@@ -206,11 +213,13 @@ def _pass_on(job: Job, number: int) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # once more: somebody waits
     if not job.signal_scripts(number):
         raise KeyboardInterrupt
+    with suppress(OSError):  # not click.echo, which may be at work in what was interrupted
+        os.write(2, f"{signal.Signals(number).name} was passed on to the scripts.\n".encode())
 
 
 def _show(job: Job, log_dir: Path | None) -> None:
     """Print what ranks print, and which deaths the job survives, until it ends; then raise what it raised."""
-    n_told = 0
+    n_told, unheard = 0, None
     files: dict[tuple[int, int], TextIO] = {}
     with ExitStack() as stack:
         try:
@@ -218,7 +227,12 @@ def _show(job: Job, log_dir: Path | None) -> None:
                 n_told = _tell(job, n_told)
                 rank, attempt = row["rank"], row["attempt"]
                 for is_error, lines in groupby(row["output"], key=itemgetter(0)):
-                    _print("".join(f"[rank{rank}]: {line}\n" for _, line in lines), is_error)
+                    try:
+                        _print("".join(f"[rank{rank}]: {line}\n" for _, line in lines), is_error)
+                    except OSError as error:  # nobody reads it any more, or the disk is full: the scripts may save
+                        if not unheard:
+                            _pass_on(job, signal.SIGTERM)
+                        unheard = error
                 if not log_dir:
                     continue
                 if (rank, attempt) not in files:
@@ -229,6 +243,8 @@ def _show(job: Job, log_dir: Path | None) -> None:
                 files[rank, attempt].flush()
         finally:
             _tell(job, n_told)
+    if unheard:
+        raise unheard
 
 
 def _print(text: str, is_error: bool = True) -> None:

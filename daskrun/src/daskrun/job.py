@@ -123,15 +123,15 @@ class Job(Generic[T]):
         Where the loop's body may be interrupted, write `with job:` around it, which frees the workers then.
         """
         rows, seen = self._control.rows, 0
-        while not (self.done() and seen == len(rows)):
+        while not (self.done() and seen >= len(rows)):
             self._wait(lambda: self.done() or len(rows) > seen)  # noqa: B023  it is called within the turn
-            new = rows[seen:]
-            if keep:
-                seen += len(new)
-            else:
-                del rows[: len(new)]
-            yield from new
-        self.result()
+            while seen < len(rows):
+                yield rows[seen] if keep else rows.pop(0)
+                seen += keep
+        try:
+            self.result()
+        except StopIteration as error:  # which Python would take for this generator's own
+            raise JobError(f"A rank raised {error!r}, as next() does at the end of an iterator.") from error
 
     def metrics(self) -> "pd.DataFrame":
         """Return the rows of metrics that have arrived so far: rank, attempt, time, and what the ranks logged.

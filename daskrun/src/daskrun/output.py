@@ -15,7 +15,8 @@ FULL = 64 * 1024  # bytes, as many as a pipe holds
 BUSY_S = 0.01  # between two batches of a script that prints much; with none, a scheduler and a screen would fall behind
 REST_S = 1  # after which what has no newline is shown
 BAR_S = 5  # between two states of a progress bar that are shown
-AFTER_LINE = re.compile(r"(?<=\n)|(?<=\r)(?=[^\n])")  # a last \r may be half of \r\n
+AFTER_LINE = re.compile(r"(?<=\n)|(?<=\r)(?=[^\r\n])")  # a last \r may be half of \r\n
+LONGEST = 2**20  # characters of a line, after which it goes on as another one
 
 Lines = list[tuple[bool, str]]  # of each line: whether it was printed as an error, and its text
 
@@ -62,22 +63,25 @@ class _Stream:
 
     def lines(self, data: bytes, is_last: bool) -> Iterable[str]:
         """Return the lines that are complete with this, or wait for their end too long; all if it is the last."""
-        *whole, self._rest = AFTER_LINE.split(self._rest + self._decoder.decode(data, is_last))
+        *whole, rest = AFTER_LINE.split(self._rest + self._decoder.decode(data, is_last))
         now = time.monotonic()
-        if self._rest and (is_last or len(self._rest) > FULL or (not data and now > self._heard + REST_S)):
-            whole.append(self._rest)
-            self._rest = ""
         if data:
             self._heard = now
-        shown = [line for line in whole if self._is_shown(line, now) or (is_last and line is whole[-1])]
+        shown = [line for line in whole if self._is_shown(line, now)]
+        is_quiet = now > max(self._heard + REST_S, self._bar_shown + BAR_S)
+        if rest.strip("\r") and (is_last or is_quiet or len(rest) > LONGEST):
+            shown.append(rest)
+            rest, self._bar_shown = "", now if self._in_bar else 0.0
+        self._rest = rest
         return [line.rstrip("\r\n") for line in shown]
 
     def _is_shown(self, line: str, now: float) -> bool:
-        """Return whether to show a line: not each state of a progress bar, which begins or ends with \\r."""
-        was_in_bar, self._in_bar = self._in_bar, line.endswith("\r") or (self._in_bar and not line.endswith("\n"))
+        """Return whether to show a line: not each state of a progress bar, which ends with \\r."""
+        self._in_bar = line.endswith("\r")
         if not self._in_bar:
-            return True
-        if line == "\r" or (was_in_bar and now < self._bar_shown + BAR_S):
+            self._bar_shown = 0.0
+        elif not line.strip("\r") or now < self._bar_shown + BAR_S:
             return False
-        self._bar_shown = now
+        else:
+            self._bar_shown = now
         return True

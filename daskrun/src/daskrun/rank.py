@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
+from itertools import pairwise
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -108,9 +109,12 @@ def assignment() -> Assignment | None:
 def send_row(row: Mapping[str, object]) -> None:
     """Send a row of metrics to the client, with what `log_metrics` adds. Only for a process that runs a rank.
 
-    Raises ValueError in a thread that is older than the job.
+    Nothing happens in a plain task of Dask beside the rank. Raises ValueError in a thread that is older than the job.
     """
     assert _running
+    task = _running[0].active_threads.get(threading.get_ident())
+    if task is not None and not (isinstance(task, tuple) and task[:2] == _running[1].attempt):
+        return
     if (thread := threading.current_thread()) in _older:
         raise ValueError(
             f"Thread {thread.name} is older than this job, so its row may belong to an earlier one: start threads that "
@@ -319,7 +323,9 @@ def _tell(store: "TCPStore", mine: Assignment, error: BaseException) -> Exceptio
         return Stopped(f"Rank {mine.rank} ended because rank {first} failed first.")
     follows = may_follow_a_death(error)
     if not isinstance(error, Exception):  # a worker would take SystemExit for its own end
-        error = JobError(_of_an_end(mine.rank, error)).with_traceback(error.__traceback__)
+        end = JobError(_of_an_end(mine.rank, error)).with_traceback(error.__traceback__)
+        end.__cause__ = error.__cause__ or error.__context__  # why the function called sys.exit, for example
+        error = end
     error = error.with_traceback(_innermost(error.__traceback__))
     try:
         message = _as_message(error)
@@ -339,7 +345,24 @@ def _as_message(error: Exception) -> Any:
     except Exception:
         with suppress(Exception):  # not every error takes it
             error.__context__ = context  # without what is handled further up, which may be no Exception
+            _shorten_chain(error)
         return error_message(error)
+
+
+def _shorten_chain(error: BaseException) -> None:
+    """Drop the causes of an error that come round in a circle, or cannot be pickled, and name them in a note."""
+    chain = [error]
+    while cause := chain[-1].__cause__ or chain[-1].__context__:
+        if any(cause is one for one in chain):  # as of `raise error from error`
+            chain[-1].__cause__ = chain[-1].__context__ = None
+            break
+        chain.append(cause)
+    for effect, cause in reversed(list(pairwise(chain))):
+        try:
+            cloudpickle.loads(cloudpickle.dumps(cause))
+        except Exception:
+            effect.__cause__ = effect.__context__ = None
+            effect.add_note(f"Its cause cannot be sent: {cause!r}")
 
 
 def _of_an_end(rank: int, error: BaseException) -> str:

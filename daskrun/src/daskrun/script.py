@@ -28,13 +28,14 @@ from daskrun import rank
 from daskrun.errors import JobError, WorkerDied
 from daskrun.family import OF_RANK
 from daskrun.output import Lines, send_output
+from daskrun.settings import THREADS
 from daskrun.why import look
 from daskrun.why.process import Death, End
 from daskrun.why.verdict import how_it_ended
 
 ANSWER_S = 3  # time limit for a script's answer to how it looks
 FIRST_S = 1  # for another rank, whose failure may have broken the communication, to tell of it first
-TIDY_S = 0.3  # for what a script has left behind to end by itself
+TIDY_S = 1.0  # for what a script has left behind to end by itself, such as a filter of its output
 MOST_SHIPPED = 64 * 2**20  # bytes
 MOST_LINES, MOST_SAID = 40, 8_000  # the last lines, and characters, that the error of a script repeats
 PROCESS = str(Path(__file__).with_name("script_process.py"))
@@ -147,14 +148,8 @@ def _run(script: Script, folder: str, number: int, last: deque[str]) -> int:
         _processes.append(process)
         look.ask_script = lambda: _ask(ours, number)
 
-        def has_ended() -> bool:
-            if process.poll() is None:
-                return False
-            _end_group(process.pid)
-            return True
-
         try:
-            send_output(out, err, has_ended, lambda lines: _send(lines, number, last))
+            send_output(out, err, _Group(process).has_ended, lambda lines: _send(lines, number, last))
         finally:
             _processes.clear()
             _signalled.clear()
@@ -173,6 +168,8 @@ def _send(lines: Lines, number: int, last: deque[str]) -> None:
 def _environment(script: Script) -> dict[str, str]:
     """Return the script's variables: its worker's, the user's, and those that tell its place, as torchrun does."""
     variables = {**os.environ, **script.environment}
+    if threads := [script.environment[name] for name in THREADS if name in script.environment]:
+        variables |= {**dict.fromkeys(THREADS, threads[0]), **script.environment}  # PyTorch takes the smallest
     if HASH_SEED in variables.items() - script.environment.items():
         del variables[HASH_SEED[0]]
     return variables | ({} if script.virtual_local_rank else _local_variables(variables))
@@ -211,13 +208,25 @@ def _gpus(visible: str) -> list[str]:
     return list(takewhile(lambda gpu: gpu not in ("", "-1", "NoDevFiles"), gpus))
 
 
-def _end_group(number: int) -> None:
-    """End what a script has started and left behind. multiprocessing's own helper needs a moment to free memory."""
-    with suppress(ProcessLookupError):
-        for _ in range(10):
-            os.killpg(number, 0)
-            time.sleep(TIDY_S / 10)
-        os.killpg(number, signal.SIGKILL)
+class _Group:
+    """A script's process, and what it has started in its group."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process, self._late = process, 0.0
+
+    def has_ended(self) -> bool:
+        """Return whether the script has ended; what it leaves behind has TIDY_S to end, and is killed then.
+
+        multiprocessing's own helper needs a moment to free memory.
+        """
+        if self._process.poll() is None:
+            return False
+        self._late = self._late or time.monotonic() + TIDY_S
+        try:
+            os.killpg(self._process.pid, 0 if time.monotonic() < self._late else signal.SIGKILL)
+        except ProcessLookupError:
+            return True
+        return time.monotonic() >= self._late
 
 
 def signal_script(number: int) -> bool:

@@ -4,6 +4,7 @@ Python runs this file by its path, and nothing here imports Dask: the script fin
 """
 
 import builtins
+import ctypes
 import os
 import runpy
 import signal
@@ -18,6 +19,8 @@ from typing import Any
 
 OURS = (__file__, "<frozen runpy>")  # files of the frames before the script's first
 
+PR_SET_PDEATHSIG = 1  # of Linux: send a signal to this process when its parent ends
+
 
 def main() -> None:
     """Run the script that sys.argv names, after the number of the file by which to hear the worker."""
@@ -30,7 +33,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # local workers ignore these two, or block them
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
-    sys.excepthook = _print_error
+    sys.excepthook = sys.__excepthook__ = _print_error
+    if sys.platform == "linux":  # also what the script may become by exec; and it may not let the thread above run
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     sys.argv = [path, *arguments]
     sys.path[0] = beside
     # For good, as its threads may outlive it; by the second name multiprocessing finds its classes.

@@ -126,7 +126,7 @@ class Watch:
             is_running = len(attempt.begun) == attempt.size and not (attempt.has_failed or attempt.all_over)
             since = max(since, state.last_row_at) if is_running else now
             if now - since >= seconds and warned_at < since:
+                warned_at = now
                 looks = await self._cluster.looks(attempt)
-                warned_at = state.loop.time()
-                state.warnings.append(diagnosed(str, stalled, warned_at - since, *looks))
+                state.warnings.append(diagnosed(str, stalled, now - since, *looks))
                 state.tell_all()
