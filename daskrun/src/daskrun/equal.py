@@ -59,16 +59,9 @@ def _digest(tensor: "Tensor") -> tuple[str, str]:
 
     if hasattr(tensor, "to_local"):
         return CANNOT, "is in shards, of which each rank holds its own part"
-    if torch.nn.parameter.is_lazy(tensor):
-        return CANNOT, "has no values yet: call the model once, on all ranks"
-    if tensor.device.type == "meta":
-        return CANNOT, "is on the meta device, without values"
-    if tensor.is_nested:
-        return CANNOT, "is nested: compare what its unbind() returns"
-    if tensor.is_quantized:
-        return CANNOT, "is quantized: compare what its dequantize() returns"
-    if tensor.layout is not torch.strided:
-        return CANNOT, f"has the layout {tensor.layout}: compare what its to_dense() returns"
+    has_no_values = torch.nn.parameter.is_lazy(tensor) or tensor.device.type == "meta"
+    if has_no_values or tensor.is_nested or tensor.is_quantized or tensor.layout is not torch.strided:
+        return CANNOT, "has no values yet, or none in rows (nested, quantized or sparse): make it a plain tensor first"
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     digest = hashlib.blake2b(flat.view(torch.uint8).numpy().tobytes(), digest_size=16).hexdigest()
     return f"{tensor.dtype} {tuple(tensor.shape)}", digest

@@ -19,9 +19,9 @@ from distributed.diagnostics.plugin import WorkerPlugin
 
 from daskrun import children
 from daskrun.as_found import environment
-from daskrun.by_value import send_by_value
 from daskrun.errors import ClusterError
 from daskrun.family import is_ranks_script
+from daskrun.pickling import send_by_value
 from daskrun.settings import THREADS, given_threads, n_gpus
 
 LOOPBACK = "127.0.0.1"

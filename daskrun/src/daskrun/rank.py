@@ -4,29 +4,26 @@ import errno
 import socket
 import threading
 import time
-import traceback
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
-from itertools import pairwise
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
 from distributed import Worker, get_worker
 from distributed.comm import get_address_host
-from distributed.core import error_message
 
 from daskrun.as_found import settings_as_found
-from daskrun.by_value import send_by_value
-from daskrun.errors import JobError, Stopped, ranks_named
+from daskrun.errors import JobError, Stopped
+from daskrun.failure import failure
 from daskrun.family import known_to_children
-from daskrun.pickling import packed
-from daskrun.private import forget_collectives, recorded_collectives
-from daskrun.why.look import described, may_follow_a_death, write_stacks
+from daskrun.pickling import packed, send_by_value
+from daskrun.private import forget_collectives
+from daskrun.why.look import write_stacks
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
@@ -35,7 +32,6 @@ REACH_S = 20  # time limit for connecting to the store of rank 0, which serves a
 STOPPED_AFTER_S = 1.0  # so that whoever looks at the futures alone meets the cause before a Stopped
 JOIN_S = 300  # time limit for all ranks to arrive: each imports and unpickles at its own speed
 TOPIC = "daskrun-"  # the topic of a client, whose id follows; a message is (kind, job, …)
-MAX_FRAMES = 30  # the innermost ones of a traceback that travels; Dask drops one of over 10 kB
 
 
 class Meeting(NamedTuple):
@@ -315,79 +311,8 @@ def _reach(make: "type[TCPStore]", meeting: Meeting, mine: Assignment) -> "TCPSt
 
 
 def _tell(store: "TCPStore", mine: Assignment, error: BaseException) -> Exception:
-    """Return the error that this rank ends with: its own, of which the client is told, or Stopped if not the first."""
-    first = mine.rank
-    with suppress(Exception):  # rank 0's process is gone, and the store with it
-        first = int(store.compare_set("failed", "", str(mine.rank)))
-    if first != mine.rank:
-        return Stopped(f"Rank {mine.rank} ended because rank {first} failed first.")
-    follows = may_follow_a_death(error)
-    if not isinstance(error, Exception):  # a worker would take SystemExit for its own end
-        end = JobError(_of_an_end(mine.rank, error)).with_traceback(error.__traceback__)
-        end.__cause__ = error.__cause__ or error.__context__  # why the function called sys.exit, for example
-        error = end
-    error = error.with_traceback(_innermost(error.__traceback__))
-    try:
-        message = _as_message(error)
-    except Exception:
-        error = JobError(f"Rank {mine.rank} raised a {type(error).__name__}, of which no text can be made.")
-        message = _as_message(error)
-    exception, remote = (getattr(message[name], "data", None) for name in ("exception", "traceback"))
-    about = exception, remote, _about(store, mine, error), follows
-    _log(get_worker(), mine, "failed", mine.attempt.number, mine.rank, *about)
-    return error
-
-
-def _as_message(error: Exception) -> Any:
-    context = error.__context__
-    try:
-        raise error  # error_message takes the traceback of what is being handled
-    except Exception:
-        with suppress(Exception):  # not every error takes it
-            error.__context__ = context  # without what is handled further up, which may be no Exception
-            _shorten_chain(error)
-        return error_message(error)
-
-
-def _shorten_chain(error: BaseException) -> None:
-    """Drop the causes of an error that come round in a circle, or cannot be pickled, and name them in a note."""
-    chain = [error]
-    while cause := chain[-1].__cause__ or chain[-1].__context__:
-        if any(cause is one for one in chain):  # as of `raise error from error`
-            chain[-1].__cause__ = chain[-1].__context__ = None
-            break
-        chain.append(cause)
-    for effect, cause in reversed(list(pairwise(chain))):
-        try:
-            cloudpickle.loads(cloudpickle.dumps(cause))
-        except Exception:
-            effect.__cause__ = effect.__context__ = None
-            effect.add_note(f"Its cause cannot be sent: {cause!r}")
-
-
-def _of_an_end(rank: int, error: BaseException) -> str:
-    """Return what to say of what is no Exception."""
-    if isinstance(error, SystemExit):
-        return f"Rank {rank} called sys.exit({error.code!r}): let the function return, or raise an error, instead."
-    if isinstance(error, KeyboardInterrupt):
-        return f"Rank {rank} was interrupted (KeyboardInterrupt), by a signal or by its own code."
-    return f"Rank {rank} ended with {error!r}."
-
-
-def _innermost(stack: Any) -> Any:
-    """Return the last MAX_FRAMES of a traceback: the client could not read that of an endless recursion."""
-    for _ in range(len(list(traceback.walk_tb(stack))) - MAX_FRAMES):
-        stack = stack.tb_next
-    return stack
-
-
-def _about(store: "TCPStore", mine: Assignment, error: Exception) -> str:
-    note = f"Raised by rank {mine.rank} of {mine.world_size}, on worker {get_worker().address}."
-    with suppress(Exception):  # rank 0's process may be gone, and the store with it
-        if "default process group twice" in str(error) and store.check([f"joined-{mine.rank}"]):
-            note += " launch has made the group already: give launch backend=None, and the function makes its own."
-        if collectives := recorded_collectives()[1]:
-            note += f" Its last collective was {described(collectives[-1])}."
-        if returned := [other for other in range(mine.world_size) if store.check([f"returned-{other}"])]:
-            note += f" {ranks_named(returned).capitalize()} had returned by then, and called no more collectives."
-    return note
+    """Return the error that this rank ends with; tell the client of it, if no other rank has failed before."""
+    ended, about = failure(store, mine.rank, mine.world_size, error)
+    if about:
+        _log(get_worker(), mine, "failed", mine.attempt.number, mine.rank, *about)
+    return ended
