@@ -24,13 +24,13 @@ from daskrun.group import in_process_group
 from daskrun.job import Job
 from daskrun.limits import limits
 from daskrun.local import start_local
-from daskrun.script import run_script, script_here
+from daskrun.script import ENDS, run_script, script_here
 
 LINES = "\n\n"  # between an error and what a script had printed
-ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # signals that are passed on to the scripts
 # Variables that tell a rank its place: no user's.
 OF_RANK = re.compile("(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|TORCHELASTIC_.*|CUDA_VISIBLE_DEVICES")
 WORKERS = "Here each Dask worker is a rank, on whatever host it is: -n says how many, and --scheduler where they meet."
+DASK = "Dask starts the workers, and watches them."
 SHOWN = "All that ranks print is shown, and with --log-dir also written to a file for each rank."
 # Options of torchrun that are not needed here: the sentence that says so, and their values that change nothing.
 TORCHRUNS: dict[str, tuple[str, tuple[str, ...] | None]] = {
@@ -45,7 +45,7 @@ TORCHRUNS: dict[str, tuple[str, tuple[str, ...] | None]] = {
     "--role": ("ROLE_NAME is default.", ("default",)),
     "--numa-binding": ("Start the workers with it, such as by numactl.", ()),
     "--signals-to-handle": ("SIGINT, SIGTERM and SIGHUP are passed on.", ("SIGTERM,SIGINT,SIGHUP",)),
-    **dict.fromkeys(["--start-method", "--monitor-interval", "--event-log-handler", "--logs-specs"], (WORKERS, None)),
+    **dict.fromkeys(["--start-method", "--monitor-interval", "--event-log-handler", "--logs-specs"], (DASK, None)),
 }
 # Settings of `launch` in an error, and not in the name of a file.
 SETTINGS = re.compile(

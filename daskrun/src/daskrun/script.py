@@ -40,7 +40,11 @@ MOST_SHIPPED = 64 * 2**20  # bytes
 MOST_LINES, MOST_SAID = 40, 8_000  # the last lines, and characters, that the error of a script repeats
 PROCESS = str(Path(__file__).with_name("script_process.py"))
 
-ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # signals that ask for an end, which is no death
+ENDS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+)  # signals that ask for an end, which is no death; the command passes them on
 HASH_SEED = ("PYTHONHASHSEED", "6640")  # as Dask's nanny sets it where nobody has
 
 _processes: list[subprocess.Popen[bytes]] = []  # that of the script which this worker runs, if it does
