@@ -9,7 +9,7 @@ from shared import BATCH_SIZE, EPOCHS, LR, MOMENTUM, N_RANKS, build_model, jobs,
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
-from daskrun import horovod
+import daskrun
 from workshop_utils.cluster import start_cluster
 
 
@@ -47,4 +47,4 @@ def train(folder):
 if __name__ == "__main__":
     client = start_cluster(N_RANKS)
     for folder, restarts in jobs():  # measuring
-        horovod.run(client, train, folder, max_restarts=restarts)
+        daskrun.run(client, train, folder, backend="horovod", max_restarts=restarts)

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import re
+import signal
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.distributed as dist
+from processes import dask_cluster
 from waiting import until, wait_for
 
 import daskrun
@@ -99,3 +101,17 @@ def exits(code):
 def test_a_death_is_told_with_its_signal_or_exit_code(client, fn, args, said):
     with pytest.raises(WorkerDied, match=f"Rank 1 died: worker tcp://.*{said}"):
         daskrun.run(client, fn, *args, wait_for_workers=60)
+
+
+def test_a_worker_that_a_signal_to_its_nanny_closes_is_told_with_the_signal(tmp_path):
+    def tells_its_nanny():
+        log_metrics(nanny=os.getppid())
+        time.sleep(1000)
+
+    with dask_cluster(tmp_path, 2) as (client, _):
+        job = daskrun.launch(client, tells_its_nanny)
+        rows = job.rows()
+        nannies = {row["rank"]: row["nanny"] for row in (next(rows), next(rows))}
+        os.kill(nannies[1], signal.SIGTERM)
+        with pytest.raises(WorkerDied, match=r"Rank 1 died: worker tcp.* was closed by SIGTERM\."):
+            job.result()

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from waiting import until
 
 import daskrun
-from daskrun import JobError, WorkerDied, horovod, log_metrics
+from daskrun import JobError, WorkerDied, log_metrics
+from daskrun.horovod import available
 from workshop_utils.photos import HELD_OUT, find_data
 from workshop_utils.storage import NotShared, new_shared_folder
 from workshop_utils.train import prepare, train
@@ -32,7 +33,7 @@ def test_ranks_meet_at_rank_0s_own_address_through_the_hosts_own_network(on_host
     assert not {hosts_cluster.network.address, "0.0.0.0", "::"} & {*listening}  # nobody has to reach the client
 
 
-@pytest.mark.skipif(not horovod.available(), reason="Horovod is not built: make horovod")
+@pytest.mark.skipif(not available(), reason="Horovod is not built: make horovod")
 def test_horovods_ranks_meet_as_well(on_hosts):
     def sum_up():
         import horovod.torch as hvd
@@ -40,7 +41,10 @@ def test_horovods_ranks_meet_as_well(on_hosts):
         total = hvd.allreduce(torch.tensor([1.0 + hvd.rank()]), op=hvd.Sum)
         return total.item(), hvd.rank(), hvd.local_rank(), hvd.cross_rank(), socket.gethostname()
 
-    assert horovod.run(on_hosts, sum_up, timeout=240) == [(3.0, 0, 0, 0, "one"), (3.0, 1, 0, 1, "two")]
+    assert daskrun.run(on_hosts, sum_up, backend="horovod", timeout=240) == [
+        (3.0, 0, 0, 0, "one"),
+        (3.0, 1, 0, 1, "two"),
+    ]
 
 
 def test_without_shared_storage_find_data_says_what_to_type(on_hosts, monkeypatch):

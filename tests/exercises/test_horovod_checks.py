@@ -6,14 +6,14 @@ import pytest
 import torch
 from answers import judged
 
-from daskrun import horovod as launcher
+from daskrun.horovod import available
 from workshop_utils.checkpoint import load_checkpoint
 from workshop_utils.exercises import NotYet, horovod
 
 
 @pytest.fixture
 def without_horovod(monkeypatch):
-    monkeypatch.setattr(launcher, "available", lambda: False)
+    monkeypatch.setattr(horovod, "available", lambda: False)
 
 
 def resume(path, model, optimizer, *, load="rank 0", send="object", wrap="first", op="average"):
@@ -168,7 +168,7 @@ def with_what_the_threads_lack(resume):
     return answer
 
 
-@pytest.mark.skipif(not launcher.available(), reason="Horovod is not built: make horovod")
+@pytest.mark.skipif(not available(), reason="Horovod is not built: make horovod")
 @pytest.mark.timeout(240)
 def test_on_a_cluster_right_answers_pass_and_horovod_has_the_last_word(client, capsys):
     horovod.check_resume(with_what_the_threads_lack(resume), client)

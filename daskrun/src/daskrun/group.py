@@ -6,15 +6,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from daskrun.as_found import environment
 from daskrun.errors import JobError, ranks_named
 from daskrun.private import RECORDER, name_groups_from_zero
 from daskrun.rank import Assignment, network_interface
+from daskrun.restore import environment
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
-BACKENDS = ("auto", "gloo", "nccl", "cpu:gloo,cuda:nccl", None)
+BACKENDS = ("auto", "gloo", "nccl", "cpu:gloo,cuda:nccl", "horovod", None)
 
 
 def in_process_group(run: Callable[[], bytes], store: "TCPStore", mine: Assignment, *, backend: str | None) -> bytes:

@@ -1,4 +1,4 @@
-"""Run a Horovod function on Dask workers as the ranks of one job, where Horovod is built (`make horovod`)."""
+"""Run a job's function under Horovod, as `launch` does with backend="horovod"; `make horovod` builds it."""
 
 import os
 import threading
@@ -6,56 +6,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING
 
-from distributed import Client
-
-from daskrun.as_found import environment
-from daskrun.call import check_call
 from daskrun.errors import JobError
-from daskrun.job import Job
-from daskrun.limits import limits
-from daskrun.rank import network_interface
+from daskrun.rank import Assignment, network_interface
+from daskrun.restore import environment
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
 
 LEAVE_S = 5  # for the other ranks to leave Horovod, before the server through which they met is closed
 NOT_BUILT = "Horovod is not built here. To build it, on Linux with a C++ compiler: make horovod"
-
-
-def launch(
-    client: Client,
-    fn: Callable,
-    /,
-    *args: Any,
-    n_workers: int | tuple[int, int] | None = None,
-    timeout: float | None = None,
-    max_restarts: int = 0,
-    wait_for_workers: float = 0,
-    wait_for_successors: float = 30,
-    stall_after: float | None = None,
-    **kwargs: Any,
-) -> Job:
-    """Start `fn(*args, **kwargs)` as one Horovod rank per worker process, and return the `Job` at once.
-
-    `hvd.init()` has been called before the function runs, and `hvd.shutdown()` is after it. All else is as in
-    `daskrun.launch`. Raises JobError where Horovod is not built.
-    """
-    if not available():
-        raise JobError(NOT_BUILT)
-    settings: dict[str, Any] = {
-        "n_workers": n_workers,
-        "timeout": timeout,
-        "max_restarts": max_restarts,
-        "wait_for_workers": wait_for_workers,
-        "wait_for_successors": wait_for_successors,
-        "stall_after": stall_after,
-    }
-    check_call(launch, settings, fn, args, kwargs)
-    return Job(client, _in_horovod, fn, args, kwargs, limits(**settings))
-
-
-def run(client: Client, fn: Callable, /, *args: Any, **kwargs: Any) -> list[Any]:
-    """Return `launch(...).result()`: what each rank returned, in rank order."""
-    return launch(client, fn, *args, **kwargs).result()
 
 
 def available() -> bool:
@@ -67,8 +28,14 @@ def available() -> bool:
     return True
 
 
-def _in_horovod(run, store, mine):
-    """Return `run()` of this rank, which finds the others through `store`, a TCPStore."""
+def check_built() -> None:
+    """Raise JobError where Horovod is not built."""
+    if not available():
+        raise JobError(NOT_BUILT)
+
+
+def in_horovod(run: Callable[[], bytes], store: "TCPStore", mine: Assignment) -> bytes:
+    """Return what `run` returns, after `hvd.init()` and before `hvd.shutdown()`."""
     import horovod.torch as hvd
     from distributed import get_worker
     from distributed.comm import get_address_host

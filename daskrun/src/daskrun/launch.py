@@ -9,6 +9,7 @@ from distributed import Client
 
 from daskrun.call import check_call
 from daskrun.group import BACKENDS, in_process_group
+from daskrun.horovod import check_built, in_horovod
 from daskrun.job import Job
 from daskrun.limits import limits
 
@@ -39,7 +40,8 @@ def launch(
     Where only some workers have a GPU, those are taken if they are enough, else the others; a warning says which.
     backend: "nccl", "gloo", or "auto" for NCCL where every rank has a GPU of its own (tensors on the CPU then still go
     through gloo), else gloo. None makes no group, for a function that calls `init_process_group` itself, as a script
-    for torchrun does.
+    for torchrun does. "horovod" makes none either: `hvd.init()` has been called before the function runs, and
+    `hvd.shutdown()` is after it.
     timeout: seconds that the whole job may take; None for no limit.
     max_restarts: how often the function is started again, on all ranks, after the death of a worker; it should then
     continue from its checkpoint. An exception is never retried.
@@ -59,8 +61,8 @@ def launch(
 
     Raises at once: ValueError for a setting that cannot be; TypeError where the function cannot be called so, would
     take a misspelt setting by `**kwargs`, or cannot be pickled with its arguments; JobError where the cluster has too
-    few workers, or several in one process; WorkersBusy, a JobError, where they are at work, for this client or another,
-    or paused; SchedulerLost, a JobError; TimeoutError.
+    few workers, or several in one process, or Horovod is not built; WorkersBusy, a JobError, where they are at work,
+    for this client or another, or paused; SchedulerLost, a JobError; TimeoutError.
     `Job.result()` raises: what a rank raised; TypeError for a result that cannot be pickled; WorkerDied, SchedulerLost
     (JobErrors), the first with how the process ended; JobError for a backend that does not suit the ranks' GPUs, or for
     GPUs on some of the ranks; TimeoutError, which says who waited for whom; CancelledError.
@@ -72,6 +74,8 @@ def launch(
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend is {backend!r}: write one of {', '.join(map(str, BACKENDS))}.")
+    if backend == "horovod":
+        check_built()
     settings: dict[str, Any] = {
         "n_workers": n_workers,
         "timeout": timeout,
@@ -81,7 +85,8 @@ def launch(
         "stall_after": stall_after,
     }
     check_call(launch, settings | {"backend": backend}, fn, args, kwargs)
-    return Job(client, partial(in_process_group, backend=backend), fn, args, kwargs, limits(**settings))
+    bootstrap = in_horovod if backend == "horovod" else partial(in_process_group, backend=backend)
+    return Job(client, bootstrap, fn, args, kwargs, limits(**settings))
 
 
 def run(client: Client, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> list[T]:

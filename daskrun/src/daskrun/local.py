@@ -17,11 +17,11 @@ from distributed import Client, LocalCluster, Nanny
 from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 
-from daskrun import children
-from daskrun.as_found import environment
+from daskrun import main_guard
 from daskrun.errors import ClusterError
 from daskrun.family import is_ranks_script
 from daskrun.pickling import send_by_value
+from daskrun.restore import environment
 from daskrun.settings import THREADS, given_threads, n_gpus
 
 LOOPBACK = "127.0.0.1"
@@ -68,7 +68,7 @@ def start_local(
     for name, value in (("n_workers", n_workers), ("threads_per_worker", threads_per_worker)):
         if value is not None and (not isinstance(value, int) or value is True or value < 1):
             raise ClusterError(f"{name} is {value!r}: give a whole number of at least 1, or None for the default.")
-    children.refuse_if_imported_again()
+    main_guard.refuse_if_imported_again()
     if is_ranks_script():
         raise ClusterError(
             "start_local was called in a script that the command daskrun runs as a rank, so each rank would start a "
@@ -86,7 +86,7 @@ def start_local(
     }
     with _starting:  # nannies read settings that hold for the process
         variables = _set_worker_environment(torch_threads=max(1, CPU_COUNT // n_workers))
-        children.prepare()
+        main_guard.prepare()
         if Cluster is LocalCluster and _forks():
             _start_fork_server(preload, variables)
             settings |= {"env": {**os.environ, **variables}, "worker_class": _ForkingNanny}
@@ -221,5 +221,5 @@ def _start_to_its_end(Cluster: type, settings: dict[str, Any]) -> Client:
             starting.add_done_callback(lambda started: started.exception() or started.result().shutdown())
             raise
         except RuntimeError:
-            children.explain_failure()
+            main_guard.explain_failure()
             raise

@@ -17,12 +17,12 @@ import cloudpickle
 from distributed import Worker, get_worker
 from distributed.comm import get_address_host
 
-from daskrun.as_found import settings_as_found
 from daskrun.errors import JobError, Stopped
 from daskrun.failure import failure
 from daskrun.family import known_to_children
 from daskrun.pickling import packed, send_by_value
 from daskrun.private import forget_collectives
+from daskrun.restore import settings_as_found
 from daskrun.why.look import write_stacks
 
 if TYPE_CHECKING:

@@ -47,12 +47,13 @@ class Death(NamedTuple):
     """What is known of a worker's death.
 
     end: what its nanny remembers. nanny_lives: whether that answered. rss: bytes that the process had when Dask ended
-    it for its memory limit; None where Dask did not.
+    it for its memory limit; None where Dask did not. reason: for which the worker was closed in order, else "".
     """
 
     end: End | None = None
     nanny_lives: bool = True
     rss: int | None = None
+    reason: str = ""
 
 
 def killing(pid: int) -> bytes:
@@ -189,9 +190,23 @@ async def ends(workers: Sequence[Worker], dask_scheduler: Any = None) -> list[De
     events = [event for _, event in dask_scheduler.get_events("worker-restart-memory")]
     by_dask = {(event["worker"], event["pid"]): event["rss"] for event in events}
     return [
-        Death(End(*known) if known else None, there, by_dask.get((worker.address, worker.pid)))
+        Death(
+            End(*known) if known else None,
+            there,
+            by_dask.get((worker.address, worker.pid)),
+            _why_closed(dask_scheduler, worker.address),
+        )
         for worker, (there, known) in zip(workers, answers, strict=True)
     ]
+
+
+def _why_closed(scheduler: Scheduler, address: str) -> str:
+    """Return the reason for which the last worker of this address was closed, "" if it was not."""
+    for _, event in reversed(scheduler.get_events(address)):
+        action = event.get("action") if isinstance(event, dict) else None
+        if action in ("closing-worker", "add-worker"):
+            return event.get("reason", "")
+    return ""
 
 
 async def ask_nanny(scheduler: Scheduler, worker: Worker, function: bytes) -> tuple[bool, Any]:

@@ -131,12 +131,16 @@ def how_it_ended(death: Death, has_nanny: bool = True) -> tuple[str, str]:
     has_nanny: whether it ever had one.
     """
     known, rss = death.end, death.rss
+    if death.reason:
+        word, _, code = death.reason.partition("-")
+        by = signal.Signals(int(code)).name if word == "signal" else f"Dask ({death.reason})"
+        return f"was closed by {by}", GO_ON
     if not has_nanny:
         return "is gone; it had no nanny that could say why", GO_ON
     if not death.nanny_lives:
         return "is gone, and so is its nanny: that was ended, or its host, or the network to it, is lost", GO_ON
     if known is None:
-        return "is gone; its nanny does not know why, as when Dask retires a worker", GO_ON
+        return "is gone, and its nanny does not know why", GO_ON
     if rss is not None:
         limit = format_bytes(known.limit or 0)
         how = f"had {format_bytes(rss)}, too near to its memory limit of {limit}, so Dask ended it"
