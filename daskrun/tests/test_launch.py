@@ -637,19 +637,27 @@ def test_settings_of_pytorch_that_a_function_changed_are_restored_and_draws_are_
     assert len({number for rank in drawn for number in rank}) == 6  # though all ranks had set one seed
 
 
-def test_a_worker_whose_precision_was_set_by_its_new_name_takes_jobs(client):
-    def set_precision(value):
-        importlib.import_module("torch.backends").cuda.matmul.fp32_precision = value
+def test_a_worker_whose_precision_was_set_by_its_new_name_takes_jobs_which_may_set_it_for_themselves(client):
+    def set_precision(of_products, of_all):
+        backends = importlib.import_module("torch.backends")  # cloudpickle cannot send it
+        backends.cuda.matmul.fp32_precision, backends.fp32_precision = of_products, of_all
 
-    client.run(set_precision, "tf32")
+    def precisions():
+        backends = importlib.import_module("torch.backends")
+        return [of.fp32_precision for of in (backends, backends.cuda.matmul, backends.mkldnn, backends.mkldnn.conv)]
+
+    def set_both_ways():
+        set_precision("ieee", "tf32")
+        torch.set_float32_matmul_precision("medium")
+        return precisions()
+
+    client.run(set_precision, "tf32", "none")
     try:
-        assert daskrun.run(client, dist.get_rank) == [0, 1]
-        assert (
-            daskrun.run(client, lambda: importlib.import_module("torch.backends").cuda.matmul.fp32_precision)
-            == ["tf32"] * 2
-        )
+        assert daskrun.run(client, precisions) == [["none", "tf32", "none", "none"]] * 2
+        assert daskrun.run(client, set_both_ways) == [["tf32"] * 4] * 2
+        assert daskrun.run(client, precisions) == [["none", "tf32", "none", "none"]] * 2
     finally:
-        client.run(set_precision, "none")
+        client.run(set_precision, "none", "none")
 
 
 @pytest.mark.parametrize("backend", [None, "auto"])

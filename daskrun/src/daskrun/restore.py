@@ -9,8 +9,9 @@ import os
 import random
 import socket
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 
@@ -49,12 +50,16 @@ def settings_as_found() -> Iterator[None]:
     import torch
 
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
-    precision, deterministic = _matmul_precision(), torch.get_deterministic_debug_mode()
+    deterministic = torch.get_deterministic_debug_mode()
     timeout, filters = socket.getdefaulttimeout(), list(warnings.filters)
     exact, caches = torch.backends.cudnn.deterministic, torch.is_autocast_cache_enabled()
     autocast = {of: (torch.is_autocast_enabled(of), torch.get_autocast_dtype(of)) for of in ("cpu", "cuda")}
     device, searches, warns = torch.get_default_device(), torch.backends.cudnn.benchmark, torch.is_warn_always_enabled()
-    with torch.set_grad_enabled(torch.is_grad_enabled()), torch.autograd.set_detect_anomaly(torch.is_anomaly_enabled()):
+    with (
+        torch.set_grad_enabled(torch.is_grad_enabled()),
+        torch.autograd.set_detect_anomaly(torch.is_anomaly_enabled()),
+        _float32_as_found(),
+    ):
         try:
             yield
         finally:
@@ -63,8 +68,6 @@ def settings_as_found() -> Iterator[None]:
             warnings.filters[:] = [one for one in warnings.filters if one[0] != "error" or one in filters]  # type: ignore[index]
             torch.set_default_dtype(dtype)
             torch.set_num_threads(threads)
-            if precision not in (None, _matmul_precision()):
-                torch.set_float32_matmul_precision(precision)
             torch.set_deterministic_debug_mode(deterministic)
             if torch.get_default_device() != device:
                 torch.set_default_device(None if device.type == "cpu" else device)
@@ -79,10 +82,37 @@ def settings_as_found() -> Iterator[None]:
             random.seed()
 
 
-def _matmul_precision() -> Any:
-    """Return the precision of products; None if `torch.backends.cuda.matmul.fp32_precision` contradicts it."""
+@contextmanager
+def _float32_as_found() -> Iterator[None]:
+    """Restore after the block how float32 is rounded: PyTorch's two older settings, and `fp32_precision`, the newer.
+
+    An older one sets newer ones, too, and cannot be read while one of these contradicts it: it is then left alone.
+    """
     import torch
 
+    of: Any = torch.backends
+    modules = [of, of.cudnn, of.mkldnn]  # first, as the others follow these
+    modules += of.cudnn.conv, of.cudnn.rnn, of.cuda.matmul, of.mkldnn.conv, of.mkldnn.matmul, of.mkldnn.rnn
+    older, newer = _older_settings(), [module.fp32_precision for module in modules]
+    try:
+        yield
+    finally:
+        for (write, value), (_, now) in zip(older, _older_settings(), strict=True):
+            if value not in (None, now):
+                write(value)
+        for module, value in zip(modules, newer, strict=True):
+            if module.fp32_precision != value:
+                module.fp32_precision = value
+
+
+def _older_settings() -> list[tuple[Callable[[Any], None], Any]]:
+    """Return how to set products' precision, and convolutions' on a GPU, and what they are: None where unreadable."""
+    import torch
+    from torch.backends import cudnn
+
+    values: list[Any] = [None, None]
     with suppress(RuntimeError):
-        return torch.get_float32_matmul_precision()
-    return None
+        values[0] = torch.get_float32_matmul_precision()
+    with suppress(RuntimeError):
+        values[1] = cudnn.allow_tf32
+    return [(torch.set_float32_matmul_precision, values[0]), (partial(setattr, cudnn, "allow_tf32"), values[1])]
