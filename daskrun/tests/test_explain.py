@@ -1,18 +1,23 @@
 """What the launcher says of ranks that wait, do not answer, or have died: text, made without a cluster."""
 
+import json
 import signal
+from contextlib import contextmanager
 from pathlib import Path
 from traceback import FrameSummary
 
 import pytest
 import torch
+import torch._C._distributed_c10d as c10d
+import torch.distributed as dist
 
-from daskrun import rank
+from daskrun import private, rank
 from daskrun.why.look import (
     Call,
     Look,
     below_the_launcher,
     is_in_waiting_code,
+    look_at,
     place_of,
 )
 from daskrun.why.process import Death, End, Process
@@ -48,6 +53,52 @@ def test_a_rank_that_waits_for_one_other_is_named_though_the_recorder_has_no_suc
     receives = Look(0, "train.py:31 in recv", groups=("0",), waits=True)
     assert verdict([receives, at(1, "train.py:9 in load")]).startswith("Rank 0 waits in recv, at train.py:31 in recv")
     assert "waits in recv" not in verdict([receives._replace(waits=False)])
+
+
+@contextmanager
+def one_rank():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        dist.all_reduce(torch.ones(3))
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def test_each_backend_of_a_group_numbers_its_collectives_apart(monkeypatch):
+    real = c10d._dump_fr_trace_json
+
+    def of_a_machine_with_a_gpu(backend="gloo"):
+        """(backend: str = 'gloo') -> bytes"""
+        trace = json.loads(real())
+        if backend == "nccl2":
+            for entry in trace["entries"]:
+                entry |= {"profiling_name": "nccl2:all_gather", "retired": False, "time_created_ns": 2**63}
+        return json.dumps(trace if backend in ("gloo", "nccl2") else {})
+
+    monkeypatch.setattr(c10d, "_dump_fr_trace_json", of_a_machine_with_a_gpu)
+    private.forget_collectives()
+    with one_rank():
+        groups, entries = private.recorded_collectives()
+    look = look_at(0, [FrameSummary("/home/me/train.py", 40, "train")], groups, entries)
+    assert [(call.recorder, call.number, call.done) for call in look.calls] == [("gloo", 1, True), ("nccl2", 1, False)]
+    said = verdict([look, at(1, "train.py:9 in load", calls=[Call("0", 1, "all_reduce of [3]", True, "gloo")])])
+    assert said.startswith("Rank 0 has called all_gather 1 of [3]") and "Rank 1 has not called it" in said
+
+
+@pytest.mark.parametrize("doc", [None, "() -> bytes"])
+def test_a_pytorch_with_one_recorder_or_none_is_read_as_far_as_it_goes(doc, monkeypatch):
+    real = c10d._dump_fr_trace_json
+
+    def of_an_older_pytorch():
+        return real()
+
+    of_an_older_pytorch.__doc__ = doc
+    monkeypatch.setattr(c10d, "_dump_fr_trace_json", of_an_older_pytorch if doc else None)
+    private.forget_collectives()
+    with one_rank():
+        groups, entries = private.recorded_collectives()
+    assert [entry["profiling_name"] for entry in entries] == (["gloo:all_reduce"] if doc else [])
 
 
 @pytest.mark.parametrize(

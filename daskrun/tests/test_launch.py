@@ -33,6 +33,7 @@ from daskrun import rank as rank_module
 from daskrun.claims import Request
 from daskrun.local import LOOPBACK, start_local
 from daskrun.pickling import packed
+from daskrun.private import recorded_collectives
 from daskrun.settings import n_gpus
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending large graph")
@@ -883,6 +884,38 @@ def test_a_failure_under_nccl_reaches_the_client_and_frees_the_gpus(n_ranks):
         with pytest.raises(ZeroDivisionError, match="the last rank's own mistake"):
             daskrun.run(client, fail_on_the_last, backend="nccl", timeout=120)
         assert daskrun.run(client, dist.get_world_size, backend="nccl", timeout=120) == [n_ranks] * n_ranks
+
+
+@pytest.mark.gpu
+def test_nccls_collectives_are_recorded_beside_gloos():
+    def record():
+        for device in ("cuda", "cuda", "cpu"):
+            dist.all_reduce(torch.ones(3, device=device))
+        torch.cuda.synchronize()
+        return [(entry["recorder"], entry["collective_seq_id"]) for entry in recorded_collectives()[1]]
+
+    with start_local(1) as client, client.cluster:
+        for _ in range(2):  # the second job meets nothing of the first
+            (recorded,) = daskrun.run(client, record, timeout=120)
+            (first, *_), *_ = recorded
+            assert "nccl" in first and recorded == [(first, 1), (first, 2), ("gloo", 1)]
+
+
+@pytest.mark.gpu
+def test_who_has_not_called_nccls_collective_is_named():
+    if n_gpus() < 2:
+        pytest.skip(f"needs 2 GPUs, and this machine has {n_gpus()}")
+
+    def skip():
+        total = torch.ones(3, device="cuda")
+        dist.all_reduce(total)
+        if dist.get_rank() == 1:
+            time.sleep(1000)
+        dist.all_reduce(total)
+        torch.cuda.synchronize()
+
+    with start_local(2) as client, client.cluster, daskrun.launch(client, skip) as job:
+        until(lambda: re.search(r"Rank 0 .*all_reduce 2 of \[3\].* Rank 1 has not called it", job.explain()))
 
 
 @pytest.mark.gpu

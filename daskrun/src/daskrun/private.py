@@ -38,32 +38,53 @@ RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000"}  # calls that PyTorch's flight recor
 
 
 def forget_collectives() -> None:
-    """Drop what the flight recorder has of this process, so that a job meets nothing of the one before."""
-    if reset := getattr(_c10d(), "_reset_fr_trace", None):
-        reset()
+    """Drop what the flight recorders have of this process, so that a job meets nothing of the one before."""
+    for _, reset in _recorders().values():
+        if reset:
+            reset()
 
 
 def recorded_collectives() -> tuple[list[str], list[dict[str, Any]]]:
-    """Return (names of this process's groups, what the flight recorder has of each of their collectives, in order).
+    """Return (names of this process's groups, what the flight recorders have of each of their collectives, in order).
 
-    Nothing where PyTorch has no recorder, or no group has been made.
+    Each has as "recorder" the one that has it: backends of one group number their collectives apart. Nothing where
+    PyTorch has no recorder, or no group has been made.
     """
     import json
     import sys
 
-    dump = getattr(_c10d(), "_dump_fr_trace_json", None)
     home = sys.modules.get("torch.distributed.distributed_c10d")
-    if dump is None or home is None:
+    if home is None:
         return [], []
-    groups = list(home._world.pg_names.values())
-    entries = json.loads(dump()).get("entries", [])  # none at all before the first one
-    latest = {entry["process_group"][0]: entry["pg_id"] for entry in entries}  # a name can be used again
-    collectives = [e for e in entries if not e["is_p2p"] and e["pg_id"] == latest[e["process_group"][0]]]
-    return groups, [entry for entry in collectives if entry["process_group"][0] in groups]
+    groups, collectives = list(home._world.pg_names.values()), []
+    for recorder, (read, _) in _recorders().items():
+        entries = json.loads(read()).get("entries", [])  # none at all before the first one
+        latest = {entry["process_group"][0]: entry["pg_id"] for entry in entries}  # a name can be used again
+        for entry in entries:
+            name = entry["process_group"][0]
+            if name in groups and not entry["is_p2p"] and entry["pg_id"] == latest[name]:
+                collectives.append(entry | {"recorder": recorder})
+    return groups, sorted(collectives, key=lambda entry: entry["time_created_ns"])
 
 
-def _c10d() -> Any:
-    """Return PyTorch's native module for process groups, None where it is not imported: importing it takes seconds."""
+def _recorders() -> dict[str, tuple[Any, Any]]:
+    """Return the functions that (read, reset) each flight recorder of this PyTorch, by a backend's name.
+
+    Since 2.15 each backend has one, and "nccl" is nccl2. NCCL's older implementation has one of another kind.
+    """
     import sys
+    from functools import partial
 
-    return sys.modules.get("torch._C._distributed_c10d")
+    # Not imported here: that takes seconds.
+    c10d, home = map(sys.modules.get, ("torch._C._distributed_c10d", "torch.distributed.distributed_c10d"))
+    names = "_dump_nccl_trace_json", "_reset_fr_recording_nccl", "_dump_fr_trace_json", "_reset_fr_trace"
+    read_nccl, reset_nccl, read, reset = (getattr(c10d, name, None) for name in names)
+    found = {"older nccl": (read_nccl, reset_nccl)} if read_nccl else {}
+    if not read:
+        return found
+    if not reset or "backend: str" not in read.__doc__:  # before 2.15
+        return found | {"gloo": (read, reset)}
+    groups = home._world.pg_names if home else ()
+    in_use = (group._get_backend(device).name() for group in groups for device in group._device_types)
+    backends = {"gloo", "nccl", "nccl2", "nccl-lazy", *in_use}
+    return found | {name: (partial(read, backend=name), partial(reset, backend=name)) for name in sorted(backends)}

@@ -29,7 +29,7 @@ MOST_CALLS = 200  # the latest ones, which travel
 
 
 class Call(NamedTuple):
-    """A collective that a rank has called. number: its position among those of its group, from 1.
+    """A collective that a rank has called. number: its position among those of its group and recorder, from 1.
 
     what: name and shape, such as "all_reduce of [10]". done: whether the rank has its result.
     """
@@ -38,6 +38,7 @@ class Call(NamedTuple):
     number: int
     what: str
     done: bool
+    recorder: str = "gloo"
 
 
 class Look(NamedTuple):
@@ -210,7 +211,8 @@ def _calling() -> str:
 
 
 def _call(entry: dict[str, Any]) -> Call:
-    return Call(entry["process_group"][0], entry["collective_seq_id"], described(entry), entry["retired"])
+    group, number = entry["process_group"][0], entry["collective_seq_id"]
+    return Call(group, number, described(entry), entry["retired"], entry["recorder"])
 
 
 def _shapes(entry: dict[str, Any]) -> str:

@@ -33,7 +33,9 @@ def verdict(looks: Sequence[Look], ended: Sequence[int] = ()) -> str:
         return "No rank is at work."
     said = [f"Rank {look.rank} {look.trouble}." for look in looks if look.trouble]
     groups = dict.fromkeys(group for look in looks for group in look.groups)
-    said += [wait for group in groups if (wait := _wait_in(group, looks, not ended))]
+    recorders = dict.fromkeys(call.recorder for look in looks for call in look.calls)
+    waits = (_wait_in(group, recorder, looks, not ended) for group in groups for recorder in recorders)
+    said += filter(None, waits)
     said += [
         f"Rank {look.rank} waits in {look.called}, at {look.place}: the other rank has not made its part of it."
         for look in looks
@@ -170,10 +172,16 @@ def how_it_ended(death: Death, has_nanny: bool = True) -> tuple[str, str]:
     return (f"{killed}: native code crashed", "") if number in CRASHES else (killed, GO_ON)
 
 
-def _wait_in(group: str, looks: Sequence[Look], all_at_work: bool) -> str:
-    """Return who waits in a group's oldest unfinished collective, and what the others do; "" if nobody waits."""
+def _wait_in(group: str, recorder: str, looks: Sequence[Look], all_at_work: bool) -> str:
+    """Return who waits in the oldest unfinished collective of a group that a recorder has, and what the others do.
+
+    "" if nobody waits.
+    """
     members = {look.rank: look for look in looks if group in look.groups}
-    called = {rank: {call.number: call for call in look.calls if call.group == group} for rank, look in members.items()}
+    called = {
+        rank: {call.number: call for call in look.calls if (call.group, call.recorder) == (group, recorder)}
+        for rank, look in members.items()
+    }
     open_calls = [number for calls in called.values() for number, call in calls.items() if not call.done]
     if not open_calls:
         return ""
