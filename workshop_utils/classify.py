@@ -17,8 +17,8 @@ import torch
 from distributed import Client, Future, secede
 from torch import nn
 
+from daskrun.cluster import workers_with_gpu
 from daskrun.errors import SchedulerLost, check_client
-from daskrun.settings import known_workers
 from workshop_utils.arguments import whole_number
 from workshop_utils.checkpoint import WeightsError
 from workshop_utils.decode import BadPhoto, decode_photo
@@ -115,7 +115,7 @@ def classify_stream(
     batch_size = whole_number("batch_size", batch_size, 1)
     precision_of(precision, (*PRECISIONS, "int8"))  # raises ValueError for an unknown one
     photos: Iterator[str] = (os.fspath(path) if isinstance(path, os.PathLike) else str(path) for path in paths)
-    on_gpu = any("gpu" in about for about in known_workers(client).values())
+    on_gpu = bool(workers_with_gpu(client))
     _leave_the_pool()
     calibration = None
     if precision == "int8":

@@ -31,6 +31,7 @@ import daskrun
 from daskrun import Job, JobError, SchedulerLost, WorkerDied, WorkersBusy, group, log_metrics, scheduler
 from daskrun import rank as rank_module
 from daskrun.claims import Request
+from daskrun.cluster import workers_with_gpu
 from daskrun.local import LOOPBACK, start_local
 from daskrun.pickling import packed
 from daskrun.private import recorded_collectives
@@ -859,6 +860,7 @@ def test_ranks_with_a_gpu_each_talk_over_nccl():
         return [total.item() for total in totals], str(torch.cuda.get_device_properties(0).uuid)
 
     with start_local() as client, client.cluster:
+        assert workers_with_gpu(client) == set(client.nthreads())
         answers = daskrun.run(client, totals, timeout=120)
         assert [total for total, _ in answers] == [[n_gpus(), n_gpus()]] * n_gpus()
         assert len({gpu for _, gpu in answers}) == n_gpus()

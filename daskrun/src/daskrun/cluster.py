@@ -289,6 +289,11 @@ class Cluster:
         return {address: answer for one in answers for address, answer in one.items()}
 
 
+def workers_with_gpu(client: Client) -> set[str]:
+    """Return the addresses of the workers whose PyTorch sees a GPU. Raises SchedulerLost, JobError."""
+    return client.sync(Cluster(client, "")._ask_scheduler, scheduler.with_gpu)
+
+
 def tasks_lost(job: str) -> CancelledError:
     """Return the error of a job whose tasks were cancelled, and not by the job."""
     return CancelledError(f"{job} lost its tasks to client.cancel(), client.restart() or client.close().")

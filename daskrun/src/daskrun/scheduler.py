@@ -12,15 +12,18 @@ from typing import Any
 from dask.utils import format_bytes
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.protocol.pickle import dumps
 from distributed.scheduler import WorkerState
 
 from daskrun.claims import Claimed, Claims, Denied, Request, Worker
 from daskrun.errors import JobError
 from daskrun.private import forget_topic, truncate_topic
 from daskrun.rank import TOPIC
-from daskrun.why.process import ask_nanny, killing
+from daskrun.settings import has_gpu
+from daskrun.why.process import ask, ask_nanny, killing
 
 NANNY_S = 5  # how long a job's end waits for nannies; one whose host is lost gives no answer
+GPU_S = 15  # how long the first job waits for a worker to say whether it sees a GPU
 
 
 class ClaimsPlugin(SchedulerPlugin):
@@ -32,6 +35,8 @@ class ClaimsPlugin(SchedulerPlugin):
         self.claims = Claims()
         self._scheduler = scheduler
         self._background: set[asyncio.Task] = set()
+        self._gpu_asked: dict[str, asyncio.Task] = {}  # by address of a worker
+        self._late: set[asyncio.Task] = set()
 
     def restart(self, scheduler: Scheduler) -> None:
         self.claims.release_all()
@@ -39,6 +44,9 @@ class ClaimsPlugin(SchedulerPlugin):
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:
         for job, client, process in self.claims.owners_of(worker):
             scheduler.log_event(TOPIC + client, ("gone", job, process))
+        if asked := self._gpu_asked.pop(worker, None):
+            asked.cancel()
+            self._late.discard(asked)
 
     def log_event(self, topic: str, msg: Any) -> None:
         if not (topic.startswith(TOPIC) and isinstance(msg, (list, tuple)) and len(msg) > 1):
@@ -59,23 +67,51 @@ class ClaimsPlugin(SchedulerPlugin):
             self._do(free(job, begun, [], False, self._scheduler))  # nobody else ends its ranks any more
         forget_topic(scheduler, TOPIC + client)
 
-    def _do(self, work: Coroutine) -> None:
+    async def ask_for_gpus(self) -> None:
+        """Ask each worker, once, whether it sees a GPU; wait for the answers, but never twice for a slow one.
+
+        What a worker announces to Dask does not say so: that was written before NVML was asked, whatever
+        CUDA_VISIBLE_DEVICES hides.
+        """
+        for address in self._scheduler.workers:
+            if address not in self._gpu_asked:
+                self._gpu_asked[address] = self._do(ask(self._scheduler, address, dumps(has_gpu)))
+        if waited_for := set(self._gpu_asked.values()) - self._late:
+            _, late = await asyncio.wait(waited_for, timeout=GPU_S)
+            self._late |= late
+
+    def has_gpu(self, address: str) -> bool:
+        """Return whether a worker has said that it sees a GPU."""
+        asked = self._gpu_asked.get(address)
+        return asked is not None and asked.done() and not asked.cancelled() and asked.result() == (True, True)
+
+    def _do(self, work: Coroutine) -> asyncio.Task:
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
 
 
-def claim(request: Request, dask_scheduler: Any = None) -> Claimed | Denied:
+async def claim(request: Request, dask_scheduler: Any = None) -> Claimed | Denied:
     """Return the workers that belong to the job from now on, or why it gets none."""
+    plugin = _plugin(dask_scheduler)
+    await plugin.ask_for_gpus()
     if request.client not in dask_scheduler.clients:
         return Denied(JobError("The job's client is gone."))
-    workers = [_known(state) for state in dask_scheduler.workers.values()]
-    return _claims(dask_scheduler).claim(request, workers, time.monotonic())
+    return plugin.claims.claim(request, known(list(dask_scheduler.workers), dask_scheduler), time.monotonic())
+
+
+async def with_gpu(dask_scheduler: Any = None) -> set[str]:
+    """Return the addresses of the workers that see a GPU."""
+    plugin = _plugin(dask_scheduler)
+    await plugin.ask_for_gpus()
+    return {address for address in dask_scheduler.workers if plugin.has_gpu(address)}
 
 
 def known(addresses: Sequence[str], dask_scheduler: Any = None) -> list[Worker]:
     """Return what is known of those of these workers that are there."""
-    return [_known(dask_scheduler.workers[a]) for a in addresses if a in dask_scheduler.workers]
+    states, has_gpu = dask_scheduler.workers, _plugin(dask_scheduler).has_gpu
+    return [_known(states[address], has_gpu(address)) for address in addresses if address in states]
 
 
 async def free(
@@ -126,12 +162,16 @@ def owned(dask_scheduler: Any = None) -> dict[str, str]:
 
 
 def _claims(scheduler: Scheduler) -> Claims:
+    return _plugin(scheduler).claims
+
+
+def _plugin(scheduler: Scheduler) -> ClaimsPlugin:
     if ClaimsPlugin.name not in scheduler.plugins:
         scheduler.add_plugin(ClaimsPlugin(scheduler))
-    return scheduler.plugins[ClaimsPlugin.name].claims  # type: ignore[attr-defined]
+    return scheduler.plugins[ClaimsPlugin.name]  # type: ignore[return-value]
 
 
-def _known(state: WorkerState) -> Worker:
+def _known(state: WorkerState, has_gpu: bool) -> Worker:
     return Worker(
         address=state.address,
         process=state.server_id,
@@ -140,7 +180,7 @@ def _known(state: WorkerState) -> Worker:
         host=state.host,
         name=str(state.name),
         has_nanny=state.nanny is not None,
-        has_gpu="gpu" in state.extra,
+        has_gpu=has_gpu,
         status=state.status.name,
         memory=f"{format_bytes(state.memory.process)} of {format_bytes(state.memory_limit)}",
         tasks=tuple(task_name(task.key) for task in state.processing),

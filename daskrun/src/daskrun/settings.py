@@ -1,7 +1,9 @@
 """What PyTorch needs of Dask workers, however they are started."""
 
+import asyncio
 import os
 import shlex
+import sys
 from collections import Counter
 from multiprocessing import current_process
 
@@ -12,6 +14,7 @@ from distributed.comm import get_address_host
 from daskrun.errors import check_client
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # PyTorch uses the smallest of them
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # of NVIDIA, of WSL, of AMD
 
 
 def worker_settings(torch_threads: int) -> dict[str, str]:
@@ -71,6 +74,16 @@ def n_gpus() -> int:
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+async def has_gpu() -> bool:
+    """Return whether PyTorch sees a GPU in this process. It is not imported, which takes seconds, where there is none.
+
+    A worker's event loop goes on meanwhile.
+    """
+    if "torch" not in sys.modules and not any(map(os.path.exists, GPU_DEVICES)):
+        return False
+    return bool(await asyncio.to_thread(n_gpus))
 
 
 def own_gpu_first(position: int) -> dict[str, str]:

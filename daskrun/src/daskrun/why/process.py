@@ -214,10 +214,13 @@ async def ask_nanny(scheduler: Scheduler, worker: Worker, function: bytes) -> tu
 
     Only the scheduler reaches the nanny of a dead worker.
     """
-    if not worker.has_nanny:
-        return False, None
+    return await ask(scheduler, worker.slot, function) if worker.has_nanny else (False, None)
+
+
+async def ask(scheduler: Scheduler, address: str, function: bytes) -> tuple[bool, Any]:
+    """Return (whether the nanny or worker at this address answers, what the function returned there)."""
     try:
-        answer = await scheduler.rpc(worker.slot).run(function=function)
+        answer = await scheduler.rpc(address).run(function=function)
     except Exception:  # each way of being away has its own
         return False, None
     result = answer.get("result")  # none where the function failed
