@@ -9,10 +9,12 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from itertools import cycle
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -417,6 +419,23 @@ def test_the_gpus_path_gives_the_rows_of_the_cpus(paths, weights, monkeypatch, t
     assert sum(row[5] is not None for row in rows) == 2
     seen = [(row[2], other[2]) for row, other in zip(rows, expected, strict=True) if row[5] is None]
     assert sum(one == other for one, other in seen) >= 0.9 * len(seen)  # weights drawn at random waver
+
+
+def test_a_gpu_that_decodes_nothing_is_told_to_the_client(client, paths, weights):
+    def classify_without_decoder():
+        loaded = replace(loaded_model(weights, "fp32"), on_gpu=True)
+        of_classify, of_gpu = map(import_module, ("workshop_utils.classify", "workshop_utils.gpu_decode"))
+        with (
+            mock.patch.object(of_classify, "loaded_model", lambda *_: loaded),
+            mock.patch.object(of_gpu, "decode_jpegs", side_effect=ImportError("no decoder here")),
+            mock.patch.object(of_gpu, "_warned", []),
+        ):
+            _, rows = of_classify.classify_batches([paths[:3]], weights=weights, precision="fp32")
+        return [row[5] for row in rows]
+
+    with pytest.warns(UserWarning, match="Pillow .*no decoder here") as warned:
+        assert client.submit(classify_without_decoder, pure=False).result() == [None] * 3
+        until(lambda: len(warned))
 
 
 @pytest.mark.gpu

@@ -2,10 +2,11 @@
 
 import io
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 
 from workshop_utils.classify import load_photos
 from workshop_utils.dogs.sketches import draw_dog
@@ -30,6 +31,12 @@ def encoded(image, format="JPEG", **options):
 
 def dog(*size):
     return draw_dog("beagle", 1).resize(size or (224, 224))
+
+
+def turned(orientation):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    return exif
 
 
 def names_of(contents):
@@ -77,10 +84,11 @@ def test_jpegs_of_all_sizes_are_decoded_in_one_call_and_resized_as_pillow_does(t
     contents = [encoded(dog(*size), quality=90) for size in sizes]
     contents.append(encoded(dog(300, 260).convert("L")))
     contents.append(encoded(dog(400, 300), progressive=True))
+    contents += [encoded(dog(320, 240), exif=turned(how)) for how in (3, 6)]  # as most photos of a phone are
     left = []
     images, errors = on_gpu(contents, transform, left=left)
     expected, _ = on_cpu(contents, transform)
-    assert not left and calls == [contents] and errors == [None] * 7 and images.dtype == torch.float32
+    assert not left and calls == [contents] and errors == [None] * 9 and images.dtype == torch.float32
     assert (images - expected).abs().max() < 3 * LEVEL and (images - expected).abs().mean() < 0.05 * LEVEL
 
 
@@ -103,8 +111,11 @@ def test_a_call_that_fails_is_read_by_pillow_photo_by_photo(transform, monkeypat
     contents = [encoded(dog(300, 200)), b"no photo", encoded(dog())]
     expected, expected_errors = on_cpu(contents, transform)
     monkeypatch.setattr(DECODE, out_of_memory)
-    images, errors = on_gpu(contents, transform)
-    assert torch.equal(images, expected) and errors == expected_errors and "1.jpg" in errors[1]
+    monkeypatch.setattr("workshop_utils.gpu_decode._warned", [])
+    for expects in (pytest.warns(UserWarning, match="Pillow .*tried to allocate"), nullcontext()):
+        with expects:  # the second time it is known
+            images, errors = on_gpu(contents, transform)
+        assert torch.equal(images, expected) and errors == expected_errors and "1.jpg" in errors[1]
 
 
 def test_large_photos_are_decoded_few_at_a_time(transform, calls):
@@ -121,4 +132,9 @@ def test_the_gpus_decoder_sees_what_pillow_sees(transform, calls):
     images, errors = on_gpu(contents, transform, torch.device("cuda"), left=left)
     expected, _ = on_cpu(contents[:3], transform)
     assert not left and images.is_cuda and not any(errors) and len(calls) == 1
-    assert (images.cpu()[:3] - expected).abs().mean() < 2 * LEVEL
+    # nvJPEG repeats samples of colour: 0.3 to 1.3 levels where libjpeg-turbo was told to do so.
+    assert ((images.cpu()[:3] - expected).abs().mean((1, 2, 3)) < 1.5 * LEVEL).all()
+    reserved = torch.cuda.memory_reserved()
+    for _ in range(40):  # each finds the memory of the one before
+        on_gpu(contents, transform, torch.device("cuda"))
+    assert torch.cuda.memory_reserved() < 2 * reserved

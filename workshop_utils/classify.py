@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Executor, ThreadPoolExecutor
 from concurrent.futures import Future as FutureOfThread
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING
@@ -255,7 +256,8 @@ def classify_batches(
 
         def read_and_decode(paths: list[str]) -> FutureOfThread:
             contents = reader.submit(read_files, paths, storage_options)
-            return decoder.submit(lambda: load(contents.result(), paths))
+            # In this task's context, by which a warning reaches the client.
+            return decoder.submit(copy_context().run, lambda: load(contents.result(), paths))
 
         images_and_errors = _results_ahead(read_and_decode, batches, GPU_AHEAD if loaded.on_gpu else CPU_AHEAD)
         for paths, (images, errors) in zip(batches, images_and_errors, strict=True):

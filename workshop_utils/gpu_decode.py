@@ -3,11 +3,13 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import cache
 from io import BytesIO
 from typing import Any
 
 import torch
-from PIL import ExifTags, Image
+from distributed import warn
+from PIL import Image
 from torchvision.transforms.functional import resize
 
 from workshop_utils.decode import END_OF_JPEG
@@ -27,16 +29,19 @@ def load_on_gpu(
 
     load_others: called with contents and paths, it does so with Pillow for what the GPU's decoder refuses or might read
     differently. So errors are the same as on a CPU, and a call that fails on the GPU costs time, not photos.
-    The work has a CUDA stream of its own, and is done on return.
+    The first time, a warning reaches the client. The work has a CUDA stream of its own, and is done on return.
+
+    nvJPEG repeats each sample of colour, where Pillow interpolates. With libjpeg-turbo told to repeat them, too, 943 of
+    960 photos got the same prediction as on the CPU.
     """
     images: dict[int, torch.Tensor] = {}
-    stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+    stream = _stream(device) if device.type == "cuda" else None
     with torch.cuda.stream(stream):  # None changes nothing
         for part in _parts(contents):
             try:
                 images |= _load_jpegs(part, transform, device)
-            except Exception:  # a damaged file, a missing decoder or too little memory makes the whole call fail
-                continue
+            except Exception as error:  # a damaged file, a missing decoder or too little memory fails the whole call
+                _warn_once(f"{type(error).__name__}: {error}"[:500])
         left = [position for position in range(len(paths)) if position not in images]
         by_pillow, why = load_others([contents[i] for i in left], [paths[i] for i in left])
         errors = dict(zip(left, why, strict=True))
@@ -45,6 +50,21 @@ def load_on_gpu(
     if stream:
         stream.synchronize()  # the forward pass runs on another stream
     return batch, [errors.get(position) for position in range(len(paths))]
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the one stream of this process for such work: PyTorch keeps freed memory apart for each stream."""
+    return torch.cuda.Stream(device)
+
+
+_warned: list[str] = []
+
+
+def _warn_once(why: str) -> None:
+    if not _warned:
+        _warned.append(why)
+        warn(f"A GPU could not decode some photos, which Pillow then reads, more slowly ({why}).")
 
 
 def _parts(contents: Sequence[bytes | Exception]) -> list[dict[int, bytes]]:
@@ -65,15 +85,14 @@ def _parts(contents: Sequence[bytes | Exception]) -> list[dict[int, bytes]]:
 def _n_pixels_if_plain(content: bytes) -> int:
     """Return how many pixels a JPEG has, if all decoders read it alike; else 0.
 
-    They differ in CMYK, in truncated files, and in photos that EXIF turns: a GPU's decoder returns them as stored.
+    They differ in CMYK and in truncated files. All turn a photo as its EXIF says.
     """
     try:
         image = Image.open(BytesIO(content), formats=["JPEG"])  # reads only the header
-        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     except Exception:
         return 0
     n_pixels = math.prod(image.size)
-    alike = image.mode in ("RGB", "L") and image.info.get("adobe_transform", 1) != 0 and orientation == 1
+    alike = image.mode in ("RGB", "L") and image.info.get("adobe_transform", 1) != 0
     whole = content.endswith(END_OF_JPEG)
     usual = n_pixels <= PIXELS_PER_CALL // 2 and max(image.size) <= 8 * min(image.size)  # `decode_photo` allows more
     return n_pixels if alike and whole and usual else 0
