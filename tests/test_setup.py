@@ -95,23 +95,26 @@ BREAKS_OFF = 'case "$words" in *--dry-run*) exit 0 ;; *) echo "  cause: reset by
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the pins are taken without a question")
 @pytest.mark.parametrize(
-    ("index", "has_gpu", "wheels", "installed", "said"),
+    ("index", "driver", "wheels", "installed", "said"),
     [
-        ("exit 0", False, [], ["cpu"], ""),
-        (NO_ANSWER, False, [], ["pins"], "(connection refused)"),
-        (BREAKS_OFF, False, [], ["cpu", "pins"], "(reset by peer)"),
-        ("exit 0", True, [], ["pins"], ""),
-        ("exit 0", False, ["0"], ["pins"], ""),
-        ("exit 0", True, ["1"], ["cpu"], ""),
-        (NO_ANSWER, False, ["1"], ["cpu"], "Without CPU=1"),
+        ("exit 0", None, [], ["cpu"], ""),
+        (NO_ANSWER, None, [], ["pins"], "(connection refused)"),
+        (BREAKS_OFF, None, [], ["cpu", "pins"], "(reset by peer)"),
+        ("exit 0", "580.65.06", [], ["pins"], ""),
+        ("exit 0", "550.54.15", [], ["cpu"], "or newer, and this machine has 550.54.15"),
+        ("exit 0", "[N/A]", [], ["pins"], ""),
+        ("exit 0", None, ["0"], ["pins"], ""),
+        ("exit 0", "580.65.06", ["1"], ["cpu"], ""),
+        (NO_ANSWER, None, ["1"], ["cpu"], "Without CPU=1"),
     ],
 )
 def test_a_machine_gets_the_wheels_that_suit_it_and_the_pins_where_those_cannot_be_had(
-    venv, index, has_gpu, wheels, installed, said
+    venv, index, driver, wheels, installed, said
 ):
     venv.does(index)
-    if has_gpu:
-        write_script(venv.folder.parent / "nvidia-smi", "echo 'GPU 0: NVIDIA H100 (UUID: GPU-1)'")
+    if driver:
+        answer = f"case $1 in -L) echo 'GPU 0: NVIDIA H100 (UUID: GPU-1)' ;; *) echo '{driver}' ;; esac"
+        write_script(venv.folder.parent / "nvidia-smi", answer)
     done, found = install(venv, *wheels)
     assert found == installed and said in done.stdout + done.stderr
     assert done.returncode == (1 if "Without" in said else 0), done.stderr

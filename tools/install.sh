@@ -1,12 +1,13 @@
 #!/bin/sh
 # Install the pinned versions into a virtual environment: tools/install.sh VENV [WHEELS], which `make setup` calls.
 # WHEELS is 1 for PyTorch's wheels for CPUs, a sixth of the download; 0 for the pins as they are, with CUDA on Linux; "keep"
-# for the wheels for CPUs if they can be had, else the pins. If it is not given, Linux without an NVIDIA GPU does as with
-# "keep", and all others take the pins. VENV/.cpu says that VENV has the wheels for CPUs.
+# for the wheels for CPUs if they can be had, else the pins. If it is not given, Linux without an NVIDIA GPU, or with
+# too old a driver, does as with "keep", and all others take the pins. VENV/.cpu says that VENV has the wheels for CPUs.
 set -eu
 trap 'exit 130' INT
 cd "$(dirname "$0")/.."
 venv=$1 wheels=${2:-}
+oldest_driver=580  # for CUDA 13
 answer_s=15  # limit for PyTorch's index; a third of it for a single answer
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -15,7 +16,17 @@ renew=$(printf -- '--reinstall-package %s ' $torch)  # both kinds of wheels have
 # PyTorch's wheels for CPUs, such as torch 2.15.0+cpu, have other hashes than the pins of torch, torchvision and torchcodec.
 awk '/^[^ ]/ { torch = /^torch/; if (torch) sub(/ \\$/, "") } /^[^ ]/ || !torch' requirements.txt >"$work/pins"
 
-has_gpu() { PATH="$PATH:/usr/lib/wsl/lib" nvidia-smi -L 2>/dev/null | grep -q '^GPU'; }
+smi() { PATH="$PATH:/usr/lib/wsl/lib" nvidia-smi "$@" 2>/dev/null; }
+
+has_gpu() {  # that the pinned PyTorch can use
+  smi -L | grep -q '^GPU' || return
+  driver=$(smi --query-gpu=driver_version --format=csv,noheader | sed -n '1{s/[^0-9.].*//;p;q;}')
+  major=${driver%%.*}
+  [ "${major:-$oldest_driver}" -lt "$oldest_driver" ] || return 0
+  echo "PyTorch with CUDA 13 needs NVIDIA's driver $oldest_driver or newer, and this machine has $driver: this environment" \
+    "uses the CPU. After an update of the driver: make clean setup CPU=0"
+  return 1
+}
 
 say_size() { echo "Fetching and installing packages, about $1 GB on Linux: minutes on a fast network, longer on a slow one."; }
 

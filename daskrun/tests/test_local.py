@@ -9,20 +9,24 @@ import subprocess
 import sys
 import threading
 import traceback
+import warnings
+from contextlib import nullcontext
+from types import ModuleType
 
 import dask
 import numpy as np
 import psutil
 import pytest
 import torch
+from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster
 from processes import command_of
 from waiting import until, until_replaced
 
 import daskrun
-from daskrun import ClusterError, start_local
+from daskrun import ClusterError, local, start_local
 from daskrun.local import LOOPBACK
-from daskrun.settings import own_gpu_first
+from daskrun.settings import THREADS, own_gpu_first
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
 
@@ -148,6 +152,8 @@ def test_more_workers_than_gpus_are_refused():
         ("2,3", ["2,3", "3,2"]),  # those that Slurm gave to this job, and no others of the machine
         ("GPU-c4f,GPU-0a1", ["GPU-c4f,GPU-0a1", "GPU-0a1,GPU-c4f"]),
         ("1", ["1", "1"]),  # two processes share one
+        ("0, 1,", ["0,1", "1,0"]),  # CUDA reads as far as there are ids
+        ("2,3,-1,0", ["2,3", "3,2"]),
     ],
 )
 def test_each_process_of_a_machine_has_another_gpu_first_and_sees_the_others(seen, each, monkeypatch):
@@ -156,11 +162,82 @@ def test_each_process_of_a_machine_has_another_gpu_first_and_sees_the_others(see
 
 
 def test_a_process_that_sees_no_gpu_gets_none_and_without_a_choice_of_the_users_all_of_the_machine_count(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert own_gpu_first(1) == {}
+    for none in ("", ",0,1", "-1,0"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", none)
+        assert own_gpu_first(1) == {}
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr("daskrun.settings.n_gpus", lambda: 2)
     assert own_gpu_first(1) == {"CUDA_VISIBLE_DEVICES": "1,0"}
+
+
+class Chosen(Exception):
+    """What start_local would start; a cluster on GPUs that are not there cannot be started."""
+
+    def __init__(self, **settings):
+        super().__init__()
+        self.n_workers = settings["n_workers"]
+        self.threads = int(dask.config.get("distributed.nanny.pre-spawn-environ")["OMP_NUM_THREADS"])
+
+
+def instead_of_a_cluster(**settings):
+    raise Chosen(**settings)
+
+
+@pytest.fixture
+def chosen(monkeypatch):
+    """Return what start_local chooses where this process sees so many GPUs, by these ids, connected to these cores."""
+    for name in THREADS:
+        monkeypatch.delenv(name, raising=False)
+
+    def choose(number, ids, cores=lambda gpu: range(CPU_COUNT)):
+        monkeypatch.setattr("torch.cuda.is_available", lambda: number > 0)
+        monkeypatch.setattr("torch.cuda.device_count", lambda: number)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ids)
+        dask_cuda = ModuleType("dask_cuda"), ModuleType("dask_cuda.utils")
+        dask_cuda[0].LocalCUDACluster, dask_cuda[1].get_cpu_affinity = instead_of_a_cluster, cores
+        for module in dask_cuda:
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+        before = dask.config.get("distributed.nanny.pre-spawn-environ")
+        with dask.config.set({"distributed.nanny.pre-spawn-environ": before}), pytest.raises(Chosen) as caught:
+            start_local()
+        return caught.value
+
+    return choose
+
+
+def test_slices_of_a_gpu_have_a_worker_each_though_a_process_sees_one(chosen):
+    assert chosen(1, "MIG-1a,MIG-2b,MIG-3c").n_workers == 3
+    assert chosen(1, "GPU-1a").n_workers == 1
+
+
+@pytest.mark.parametrize(
+    ("n_workers", "socket_of", "threads"),
+    [(1, {"0": 0}, 8), (2, {"0": 0, "1": 1}, 8), (2, {"0": 0, "1": 0}, 4), (2, {"MIG-a": 1, "MIG-b": 1}, 4)],
+)
+def test_a_worker_has_threads_for_the_cores_of_its_gpus_socket(n_workers, socket_of, threads, chosen, monkeypatch):
+    monkeypatch.setattr(local, "CPU_COUNT", 16)
+    first_core = {gpu: 8 * socket for gpu, socket in socket_of.items()}
+    there = chosen(n_workers, ",".join(socket_of), lambda gpu: range(first_core[str(gpu)], first_core[str(gpu)] + 8))
+    assert (there.n_workers, there.threads) == (n_workers, threads)
+
+
+@pytest.mark.parametrize("ids", [None, "", "0"])
+def test_a_gpu_that_pytorch_does_not_see_is_told_with_its_driver_unless_it_is_hidden(ids, tmp_path, monkeypatch):
+    driver = tmp_path / "proc/driver/nvidia/version"
+    driver.parent.mkdir(parents=True)
+    driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n")
+    monkeypatch.setattr(local, "ROOT", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    if ids is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ids)
+    monkeypatch.setattr(local, "LocalCluster", instead_of_a_cluster)
+    with warnings.catch_warnings(), pytest.raises(Chosen):
+        warnings.simplefilter("error")
+        start_local(1)  # a container may see the driver's version, and no device
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidiactl").touch()
+    with pytest.warns(UserWarning, match="550.54.15.* 580 ") if ids != "" else nullcontext(), pytest.raises(Chosen):
+        start_local(1)
 
 
 # A program's workers start wherever it comes from, or the last line that is printed says what to write

@@ -2,12 +2,14 @@
 
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker, set_forkserver_preload, set_start_method
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -18,13 +20,14 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from daskrun import main_guard
-from daskrun.errors import ClusterError
+from daskrun.errors import ClusterError, warn
 from daskrun.family import is_ranks_script
 from daskrun.pickling import send_by_value
 from daskrun.restore import environment
-from daskrun.settings import THREADS, given_threads, n_gpus
+from daskrun.settings import THREADS, given_threads, gpu_ids, n_gpus
 
 LOOPBACK = "127.0.0.1"
+ROOT = Path("/")  # below which NVIDIA's driver has its files
 METHOD = "distributed.worker.multiprocessing-method"
 SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 PRELOAD = ["daskrun.preloaded"]  # what the fork server imports
@@ -85,7 +88,7 @@ def start_local(
         "dashboard_address": f"{LOOPBACK}:{dashboard_port}",
     }
     with _starting:  # nannies read settings that hold for the process
-        variables = _set_worker_environment(torch_threads=max(1, CPU_COUNT // n_workers))
+        variables = _set_worker_environment(torch_threads=_cores_of_a_worker(n_workers, Cluster))
         main_guard.prepare()
         if Cluster is LocalCluster and _forks():
             _start_fork_server(preload, variables)
@@ -137,7 +140,10 @@ class _LocalWorker(WorkerPlugin):
 def _choose(n_workers: int | None) -> tuple[int, type]:
     """Return (number of workers, class of cluster) for this machine."""
     gpus = n_gpus()
+    if gpus == 1:  # of the slices of a GPU (MIG), a process sees the first alone
+        gpus = max(1, sum(gpu.startswith("MIG-") for gpu in gpu_ids()))
     if not gpus:
+        _warn_of_idle_gpus()
         return n_workers or min(4, CPU_COUNT), LocalCluster
     hide = "hide the GPUs with CUDA_VISIBLE_DEVICES='' to work on the CPU"
     if n_workers and n_workers > gpus:
@@ -150,6 +156,40 @@ def _choose(n_workers: int | None) -> tuple[int, type]:
     except ImportError as error:
         raise ClusterError(f"This machine has {gpus} GPU(s): pip install dask-cuda, or {hide}.") from error
     return n_workers or gpus, LocalCUDACluster
+
+
+def _cores_of_a_worker(n_workers: int, Cluster: type) -> int:
+    """Return how many cores each worker may use: its share of this machine's, and of those that dask-cuda gives it.
+
+    That binds a worker to the cores of the socket to which its GPU is connected.
+    """
+    cores = CPU_COUNT // n_workers
+    if Cluster is not LocalCluster:
+        from dask_cuda.utils import get_cpu_affinity
+
+        with suppress(Exception):  # NVML cannot say; dask-cuda then binds to none
+            ids = [int(gpu) if gpu.isdigit() else gpu for gpu in gpu_ids()[:n_workers]]
+            sockets = [tuple(get_cpu_affinity(gpu)) for gpu in ids]
+            cores = min(cores, *(len(socket) // sockets.count(socket) for socket in sockets))
+    return max(1, cores)
+
+
+def _warn_of_idle_gpus() -> None:
+    """Warn of GPUs that PyTorch does not see, if nobody has hidden them."""
+    import torch
+
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    if hidden or not (ROOT / "dev/nvidiactl").exists():  # a container may see the driver, and have no device
+        return
+    with suppress(OSError):
+        text = (ROOT / "proc/driver/nvidia/version").read_text()
+        driver = (re.findall(r"\d+\.\d+[.\d]*", text) or ["of unknown version"])[0]
+        cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs alone"
+        warn(
+            f"This machine has an NVIDIA GPU with driver {driver}, but PyTorch sees none, so workers use the CPU. This "
+            f"PyTorch is for {cuda}; one for CUDA 13 needs driver 580 or newer, and compute capability 7.5 or higher. "
+            "CUDA_VISIBLE_DEVICES='' hides the GPU, and this warning."
+        )
 
 
 def _forks() -> bool:

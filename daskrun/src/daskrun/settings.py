@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import re
 import shlex
 import sys
 from collections import Counter
+from itertools import takewhile
 from multiprocessing import current_process
 
 from dask.system import CPU_COUNT
@@ -92,13 +94,24 @@ def own_gpu_first(position: int) -> dict[str, str]:
     Every process still sees all of them, as a worker of dask-cuda does: NCCL needs that to copy between GPUs directly.
     position: of the process among those of this machine, from 0. Where they are more than the GPUs, some share one.
     """
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    # Slurm, or the user, may have chosen some of this machine's GPUs: their numbers have to stay.
-    gpus = [str(i) for i in range(n_gpus())] if seen is None else seen.split(",") if seen else []
+    gpus = gpu_ids()
     if not gpus:
         return {}
     first = position % len(gpus)
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[first:] + gpus[:first])}
+
+
+def gpu_ids() -> list[str]:
+    """Return the ids of the GPUs, or of slices of one (MIG), that this process may use.
+
+    Slurm, or the user, may have chosen some of this machine's: their numbers stay. The list ends, as CUDA reads it,
+    before the first entry that is no id.
+    """
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if seen is None:
+        return [str(number) for number in range(n_gpus())]
+    is_id = re.compile(r"\d+|(GPU|MIG)-.+").fullmatch
+    return list(takewhile(is_id, (entry.strip() for entry in seen.split(","))))
 
 
 def _how_started():

@@ -167,8 +167,11 @@ def how_it_ended(death: Death, has_nanny: bool = True) -> tuple[str, str]:
     if number == signal.SIGKILL:
         return f"{killed}, from a person, a batch system, its nanny, or a kernel without memory left", GO_ON
     if number == signal.SIGABRT:
-        how = f"{killed}: native code gave up, as gloo does where ranks call different collectives"
-        return how, "Call the same collectives, with the same shapes, on all ranks."
+        how = (
+            f"{killed}: native code gave up, as gloo does where ranks call different collectives, and NCCL after "
+            "another rank's death or a timeout"
+        )
+        return how, "Call the same collectives, with the same shapes, on all ranks; under NCCL, see who died first."
     return (f"{killed}: native code crashed", "") if number in CRASHES else (killed, GO_ON)
 
 
