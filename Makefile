@@ -133,7 +133,7 @@ gpu-tests: gpu-is-there
 	$(OFFLINE) $(ON_GPU) -m pytest -p no:cacheprovider -m gpu daskrun/tests tests
 
 $(GPU_NOTEBOOKS): gpu-notebook-%: gpu-is-there
-	$(OFFLINE) $(ON_GPU) tests/notebooks/compare.py $*
+	$(OFFLINE) $(ON_GPU) tests/notebooks/compare.py --on-gpu $*
 
 $(GPU_BENCHMARKS): gpu-bench-%: gpu-is-there
 	$(ON_GPU) benchmarks/$*.py
