@@ -140,7 +140,7 @@ def shards():
     """Return what notebook 11 measured under DDP and under FSDP2: megabytes, and who lived under the limit."""
     # A row of the table of peaks: held, gathered, gradients, activations, their sum, and the peak as measured.
     peaks = {way: mb for way, *mb in printed("11", r"^(DDP|by layer) +(\d+) +\d+ +\d+ +\d+ +\d+ +(\d+) +[\d.]+$")}
-    sent = dict(printed("11", r"^(DDP|by layer) +(\d+)\.0(?: +[\d.]+){3}$"))
+    sent = {way: f"{float(mb):.0f}" for way, mb in printed("11", r"^(DDP|by layer) +(\d+\.\d)(?: +[\d.]+){3}$")}
     fate = dict(printed("11", r"^(DDP|by layer): (died|trained)"))
     rows = [
         (f"**{name}**", f"{peaks[way][0]} MB", f"{peaks[way][1]} MB", f"{sent[way]} MB", f"**{fate[way]}**")
