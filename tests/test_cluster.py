@@ -224,7 +224,7 @@ def test_workers_with_another_torch_are_refused_with_the_command_that_installs_t
         scheduler() as address,
         worker_process(address, tmp_path, "--no-nanny", PYTHONPATH=path),
         warnings.catch_warnings(action="error"),  # Dask's own mismatch warning would only say it twice
-        pytest.raises(ClusterError, match=r"(?s)tcp://\S+: torch 1\.0.*pip install --no-deps ./daskrun \."),
+        pytest.raises(ClusterError, match=r"(?s)tcp://\S+: torch 1\.0.*pip install --no-deps \."),
     ):
         start_cluster(address=address)
 

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import PathDistribution
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,11 +19,7 @@ LAUNCHER = tomllib.loads((ROOT / "daskrun/pyproject.toml").read_text())["project
 PINS = {path.name: path.read_text() for path in (ROOT / "requirements.txt", ROOT / "requirements-test.txt")}
 EXTRAS = PROJECT["optional-dependencies"]
 WITH_PINS = {  # each file with the ranges that it has to answer; benchmarks alone need `peers`
-    "requirements.txt": [
-        *(text for text in PROJECT["dependencies"] if text != "daskrun"),
-        *LAUNCHER["dependencies"],
-        *EXTRAS["lab"],
-    ],
+    "requirements.txt": [*PROJECT["dependencies"], *EXTRAS["lab"]],
     "requirements-test.txt": [text for name in EXTRAS if name not in ("lab", "peers") for text in EXTRAS[name]],
 }
 UV = Path(sys.executable).with_name("uv")
@@ -187,6 +184,27 @@ def sources(tmp_path_factory):
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     return folder
+
+
+@pytest.mark.parametrize("package", [".", "daskrun"])
+def test_a_wheel_has_all_of_its_packages_and_asks_no_index_for_daskrun(package, sources, tmp_path):
+    command = [UV, "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target", tmp_path]
+    subprocess.run([*command, "--python", sys.executable, sources / package], check=True)
+    (metadata,) = map(PathDistribution, tmp_path.glob("*.dist-info"))
+    needs = [Requirement(text) for text in metadata.requires]
+    assert "daskrun" not in {requirement.name for requirement in needs}
+    assert list(metadata._path.glob("licenses/LICENSE"))
+    from_where = {"daskrun": ROOT / "daskrun/src/daskrun", **({"workshop_utils": ROOT} if package == "." else {})}
+    for name, folder in from_where.items():
+        folder = folder if folder.name == name else folder / name
+        tracked = {path.relative_to(folder) for path in folder.rglob("*") if path.suffix not in ("", ".pyc", ".so")}
+        assert tracked <= {path.relative_to(tmp_path / name) for path in (tmp_path / name).rglob("*")}, name
+
+
+def test_what_the_launcher_needs_the_workshop_needs_too():
+    ours = {Requirement(text).name: str(Requirement(text).specifier) for text in PROJECT["dependencies"]}
+    theirs = {Requirement(text).name: str(Requirement(text).specifier) for text in LAUNCHER["dependencies"]}
+    assert theirs.items() <= ours.items()
 
 
 @pytest.fixture(scope="module")

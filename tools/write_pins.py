@@ -31,7 +31,7 @@ def entries(pins):
 def compile_pins(path, *options):
     uv = [Path(sys.executable).with_name("uv"), "pip", "compile", "pyproject.toml", f"--output-file={path.name}"]
     versions = ["--universal", "--python-version=3.11", "--generate-hashes"]
-    bare = ["--no-header", "--no-emit-index-url", "--no-annotate", "--quiet", "--no-emit-package=daskrun"]
+    bare = ["--no-header", "--no-emit-index-url", "--no-annotate", "--quiet"]
     subprocess.run([*uv, *versions, *bare, *options], cwd=ROOT, check=True)
 
 

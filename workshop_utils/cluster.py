@@ -197,7 +197,7 @@ def _refuse_other_versions(client: Client) -> None:
             "The cluster's versions differ from this process's:\n"
             + "\n".join(others)
             + "\nInstall the same on both sides, with the same Python, in a copy of the workshop's folder: "
-            "pip install -r requirements.txt && pip install --no-deps ./daskrun . Then start the scheduler and the "
+            "pip install -r requirements.txt && pip install --no-deps . Then start the scheduler and the "
             "workers again."
         )
 
