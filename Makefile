@@ -6,6 +6,7 @@ READY := $(VENV)/.ready
 TEST_READY := $(VENV)/.test-ready
 HOROVOD := $(VENV)/.horovod
 INSTALLING := $(VENV)/.installing
+REMOVE_VENV = [ ! -e $(VENV)/pyvenv.cfg ] || rm -rf $(VENV)
 
 # What is set for other environments must not lead the installation elsewhere, or end it.
 unexport PIP_USER PIP_REQUIRE_HASHES PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON UV_PYTHON UV_TARGET UV_PREFIX
@@ -152,7 +153,7 @@ $(READY): requirements.txt pyproject.toml daskrun/pyproject.toml
 	  { echo "Python 3.11 to 3.14 is needed: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	@tools/why_broken.sh $(VENV) remove
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || \
-	  { rm -rf $(VENV); echo "Python cannot make a virtual environment. On Debian: apt install python3-venv"; exit 1; }
+	  { $(REMOVE_VENV); echo "Python cannot make a virtual environment. On Debian: apt install python3-venv"; exit 1; }
 	@echo $$PPID >$(INSTALLING)
 	$(BIN)/pip install --quiet --disable-pip-version-check uv
 	@tools/install.sh $(VENV) $(WHEELS)
@@ -178,4 +179,5 @@ pins:  # after changing a range in pyproject.toml
 	$(BIN)/python tools/write_pins.py
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache
+	$(REMOVE_VENV)
+	rm -rf build *.egg-info .pytest_cache .ruff_cache

@@ -2,7 +2,7 @@
 # Print why a virtual environment cannot be used as it is; print nothing if it is whole or not there. One that is a link
 # belongs to whoever installed it, and is left alone. With "remove", delete a broken one, unless somebody else has it.
 venv=$1
-[ -d "$venv" ] && [ ! -L "$venv" ] || exit 0
+[ -d "$venv" ] && [ ! -L "$venv" ] && [ -n "$(ls -A "$venv")" ] || exit 0
 fits='import sys, sysconfig, os
 sys.exit(not ((3, 11) <= sys.version_info[:2] <= (3, 14) and os.path.isdir(sysconfig.get_path("purelib"))))'
 reason=
@@ -21,6 +21,9 @@ if [ "$2" != remove ]; then
   echo "$reason"
 elif [ -n "$installer" ]; then
   echo "$venv is not ready: $reason. Wait for that, or end it; if it is no make, delete $venv/.installing." >&2
+  exit 1
+elif [ ! -e "$venv/pyvenv.cfg" ]; then
+  echo "$venv is a folder, and no virtual environment: give another name as VENV, or empty it." >&2
   exit 1
 elif [ ! -O "$venv" ]; then
   echo "$venv cannot be used: $reason. It is not yours: ask whose it is, or clone the workshop for yourself." >&2

@@ -76,6 +76,18 @@ def test_a_broken_environment_is_made_anew_but_not_one_that_is_linked(venv, happ
     assert why(link) == ""
 
 
+@pytest.mark.parametrize("goal", ["setup", "remove"])
+def test_a_folder_that_is_no_environment_keeps_what_it_holds(goal, venv, tmp_path):
+    (folder := tmp_path / "work").mkdir()
+    (folder / "thesis.tex").write_text("years of work")
+    make_it = ["make", "--eval", "remove: ; $(REMOVE_VENV)", goal, f"VENV={folder}", f"PYTHON={sys.executable}"]
+    done = subprocess.run(make_it, cwd=ROOT, capture_output=True, text=True)
+    assert (folder / "thesis.tex").read_text() == "years of work"
+    assert goal == "remove" or (done.returncode and "no virtual environment" in done.stderr)
+    make_it[-2] = f"VENV={venv}"
+    assert goal == "setup" or (subprocess.run(make_it, cwd=ROOT, check=True) and not venv.exists())
+
+
 def test_a_second_make_leaves_the_first_alone(venv):
     first = subprocess.Popen(["sleep", "100"])
     (venv / ".installing").write_text(f"{first.pid}\n")
