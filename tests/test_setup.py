@@ -57,6 +57,13 @@ def test_every_range_has_a_pin_inside_it(file):
         assert all(requirement.specifier.contains(version) for version in versions), requirement
 
 
+@pytest.mark.parametrize("file", PINS)
+def test_each_pin_has_hashes_and_nothing_names_an_index(file):
+    entries = re.split(r"\n(?=\S)", PINS[file].strip())
+    assert len(entries) > 50 and all(re.search(r"==\S.* \\\n +--hash=sha256:[0-9a-f]{64}", entry) for entry in entries)
+    assert not re.search(r"://|--(extra-)?index|--find-links| @ ", PINS[file])
+
+
 @pytest.fixture
 def venv(tmp_path):
     """An environment on a machine without a GPU, whose `uv` notes what it is asked for and does what `uv.does` says."""

@@ -1,0 +1,39 @@
+"""What the two packages promise of each other: see docs/architecture.md."""
+
+import ast
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = {"daskrun": ROOT / "daskrun/src/daskrun", "workshop_utils": ROOT / "workshop_utils"}
+
+
+def modules():
+    """Return {module: the modules of the two packages that it imports, also within functions}."""
+    files = {}
+    for package, folder in FOLDERS.items():
+        for path in folder.rglob("*.py"):
+            parts = path.relative_to(folder).with_suffix("").parts
+            files[".".join([package, *parts]).removesuffix(".__init__")] = path
+    imported = {}
+    for name, path in files.items():
+        named = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                named |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                # From a package, a name may be a module or something that its __init__ holds.
+                whole = {f"{node.module}.{alias.name}" for alias in node.names}
+                named |= whole if whole <= files.keys() else {node.module, *(whole & files.keys())}
+        imported[name] = (named & files.keys()) - {name}
+    return imported
+
+
+def test_modules_import_one_another_in_no_circle():
+    tuple(TopologicalSorter(modules()).static_order())  # raises CycleError, with the modules of the circle
+
+
+def test_the_launcher_imports_nothing_of_the_workshop():
+    of_the_launcher = {name: its for name, its in modules().items() if name.startswith("daskrun")}
+    assert len(of_the_launcher) > 30
+    assert not [its for its in of_the_launcher.values() if any(name.startswith("workshop_utils") for name in its)]
