@@ -4,6 +4,7 @@ import io
 import shutil
 
 import dask
+import numpy as np
 import pandas as pd
 import plotnine as p9
 import pytest
@@ -45,10 +46,13 @@ def test_a_gallery_needs_an_image():
         plots.gallery([], [], "nothing")
 
 
+def rgb(colour):
+    return tuple(bytes.fromhex(colour[1:]))
+
+
 def count(picture, colour):
     """Return how many pixels of a picture have exactly this colour."""
-    rgb = tuple(bytes.fromhex(colour[1:]))
-    return sum(n for n, found in picture.convert("RGB").getcolors(2**24) if found == rgb)
+    return sum(n for n, found in picture.convert("RGB").getcolors(2**24) if found == rgb(colour))
 
 
 def test_right_and_wrong_answers_have_frames_of_their_own():
@@ -57,3 +61,13 @@ def test_right_and_wrong_answers_have_frames_of_their_own():
         picture = opened(plots.gallery([image], ["dog"], "a dog", marks=marks, columns=1))
         assert [count(picture, plots.COLOURS[mark]) > 100 for mark in (True, False)] == framed
         assert count(picture, "#d2b48c") > 1000  # tan: the image itself
+
+
+def test_a_ladders_bars_have_the_colours_of_its_legend():
+    for waiting_ms, rest_ms, most, least in ((90, 10, 1, 2), (10, 90, 2, 1)):
+        rungs = pd.DataFrame({"rung": ["one"], "images_per_s": [10.0], "waiting_ms": waiting_ms, "rest_ms": rest_ms})
+        picture = opened(plots.ladder(rungs, "bars"))
+        assert count(picture, plots.PALETTE[most]) > 4 * count(picture, plots.PALETTE[least]) > 400
+        legend = np.asarray(picture.convert("RGB"))[: picture.height // 3]  # waiting stands first there
+        first, second = (np.flatnonzero((legend == rgb(colour)).all(2).any(0))[0] for colour in plots.PALETTE[1:3])
+        assert first < second

@@ -129,3 +129,10 @@ def test_precision_is_as_asked_or_what_the_machine_is_fast_in(monkeypatch):
     ):
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda has=has: has)
         assert precision_of() == expected, has
+
+
+@pytest.mark.parametrize(("capability", "best"), [((7, 5), "fp32"), ((8, 0), "bf16"), ((12, 0), "bf16")])
+def test_a_gpu_computes_in_bf16_if_it_has_that(capability, best, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: capability)
+    assert (precision_of("auto"), precision_of("fp32")) == (best, "fp32")

@@ -143,6 +143,7 @@ def test_the_cache_is_where_it_was_when_the_setting_was_read(tmp_path, monkeypat
 
 
 def test_what_is_shared_lies_in_one_folder_of_this_machine_which_is_the_users_alone(client, tmp_path):
+    os.chmod(shared_folder(), 0o755)  # as somebody may have made it
     folder = shared_folder()
     code = "from workshop_utils.storage import shared_folder; print(shared_folder())"
     other = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)

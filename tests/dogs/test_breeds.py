@@ -7,6 +7,7 @@ import pytest
 from torchvision.models import ResNet50_Weights
 
 from workshop_utils.dogs.breeds import BREEDS
+from workshop_utils.labels import ClassNames
 
 PHOTOS = Path(__file__).parents[3] / "shared" / "data" / "stanford-dogs" / "Images"
 
@@ -22,6 +23,11 @@ def test_torchvision_gives_each_index_the_same_name():
 
     categories = ResNet50_Weights.DEFAULT.meta["categories"]
     assert [bare(breed.name) for breed in BREEDS] == [bare(categories[breed.index]) for breed in BREEDS]
+
+
+def test_each_breeds_folder_finds_its_own_category_though_two_may_share_a_name():
+    known = ClassNames(ResNet50_Weights.DEFAULT.meta["categories"])
+    assert [known.label_of(breed.folder) for breed in BREEDS] == [breed.index for breed in BREEDS]
 
 
 @pytest.mark.skipif(not PHOTOS.is_dir(), reason="needs the photos of Stanford Dogs in ../shared/data")

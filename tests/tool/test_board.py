@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from workshop_utils.tool.board import Board, Exercise, read_exercises
+from workshop_utils.tool.board import MOST_ATTENDEES, Board, Exercise, RoomIsFull, read_exercises
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 BONES, DARKEST = Exercise("01-start", "start", "bones"), Exercise("01-start", "start", "darkest")
@@ -70,6 +70,15 @@ def test_what_is_passed_stays_passed_and_a_solution_can_still_be_passed(room):
     assert room.cell("Ada")[0] == "passed" and room.cell("Bob")[0] == "not yet"
     room.report(0, "Bob", "passed")
     assert room.cell("Bob")[0] == "passed"
+
+
+def test_a_full_board_takes_no_more_attendees_and_goes_on_for_those_it_has(room):
+    for number in range(MOST_ATTENDEES):
+        room.report(0, f"attendee {number}", "not yet")
+    with pytest.raises(RoomIsFull):
+        room.report(1, "one more", "not yet")
+    room.report(1, "attendee 7", "passed")
+    assert len(room.board.rows()) == 500 and room.cell("attendee 7")[0] == "passed"
 
 
 def test_the_csv_has_no_formula(room):

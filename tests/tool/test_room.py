@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import pytest
 from click.testing import CliRunner
@@ -103,6 +104,16 @@ def test_thirty_attendees_stand_on_the_page_and_a_cell_turns_green_before_ones_e
         assert page.locator("tbody tr:first-child td[data-notebook]:visible").count() == 3  # notebook 02 alone
         assert page.said == []
     page.get_by_text("`workshop room` does not answer").wait_for()
+
+
+def test_the_page_runs_its_own_script_alone_and_no_other_page_frames_it(board):
+    with urlopen(board.page.partition("#")[0], timeout=60) as answer:
+        policy, text = answer.headers["Content-Security-Policy"], answer.read().decode()
+    (nonce,) = set(re.findall(r'nonce="([^"]+)"', text))
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == rules["frame-ancestors"] == "'none'" and rules["script-src"] == f"'nonce-{nonce}'"
+    with urlopen(board.page.partition("#")[0], timeout=60) as again:
+        assert nonce not in again.read().decode()
 
 
 @pytest.mark.weekly
