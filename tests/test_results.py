@@ -1,6 +1,7 @@
 """Files come from ranks to the client complete and in order, are kept, and cannot do harm there."""
 
 import multiprocessing
+import os
 import pickle
 from concurrent.futures import ProcessPoolExecutor
 
@@ -67,8 +68,9 @@ def test_files_arrive_in_their_places(client, tmp_path):
     handler = ResultsHandler(client=client)
     job = daskrun.launch(client, send, handler)
     job.result()  # what was sent before the client looks is not lost
+    assert os.listdir(handler.folder)
     written = handler.process_results(str(tmp_path), job.futures)
-    assert len(written) == 6 and not list(tmp_path.rglob("*.part"))
+    assert len(written) == 6 and not list(tmp_path.rglob("*.part")) and not os.listdir(handler.folder)
     for rank in range(2):
         assert (tmp_path / f"runs/{rank}/log.txt").read_text() == "later"
         assert (tmp_path / f"weights-{rank}.bin").read_bytes() == b"\0\1"

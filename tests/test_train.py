@@ -151,8 +151,9 @@ def test_ranks_that_drift_apart_are_found_at_the_next_comparison(client):
 
 def test_ranks_that_agree_pass_each_comparison_also_where_batchnorm_has_statistics_of_each_rank(client):
     settings = {**FIVE_STEPS, "check_every": 1, "freeze_batchnorm": False}
-    for numbers, _ in daskrun.run(client, trained, n_workers=2, **settings):
-        assert numbers["steps"] == 5
+    (numbers, weights), (others, its_weights) = daskrun.run(client, trained, n_workers=2, **settings)
+    assert numbers["steps"] == others["steps"] == 5
+    assert not changed(weights, its_weights)  # in the end, these statistics are rank 0's, too
 
 
 @pytest.mark.parametrize("n_images", [80, 87])
@@ -343,6 +344,16 @@ def test_another_number_of_ranks_may_resume_a_run(client, alone, tmp_path):
     results = daskrun.run(client, trained, n_workers=2, checkpoint=checkpoint, checkpoint_every=2, **FIVE_STEPS)
     for numbers, weights in results:
         assert numbers["resumed_at"] == 2 and difference(weights, alone[1]) <= 1e-5
+
+
+def test_images_per_s_counts_what_a_resumed_run_has_done_itself(tmp_path, monkeypatch):
+    interrupted(tmp_path / "run.pt")
+    rows = []
+    monkeypatch.setattr("workshop_utils.train.log_metrics", lambda **row: rows.append(row))
+    numbers, _ = trained(checkpoint=tmp_path / "run.pt", checkpoint_every=2, **FIVE_STEPS)
+    seconds = sum(row["load_s"] + row["compute_s"] + row["comm_s"] for row in rows)
+    assert numbers["images_per_s"] == pytest.approx(16 * (5 - numbers["resumed_at"]) / seconds)
+    assert numbers["resumed_at"] == 2
 
 
 def test_a_finished_run_is_not_repeated(tmp_path):

@@ -137,6 +137,13 @@ def test_the_example_of_the_readme_prints_what_stands_there(tmp_path):
     assert sorted(done.stdout.splitlines()) == sorted(example[2].splitlines()), done.stderr
 
 
+def test_of_two_numbers_the_larger_one_is_started_here(tmp_path):
+    write(tmp_path, "import os", "print(os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
+    command = [BIN / "daskrun", "-n", "1:2", "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=GIVE_UP_S)
+    assert sorted(done.stdout.splitlines()) == ["[rank0]: 0 of 2", "[rank1]: 1 of 2"], done.stderr
+
+
 def test_the_last_lines_before_a_death_arrive_and_the_job_starts_again(client, tmp_path):
     write(
         tmp_path,

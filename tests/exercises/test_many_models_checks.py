@@ -1,6 +1,7 @@
 """Notebook 08: wrong answers get a hint, never a traceback, and right ones pass in any sensible type."""
 
 import copy
+import time
 from functools import partial
 
 import pytest
@@ -137,6 +138,11 @@ def with_a_tensor_in_its_row(state, data, seed):
     return {**after, "rows": [*state["rows"], torch.tensor(after["rows"][-1])]}
 
 
+def with_the_time_in_its_row(state, data, seed):
+    after = epoch(state, data, seed)
+    return {**after, "rows": [*state["rows"], time.perf_counter()]}
+
+
 test_repeatable = judged(
     lambda task, client, first, data: many_models.check_repeatable(task, client, first, data),
     (epoch, "Correct"),
@@ -145,6 +151,7 @@ test_repeatable = judged(
     (with_weights_put_into_the_old_state, "its weights are others now"),
     (with_a_tensor_in_its_row, "a tensor.*loss.item"),
     (task(seeds=None), "manual_seed"),
+    (with_the_time_in_its_row, "gives two results"),
     (task(seeds=lambda seed, n_epochs: 0), "same result"),
     (task(seeds=lambda seed, n_epochs: seed), "the same order"),  # in every epoch
     (task(seeds=lambda seed, n_epochs: seed + n_epochs), "first epoch of seed 1 .* later one of seed 0"),
