@@ -19,6 +19,7 @@ import torch
 from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster
 from processes import dask_process
+from waiting import until
 
 from daskrun import ClusterError
 from daskrun.settings import THREADS, n_gpus, worker_environment
@@ -227,6 +228,16 @@ def test_workers_with_another_torch_are_refused_with_the_command_that_installs_t
         pytest.raises(ClusterError, match=r"(?s)tcp://\S+: torch 1\.0.*pip install --no-deps \."),
     ):
         start_cluster(address=address)
+
+
+def test_a_first_worker_that_comes_late_is_refused_for_its_versions_too(tmp_path):
+    path = fake_distribution(tmp_path / "old", "torch", "1.0")
+    with scheduler() as address, ThreadPoolExecutor(1) as pool, Client(address) as waits:
+        starting = pool.submit(start_cluster, address=address, wait_for_workers=180)
+        until(lambda: waits.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)))  # it waits for one
+        late = worker_process(address, tmp_path, "--no-nanny", PYTHONPATH=path)
+        with late, pytest.raises(ClusterError, match=r"tcp://\S+: torch 1\.0"):
+            starting.result(120)
 
 
 # A process that says it runs another Python, and dies of code that this one pickled.
