@@ -30,9 +30,9 @@ from torchvision.transforms import v2
 from workshop_utils import classify as classifier
 from workshop_utils.classify import GPU_FORWARD, classify
 from workshop_utils.cluster import start_cluster
-from workshop_utils.loaded_model import loaded_model
 from workshop_utils.photos import ImageFolder, list_photos
 from workshop_utils.precision import precision_of
+from workshop_utils.predicting.loaded_model import loaded_model
 from workshop_utils.weights import load_resnet
 
 N_DISTINCT = 512  # JPEGs that are drawn; the rest are hard links to them

@@ -28,9 +28,9 @@ from torch.utils.data import DataLoader
 
 from workshop_utils.classify import CPU_FORWARD, classify
 from workshop_utils.cluster import start_cluster
-from workshop_utils.loaded_model import loaded_model
 from workshop_utils.photos import ImageFolder, decode_photo, read_files
 from workshop_utils.precision import precision_of
+from workshop_utils.predicting.loaded_model import loaded_model
 from workshop_utils.weights import load_resnet
 
 N_PHOTOS, N_PHOTOS_GPU = 384, 20_480

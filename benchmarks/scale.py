@@ -35,11 +35,11 @@ import daskrun
 from workshop_utils import classify
 from workshop_utils.cluster import start_cluster
 from workshop_utils.dogs.breeds import BREEDS
-from workshop_utils.latency import hold_back_requests
-from workshop_utils.loaded_model import LoadedModel
 from workshop_utils.object_store import BUCKET, local_object_store
 from workshop_utils.photos import list_photos
-from workshop_utils.s3 import list_folders
+from workshop_utils.predicting.loaded_model import LoadedModel
+from workshop_utils.reading.latency import hold_back_requests
+from workshop_utils.reading.s3 import list_folders
 from workshop_utils.storage import open_address
 
 BATCH_SIZE = 32

@@ -25,9 +25,9 @@ from torch.utils.data import DataLoader
 
 from workshop_utils.dogs.breeds import HELD_OUT
 from workshop_utils.dogs.sketches import write_sketches
-from workshop_utils.latency import hold_back_requests
 from workshop_utils.object_store import BUCKET, local_object_store
 from workshop_utils.photos import ImageFolder, decode_photo, list_photos, read_files
+from workshop_utils.reading.latency import hold_back_requests
 from workshop_utils.storage import open_address
 from workshop_utils.weights import load_resnet
 

@@ -16,7 +16,8 @@ from fsspec.implementations.local import LocalFileSystem
 from samples import sign_in
 from waiting import until
 
-from workshop_utils.checkpoint import RunCheckpoint, WeightsError, checkpoint_exists, load_checkpoint, save_checkpoint
+from workshop_utils.checkpoint import WeightsError, checkpoint_exists, load_checkpoint, save_checkpoint
+from workshop_utils.training.run_checkpoint import RunCheckpoint
 
 
 @pytest.fixture

@@ -29,7 +29,6 @@ from waiting import until
 
 from daskrun import SchedulerLost
 from workshop_utils import classify as module
-from workshop_utils import int8
 from workshop_utils.checkpoint import WeightsError, load_checkpoint, save_checkpoint
 from workshop_utils.classify import (
     COLUMNS,
@@ -41,8 +40,9 @@ from workshop_utils.classify import (
 )
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.dogs.sketches import write_sketches
-from workshop_utils.loaded_model import loaded_model
 from workshop_utils.photos import list_photos
+from workshop_utils.predicting import int8
+from workshop_utils.predicting.loaded_model import loaded_model
 from workshop_utils.weights import load_resnet
 
 MISSING = ["prediction", "probability", "correct"]
@@ -424,7 +424,7 @@ def test_the_gpus_path_gives_the_rows_of_the_cpus(paths, weights, monkeypatch, t
 def test_a_gpu_that_decodes_nothing_is_told_to_the_client(client, paths, weights):
     def classify_without_decoder():
         loaded = replace(loaded_model(weights, "fp32"), on_gpu=True)
-        of_classify, of_gpu = map(import_module, ("workshop_utils.classify", "workshop_utils.gpu_decode"))
+        of_classify, of_gpu = map(import_module, ("workshop_utils.classify", "workshop_utils.predicting.gpu_decode"))
         with (
             mock.patch.object(of_classify, "loaded_model", lambda *_: loaded),
             mock.patch.object(of_gpu, "decode_jpegs", side_effect=ImportError("no decoder here")),

@@ -12,7 +12,7 @@ from workshop_utils.classify import classify, classify_stream
 from workshop_utils.cluster import describe_workers
 from workshop_utils.exercises.gym import case
 from workshop_utils.results import ResultsHandler
-from workshop_utils.storage import on_all_workers
+from workshop_utils.shared import on_all_workers
 
 TAKE_A_CLIENT = {
     "daskrun.launch": lambda client: daskrun.launch(client, os.getpid),

@@ -23,12 +23,12 @@ from torchvision.models import resnet18
 import daskrun
 from workshop_utils.checkpoint import load_checkpoint, save_checkpoint
 from workshop_utils.classify import classify
-from workshop_utils.decode import FORMATS, MAX_ASPECT, MAX_PIXELS, BadPhoto, decode_photo
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.dogs.sketches import draw_dog
 from workshop_utils.labels import ClassNames, class_names
 from workshop_utils.photos import ImageFolder, breed_of, list_photos
-from workshop_utils.s3 import FAILURES, PAUSE_S
+from workshop_utils.reading.decode import FORMATS, MAX_ASPECT, MAX_PIXELS, BadPhoto, decode_photo
+from workshop_utils.reading.s3 import FAILURES, PAUSE_S
 from workshop_utils.train import evaluate, train
 from workshop_utils.weights import WeightsError, load_resnet, with_new_head
 

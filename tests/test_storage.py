@@ -16,16 +16,13 @@ from workshop_utils.dogs.sketches import write_sketches
 from workshop_utils.object_store import local_object_store
 from workshop_utils.photos import find_data, list_photos
 from workshop_utils.results import write_tensorboard
+from workshop_utils.shared import NotShared, new_shared_folder, on_all_workers, shared_folder
 from workshop_utils.storage import (
     CacheError,
-    NotShared,
     absolute_address,
     cache_folder,
     default_storage_options,
-    new_shared_folder,
-    on_all_workers,
     open_address,
-    shared_folder,
     whole_file,
 )
 
@@ -145,7 +142,7 @@ def test_the_cache_is_where_it_was_when_the_setting_was_read(tmp_path, monkeypat
 def test_what_is_shared_lies_in_one_folder_of_this_machine_which_is_the_users_alone(client, tmp_path):
     os.chmod(shared_folder(), 0o755)  # as somebody may have made it
     folder = shared_folder()
-    code = "from workshop_utils.storage import shared_folder; print(shared_folder())"
+    code = "from workshop_utils.shared import shared_folder; print(shared_folder())"
     other = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert other.stdout.strip() == folder == shared_folder()
     assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700

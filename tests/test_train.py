@@ -21,11 +21,11 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from torchvision.models.resnet import BasicBlock
 
 import daskrun
-from workshop_utils.batches import batch_loader
 from workshop_utils.checkpoint import load_checkpoint, save_checkpoint
 from workshop_utils.dogs.breeds import HELD_OUT
 from workshop_utils.photos import ImageFolder, find_data, train_val_split
 from workshop_utils.train import evaluate, learning_rate, prepare, train
+from workshop_utils.training.batches import batch_loader
 from workshop_utils.weights import load_resnet, with_new_head
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it

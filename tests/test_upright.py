@@ -2,6 +2,7 @@
 
 import io
 import random
+import struct
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -12,8 +13,8 @@ from PIL import Image, ImageFile
 
 from workshop_utils.classify import classify, load_photos
 from workshop_utils.dogs.sketches import draw_dog
-from workshop_utils.gpu_decode import decode_jpegs, load_on_gpu
 from workshop_utils.photos import BadPhoto, decode_photo
+from workshop_utils.predicting.gpu_decode import decode_jpegs, load_on_gpu
 from workshop_utils.weights import load_resnet
 
 UPRIGHT = np.asarray(draw_dog("beagle", 1).resize((200, 120)))  # (height, width, 3); no turn gives the same again
@@ -65,7 +66,7 @@ def decoded(monkeypatch):
     """The contents that the GPU's decoder, here on the CPU, was given."""
     seen = []
     monkeypatch.setattr(
-        "workshop_utils.gpu_decode.decode_jpegs",
+        "workshop_utils.predicting.gpu_decode.decode_jpegs",
         lambda given, device: seen.extend(given) or decode_jpegs(given, device),
     )
     return seen
@@ -78,11 +79,35 @@ def on_gpu(contents, transform):
 
 
 @all_orientations
-def test_the_gpus_decoder_gets_no_photo_that_has_to_be_turned(orientation, decoded):
+def test_the_gpus_decoder_turns_photos_as_well(orientation, decoded):
     transform, plain, phone = load_resnet("sketches")[1], as_phones_store(1), as_phones_store(orientation)
     images, errors = on_gpu([plain, phone], transform)
     assert errors == [None, None] and (images - transform(Image.fromarray(UPRIGHT))).abs().mean() < 0.1
-    assert decoded == ([plain, phone] if orientation == 1 else [plain])
+    assert decoded == [plain, phone]
+
+
+TIFF = b"MM\0*\0\0\0\x08\0\x01\x01\x12"  # big-endian, with one entry, of the orientation
+XMP = b'http://ns.adobe.com/xap/1.0/\0<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        [XMP],
+        [b"Exif\0\0", b"Exif\0\0" + TIFF + b"\0\x03\0\0\0\x01\0\x06\0\0"],
+        [b"Exif\0\0" + TIFF + b"\0\x04\0\0\0\x01\0\0\0\x06"],  # a LONG
+        [b"Exif\0\0" + TIFF + b"\0\x01\0\0\0\x01\x06\0\0\0"],  # a BYTE
+        [b"Exif\0\0" + TIFF + b"\0\x03\0\0\0\x01\0\x09\0\0"],  # no orientation
+        [b"Exif\0\0" + TIFF + b"\0\x03\0\0"],  # cut off
+    ],
+)
+def test_what_turns_a_photo_in_an_odd_way_is_left_to_pillow(blocks, decoded):
+    transform, plain = load_resnet("sketches")[1], as_phones_store(1)
+    plain = plain[:2] + plain[plain.index(b"\xff\xdb") :]  # without its own EXIF
+    odd = plain[:2] + b"".join(b"\xff\xe1" + struct.pack(">H", len(one) + 2) + one for one in blocks) + plain[2:]
+    images, errors = on_gpu([plain, odd], transform)
+    assert decoded == [plain] and errors == [None, None]
+    assert torch.equal(images[1:], load_photos([odd], ["odd.jpg"], transform, POOL)[0])
 
 
 def test_photos_are_classified_as_their_upright_copies(client, tmp_path):

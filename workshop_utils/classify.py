@@ -22,15 +22,16 @@ from daskrun.cluster import workers_with_gpu
 from daskrun.errors import SchedulerLost, check_client
 from workshop_utils.arguments import whole_number
 from workshop_utils.checkpoint import WeightsError
-from workshop_utils.decode import BadPhoto, decode_photo
-from workshop_utils.loaded_model import LoadedModel, loaded_model
 from workshop_utils.photos import class_folder, read_files
 from workshop_utils.precision import PRECISIONS, ieee_float32, precision_of
+from workshop_utils.predicting.loaded_model import LoadedModel, loaded_model
 from workshop_utils.progress import bar
-from workshop_utils.storage import absolute_address, resolve_weights
+from workshop_utils.reading.decode import BadPhoto, decode_photo
+from workshop_utils.storage import absolute_address
+from workshop_utils.weights import resolve_weights
 
 if TYPE_CHECKING:
-    from workshop_utils.int8 import Calibration
+    from workshop_utils.predicting.int8 import Calibration
 
 COLUMNS = ["path", "breed", "prediction", "probability", "correct", "error"]
 TEXT = "str" if pd.Series(["text"]).dtype != object else "string"  # pandas 2 would write a missing value as "None"
@@ -122,7 +123,7 @@ def classify_stream(
     if precision == "int8":
         if on_gpu:
             raise ValueError("precision is 'int8', which is for CPUs, but a worker has a GPU: write 'auto'.")
-        from workshop_utils.int8 import Calibration, choose_for_calibration
+        from workshop_utils.predicting.int8 import Calibration, choose_for_calibration
 
         chosen, photos = choose_for_calibration(photos, all_at_hand=isinstance(paths, Sized))
         calibration = Calibration(uuid.uuid4().hex, list(map(absolute_address, chosen)), storage_options)
@@ -249,7 +250,7 @@ def classify_batches(
     ):
         load: Callable = partial(load_photos, transform=loaded.transform, pool=pool)
         if loaded.on_gpu:
-            from workshop_utils.gpu_decode import load_on_gpu
+            from workshop_utils.predicting.gpu_decode import load_on_gpu
 
             device = next(loaded.model.parameters()).device
             load = partial(load_on_gpu, transform=loaded.transform, device=device, load_others=load)

@@ -94,7 +94,7 @@ class ObjectStore:
 
     def options_with_delay(self, delay_s: float) -> dict:
         """Return storage_options for the same files, through a proxy that holds each request back by `delay_s`."""
-        from workshop_utils.latency import hold_back_requests
+        from workshop_utils.reading.latency import hold_back_requests
 
         near = self.options["client_kwargs"]["endpoint_url"]
         far = self._open.enter_context(hold_back_requests(near, delay_s))

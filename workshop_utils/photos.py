@@ -14,28 +14,27 @@ from fsspec.implementations.local import LocalFileSystem
 from torch.utils.data import Dataset, Subset
 
 from workshop_utils.arguments import fraction
-from workshop_utils.decode import BadPhoto as BadPhoto
-from workshop_utils.decode import decode_photo as decode_photo
 from workshop_utils.dogs.breeds import BREEDS as BREEDS  # "as": notebooks import these from here
 from workshop_utils.dogs.breeds import HELD_OUT as HELD_OUT
 from workshop_utils.dogs.breeds import Breed, find_breed
 from workshop_utils.dogs.sketches import DRAWING_VERSION, write_sketches
 from workshop_utils.dogs.sketches import draw_dog as draw_dog
 from workshop_utils.labels import CLASS_FOLDER, NAME_OF, ClassNames
-from workshop_utils.s3 import list_folders, read_objects
+from workshop_utils.reading.decode import BadPhoto as BadPhoto
+from workshop_utils.reading.decode import decode_photo as decode_photo
+from workshop_utils.reading.s3 import list_folders, read_objects
+from workshop_utils.shared import copy_for_workers, on_all_workers
 from workshop_utils.storage import (
     ADDRESS,
     CacheError,
     absolute_address,
     cache_folder,
-    copy_for_workers,
     default_storage_options,
     local_path,
-    on_all_workers,
     open_address,
-    resolve_weights,
     settings,
 )
+from workshop_utils.weights import resolve_weights
 
 # Hidden files are no photos: macOS puts a "._photo.jpg" beside each.
 EXTENSIONS = ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp")
@@ -83,8 +82,8 @@ def find_data(
     per_breed: number of sketches of each breed. breeds: those that are needed, None for all; there may be photos of
     others as well. light: "day" or "dusk" for sketches; photos are what they are.
 
-    All workers can reach the sketches: see `storage.copy_for_workers`.
-    Raises NoPhotos if WORKSHOP_DATA holds none; storage.NotShared if workers do not see photos or sketches;
+    All workers can reach the sketches: see `shared.copy_for_workers`.
+    Raises NoPhotos if WORKSHOP_DATA holds none; shared.NotShared if workers do not see photos or sketches;
     storage.CacheError if there is no room for sketches.
     """
     if url := settings().data:

@@ -14,7 +14,8 @@ from distributed import Client, Future, default_client, get_worker
 from daskrun.errors import check_client
 from daskrun.metrics import refuse_children
 from daskrun.scheduler import drop_events
-from workshop_utils.storage import local_path, new_shared_folder, open_address, whole_file
+from workshop_utils.shared import new_shared_folder
+from workshop_utils.storage import local_path, open_address, whole_file
 
 
 class ResultError(ValueError):
@@ -63,7 +64,7 @@ class ResultsHandler:
     def __init__(self, pub_sub_key: str | None = None, client: Client | None = None) -> None:
         """pub_sub_key: a name for the channel, drawn at random by default. client: by default the current one.
 
-        Raises storage.NotShared where workers and client have no storage in common.
+        Raises shared.NotShared where workers and client have no storage in common.
         """
         self.pub_sub_key = pub_sub_key or f"results-{uuid.uuid4().hex}"
         self.folder = new_shared_folder()

@@ -1,13 +1,10 @@
-"""Where files lie: the cache folder, a place for all workers, any address; and files written whole or not at all."""
+"""Where files lie: what WORKSHOP_* says, the cache folder, any address; and files written whole or not at all."""
 
-import getpass
 import os
 import re
-import shutil
-import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
@@ -15,7 +12,6 @@ from urllib.parse import unquote
 import fsspec
 import platformdirs
 from fsspec.archive import AbstractArchiveFileSystem
-from fsspec.implementations.local import LocalFileSystem
 
 # How an address begins: protocol://host. It also fits what pathlib.Path leaves of one, protocol:/host.
 ADDRESS = re.compile(r"([\w+.-]*:)+/+[^/]*")
@@ -30,10 +26,6 @@ CREDENTIAL_VARIABLES = (
 )
 CREDENTIAL_LINE = re.compile(r"^\s*(aws_access_key_id|credential_process|role_arn|sso_|login_session)", re.MULTILINE)
 S3_CONNECTIONS = 64  # botocore allows 10, so a batch of 32 would wait four times for storage far away
-
-
-class NotShared(RuntimeError):
-    """Some workers cannot reach a place that all of them need; the message says what to type."""
 
 
 class CacheError(OSError):
@@ -73,81 +65,6 @@ def cache_folder() -> Path:
         raise CacheError(f"There is no folder for the cache ({error}): export WORKSHOP_CACHE=FOLDER") from error
 
 
-def shared_folder() -> str:
-    """Return the address of a folder that all workers and all processes of this user can read and write.
-
-    It is the same at each call, so that a program which is started again finds its checkpoints: a folder with the
-    user's name below WORKSHOP_SHARED, any address that `open_address` takes; else a folder in the cache of this
-    machine, which no other user may read. Nothing in it is ever deleted for you.
-    Raises NotShared if WORKSHOP_SHARED cannot be written, or if it is unset and workers do not see this machine's disk.
-    """
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):  # in a container, for example, a user may have no name
-        user = str(os.getuid())
-    if address := _made_below_shared(user):
-        return address
-    folder = cache_folder() / "shared"
-    try:
-        folder.mkdir(0o700, parents=True, exist_ok=True)
-        folder.chmod(0o700)  # whoever made it
-    except OSError as error:
-        raise CacheError(f"{str(folder)!r} cannot be used ({error.strerror}): export WORKSHOP_CACHE=FOLDER") from error
-    return on_all_workers(str(folder))
-
-
-def new_shared_folder() -> str:
-    """Return the address of a new, empty folder that all workers can read and write, for what nobody reads later.
-
-    It lies below WORKSHOP_SHARED, or is a temporary folder of this machine. Raises what `shared_folder` raises.
-    """
-    return _made_below_shared(uuid.uuid4().hex) or on_all_workers(tempfile.mkdtemp())
-
-
-def copy_for_workers(folder: Path) -> str:
-    """Return an address at which all workers can read the photos of `folder`, which lie in folders of breeds.
-
-    With WORKSHOP_SHARED, it is a copy below that, to which missing photos are added; else it is `folder` itself.
-    Raises NotShared if WORKSHOP_SHARED cannot be written, or if it is unset and workers do not see `folder`.
-    """
-    if not (address := _made_below_shared(folder.name)):
-        return on_all_workers(str(folder))
-    with _says_that_shared_cannot_be_written():
-        fs, target = open_address(address)
-        sizes = {path: about["size"] for path, about in fs.find(target, detail=True).items()}
-        photos = {f"{target}/{path.relative_to(folder).as_posix()}": path for path in folder.glob("*/*.jpg")}
-        missing = [copy for copy, photo in photos.items() if sizes.get(copy) != photo.stat().st_size]
-        if isinstance(fs, LocalFileSystem):
-            for copy in missing:
-                with whole_file(Path(copy)) as part:  # another process may read or write the same copies now
-                    shutil.copyfile(photos[copy], part)
-        else:  # an object store shows a file once all of it is there
-            fs.put([str(photos[copy]) for copy in missing], missing)
-    return address
-
-
-def on_all_workers(path: str) -> str:
-    """Return `path` if every worker of the current client can see it, or there is no client; else raise NotShared."""
-    from distributed import default_client
-
-    from daskrun.errors import check_client
-
-    client = None
-    with suppress(ValueError):  # there is no client
-        client = default_client()
-    if client:
-        check_client(client)
-    seen = client.run(os.path.exists, path, on_error="ignore") if client else {}
-    if blind := [worker for worker, sees in seen.items() if not sees]:
-        raise NotShared(
-            f"{path!r} lies on this machine, and {len(blind)} of {len(seen)} workers do not see it, "
-            f"{blind[0]} first. Give all a place that they reach: type\n"
-            "%env WORKSHOP_SHARED=s3://BUCKET/FOLDER\n"
-            "in a cell, or the path of a folder that all machines have, and run this again."
-        )
-    return path
-
-
 def absolute_address(path: str | os.PathLike) -> str:
     """Return an address as it is, and a local path as an absolute one, which means the same in every working directory.
 
@@ -173,17 +90,6 @@ def local_path(path: str | os.PathLike) -> Path:
     if not os.path.isabs(address):
         raise ValueError(f"{address!r} is no path of this machine: give one.")
     return Path(address)
-
-
-def resolve_weights(weights: str | os.PathLike = "auto", default: str = "imagenet") -> str:
-    """Return what `load_resnet(weights)` will load: "imagenet", "sketches", or the absolute address of a checkpoint.
-
-    "auto" and "" are WORKSHOP_WEIGHTS, or `default` if that is unset.
-    """
-    wanted = settings().weights if weights in ("", "auto") else weights
-    if wanted in ("", "auto"):
-        return default
-    return str(wanted) if wanted in ("imagenet", "sketches") else absolute_address(wanted)
 
 
 def default_storage_options(url: str | os.PathLike) -> dict:
@@ -251,28 +157,3 @@ def whole_file(path: Path) -> Iterator[Path]:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
-
-
-def _made_below_shared(name):
-    """Make the folder `name` below WORKSHOP_SHARED, and return its address; "" if WORKSHOP_SHARED is unset."""
-    if not settings().shared:
-        return ""
-    root = absolute_address(settings().shared)
-    root = re.sub(r"(?<=[^/:])/+$", "", root)  # but s3:// and / end with their slash
-    address = f"{root}{name}" if root.endswith("/") else f"{root}/{name}"
-    with _says_that_shared_cannot_be_written():
-        fs, path = open_address(address)
-        if not fs.async_impl:  # the others are object stores, which have no folders
-            fs.makedirs(path, exist_ok=True)
-    return address
-
-
-@contextmanager
-def _says_that_shared_cannot_be_written():
-    try:
-        yield
-    except Exception as error:  # each protocol raises errors of its own, such as botocore's
-        raise NotShared(
-            f"WORKSHOP_SHARED is {settings().shared!r}, which cannot be written ({error}): set it to an address that "
-            "this machine may write to, and set what the storage asks for, such as AWS_ACCESS_KEY_ID."
-        ) from error

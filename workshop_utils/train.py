@@ -20,7 +20,10 @@ from torchvision.models import ResNet
 
 from daskrun import assert_equal_on_all_ranks, log_metrics
 from workshop_utils.arguments import check_names, whole_number
-from workshop_utils.batches import (
+from workshop_utils.labels import Names, check_agree, n_outputs, names_of
+from workshop_utils.photos import HELD_OUT, DataSource, ImageFolder, train_val_split
+from workshop_utils.precision import ieee_float32, precision_of
+from workshop_utils.training.batches import (
     TrainBatches,
     check_all_alike,
     check_all_there,
@@ -28,11 +31,8 @@ from workshop_utils.batches import (
     started,
     world,
 )
-from workshop_utils.checkpoint import RunCheckpoint
-from workshop_utils.labels import Names, check_agree, n_outputs, names_of
-from workshop_utils.photos import HELD_OUT, DataSource, ImageFolder, train_val_split
-from workshop_utils.precision import ieee_float32, precision_of
-from workshop_utils.preemption import sigterm_noticed
+from workshop_utils.training.preemption import sigterm_noticed
+from workshop_utils.training.run_checkpoint import RunCheckpoint
 from workshop_utils.weights import IMAGENET_WEIGHTS, load_resnet, with_new_head
 
 LR_BATCH = 32  # images a step that `lr` is meant for

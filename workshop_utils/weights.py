@@ -16,8 +16,7 @@ from tqdm import tqdm
 from daskrun.screen import screen
 from workshop_utils.checkpoint import OTHER_HEAD, WeightsError, load_checkpoint
 from workshop_utils.labels import unnamed
-from workshop_utils.storage import resolve_weights as resolve_weights  # "as": others import it from here
-from workshop_utils.storage import whole_file
+from workshop_utils.storage import absolute_address, settings, whole_file
 
 SKETCH_WEIGHTS = Path(__file__).with_name("resnet18_sketches.pt")  # by tools/train_sketch_weights.py
 IMAGENET_WEIGHTS = ResNet50_Weights.IMAGENET1K_V2
@@ -55,6 +54,17 @@ def load_resnet(weights: str | os.PathLike = "auto") -> tuple[ResNet, Callable, 
     size = checkpoint.get("size", 256)
     transform = IMAGENET_WEIGHTS.transforms(resize_size=size, crop_size=min(size, 224))
     return model.eval(), transform, categories
+
+
+def resolve_weights(weights: str | os.PathLike = "auto", default: str = "imagenet") -> str:
+    """Return what `load_resnet(weights)` will load: "imagenet", "sketches", or the absolute address of a checkpoint.
+
+    "auto" and "" are WORKSHOP_WEIGHTS, or `default` if that is unset.
+    """
+    wanted = settings().weights if weights in ("", "auto") else weights
+    if wanted in ("", "auto"):
+        return default
+    return str(wanted) if wanted in ("imagenet", "sketches") else absolute_address(wanted)
 
 
 def with_new_head(model: ResNet, n_classes: int) -> ResNet:

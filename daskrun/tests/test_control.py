@@ -125,6 +125,14 @@ def test_a_process_is_replaced_if_word_of_its_rank_comes_while_the_job_ends_and_
     assert min(pids(cluster)) > 2
 
 
+def test_a_worker_that_does_not_say_whether_it_sees_a_gpu_delays_no_timeout_and_a_job_only_for_a_time():
+    is_mute = (0.0, "go_mute", "b")  # for 20 s
+    control, _ = ended(SHORT, SHORT, events=[is_mute, (4, "stop")], timeout=3)
+    assert isinstance(control.error, TimeoutError) and "see a GPU" in str(control.error)
+    control, _ = ended(SHORT, slots="ab", size=(1, 1), events=[is_mute, (19, "stop")])
+    assert control.results
+
+
 def test_a_worker_that_pauses_is_no_reason_to_end_a_job_that_survives_a_death():
     events = [(0.1, "become", "b", "paused"), (0.5, "end", "a"), (4, "become", "b", "running")]
     control, _ = ended(SHORT, SHORT, events=events, max_restarts=1)

@@ -266,8 +266,9 @@ def test_a_lost_host_is_told_from_a_worker_without_a_nanny():
         for has_nanny, answered in ((True, False), (False, False), (True, True))
     )
     assert "its host" in lost[0] and "no nanny" in alone[0] and "does not know" in retired[0]
-    closed = how_it_ended(Death(None, nanny_lives=False, reason="worker-lifetime-reached"))
-    assert "worker-lifetime-reached" in closed[0] and "max_restarts" in closed[1]
+    closed = how_it_ended(Death(None, nanny_lives=False, reason="client-restart-workers-1795774746.7351575"))
+    assert "restarted it" in closed[0] and "max_restarts" in closed[1]
+    assert "(another-reason)" in how_it_ended(Death(None, reason="another-reason"))[0]
     assert all("max_restarts" in cure for _, cure in (lost, alone, retired))
 
 

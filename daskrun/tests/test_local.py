@@ -221,7 +221,7 @@ def test_a_worker_has_threads_for_the_cores_of_its_gpus_socket(n_workers, socket
     assert (there.n_workers, there.threads) == (n_workers, threads)
 
 
-@pytest.mark.parametrize("ids", [None, "", "0"])
+@pytest.mark.parametrize("ids", [None, "", "NoDevFiles", "0"])
 def test_a_gpu_that_pytorch_does_not_see_is_told_with_its_driver_unless_it_is_hidden(ids, tmp_path, monkeypatch):
     driver = tmp_path / "proc/driver/nvidia/version"
     driver.parent.mkdir(parents=True)
@@ -236,7 +236,10 @@ def test_a_gpu_that_pytorch_does_not_see_is_told_with_its_driver_unless_it_is_hi
         start_local(1)  # a container may see the driver's version, and no device
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidiactl").touch()
-    with pytest.warns(UserWarning, match="550.54.15.* 580 ") if ids != "" else nullcontext(), pytest.raises(Chosen):
+    with (
+        pytest.warns(UserWarning, match="550.54.15.* 580 ") if ids in (None, "0") else nullcontext(),
+        pytest.raises(Chosen),
+    ):
         start_local(1)
 
 

@@ -22,8 +22,8 @@ from torch.utils.data import default_collate
 import daskrun
 from daskrun.settings import own_gpu_first
 from workshop_utils.photos import HELD_OUT, ImageFolder, find_data
-from workshop_utils.preemption import Preempted, ranks_with_sigterm, sigterm_noticed
 from workshop_utils.storage import absolute_address, open_address
+from workshop_utils.training.preemption import Preempted, ranks_with_sigterm, sigterm_noticed
 
 BATCH_SIZE, SAVE_EVERY = 8, 100  # images a rank, steps
 

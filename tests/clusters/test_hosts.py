@@ -14,7 +14,7 @@ import daskrun
 from daskrun import JobError, WorkerDied, log_metrics
 from daskrun.horovod import available
 from workshop_utils.photos import HELD_OUT, find_data
-from workshop_utils.storage import NotShared, new_shared_folder
+from workshop_utils.shared import NotShared, new_shared_folder
 from workshop_utils.train import prepare, train
 
 pytestmark = pytest.mark.clusters

@@ -7,7 +7,7 @@ import torch
 
 import daskrun
 from workshop_utils.checkpoint import load_checkpoint
-from workshop_utils.storage import new_shared_folder
+from workshop_utils.shared import new_shared_folder
 
 PAGE = (Path(__file__).parents[2] / "docs/cheat-sheet.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

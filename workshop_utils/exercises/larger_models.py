@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, gelu
 
 from workshop_utils.exercises import Answer, Function, NotYet, exercise, expect, expect_equal, passed
 from workshop_utils.exercises.ranks import run_on_ranks
-from workshop_utils.storage import new_shared_folder
+from workshop_utils.shared import new_shared_folder
 
 N_BLOCKS, MOST_UNITS = 6, 10
 N_STEPS, CLOSE = 5, 1e-5

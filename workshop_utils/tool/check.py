@@ -212,8 +212,9 @@ def _children(client):
 
 def _shared_storage(client):
     from workshop_utils import storage
+    from workshop_utils.shared import new_shared_folder
 
-    folder, ours = storage.new_shared_folder(), uuid.uuid4().hex.encode()
+    folder, ours = new_shared_folder(), uuid.uuid4().hex.encode()
 
     def answer():
         name = uuid.uuid4().hex

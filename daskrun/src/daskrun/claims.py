@@ -63,7 +63,7 @@ class Claimed:
 
 @dataclass(frozen=True)
 class Denied:
-    """The job gets no worker now. being_renewed: it needs workers that are."""
+    """The job gets no worker now. being_renewed: it needs workers that are, or that are new."""
 
     error: JobError
     being_renewed: bool = False

@@ -178,11 +178,11 @@ def _warn_of_idle_gpus() -> None:
     """Warn of GPUs that PyTorch does not see, if nobody has hidden them."""
     import torch
 
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    hidden = "CUDA_VISIBLE_DEVICES" in os.environ and not gpu_ids()
     if hidden or not (ROOT / "dev/nvidiactl").exists():  # a container may see the driver, and have no device
         return
     with suppress(OSError):
-        text = (ROOT / "proc/driver/nvidia/version").read_text()
+        text = (ROOT / "proc/driver/nvidia/version").read_text(errors="replace")
         driver = (re.findall(r"\d+\.\d+[.\d]*", text) or ["of unknown version"])[0]
         cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs alone"
         warn(

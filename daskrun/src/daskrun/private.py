@@ -84,7 +84,7 @@ def _recorders() -> dict[str, tuple[Any, Any]]:
         return found
     if not reset or "backend: str" not in read.__doc__:  # before 2.15
         return found | {"gloo": (read, reset)}
-    groups = home._world.pg_names if home else ()
+    groups = list(home._world.pg_names) if home else []  # the rank may be making another
     in_use = (group._get_backend(device).name() for group in groups for device in group._device_types)
     backends = {"gloo", "nccl", "nccl2", "nccl-lazy", *in_use}
     return found | {name: (partial(read, backend=name), partial(reset, backend=name)) for name in sorted(backends)}

@@ -16,14 +16,15 @@ from distributed.protocol.pickle import dumps
 from distributed.scheduler import WorkerState
 
 from daskrun.claims import Claimed, Claims, Denied, Request, Worker
-from daskrun.errors import JobError
+from daskrun.errors import JobError, WorkersBusy, listed
 from daskrun.private import forget_topic, truncate_topic
 from daskrun.rank import TOPIC
 from daskrun.settings import has_gpu
 from daskrun.why.process import ask, ask_nanny, killing
 
 NANNY_S = 5  # how long a job's end waits for nannies; one whose host is lost gives no answer
-GPU_S = 15  # how long the first job waits for a worker to say whether it sees a GPU
+GPU_S = 15  # how long jobs wait, in all, for a worker to say whether it sees a GPU
+AT_ONCE_S = 0.1  # how long one request waits for that
 
 
 class ClaimsPlugin(SchedulerPlugin):
@@ -35,8 +36,7 @@ class ClaimsPlugin(SchedulerPlugin):
         self.claims = Claims()
         self._scheduler = scheduler
         self._background: set[asyncio.Task] = set()
-        self._gpu_asked: dict[str, asyncio.Task] = {}  # by address of a worker
-        self._late: set[asyncio.Task] = set()
+        self._gpu_asked: dict[str, tuple[float, asyncio.Task]] = {}  # since when, and the answer, by address
 
     def restart(self, scheduler: Scheduler) -> None:
         self.claims.release_all()
@@ -45,8 +45,7 @@ class ClaimsPlugin(SchedulerPlugin):
         for job, client, process in self.claims.owners_of(worker):
             scheduler.log_event(TOPIC + client, ("gone", job, process))
         if asked := self._gpu_asked.pop(worker, None):
-            asked.cancel()
-            self._late.discard(asked)
+            asked[1].cancel()
 
     def log_event(self, topic: str, msg: Any) -> None:
         if not (topic.startswith(TOPIC) and isinstance(msg, (list, tuple)) and len(msg) > 1):
@@ -67,23 +66,29 @@ class ClaimsPlugin(SchedulerPlugin):
             self._do(free(job, begun, [], False, self._scheduler))  # nobody else ends its ranks any more
         forget_topic(scheduler, TOPIC + client)
 
-    async def ask_for_gpus(self) -> None:
-        """Ask each worker, once, whether it sees a GPU; wait for the answers, but never twice for a slow one.
+    async def ask_for_gpus(self) -> list[str]:
+        """Ask each worker, once, whether it sees a GPU. Return the addresses of those that are still to answer.
 
         What a worker announces to Dask does not say so: that was written before NVML was asked, whatever
         CUDA_VISIBLE_DEVICES hides.
         """
+        now = time.monotonic()
         for address in self._scheduler.workers:
             if address not in self._gpu_asked:
-                self._gpu_asked[address] = self._do(ask(self._scheduler, address, dumps(has_gpu)))
-        if waited_for := set(self._gpu_asked.values()) - self._late:
-            _, late = await asyncio.wait(waited_for, timeout=GPU_S)
-            self._late |= late
+                self._gpu_asked[address] = now, self._do(ask(self._scheduler, address, dumps(has_gpu)))
+        asked = {address: answer for address, (since, answer) in self._gpu_asked.items() if now - since < GPU_S}
+        if waiting := [answer for answer in asked.values() if not answer.done()]:
+            await asyncio.wait(waiting, timeout=AT_ONCE_S)
+        return [address for address, answer in asked.items() if not answer.done()]
+
+    def asked(self) -> list[str]:
+        """Return the addresses of the workers that have been asked: one that has just joined is not there yet."""
+        return [address for address in self._scheduler.workers if address in self._gpu_asked]
 
     def has_gpu(self, address: str) -> bool:
-        """Return whether a worker has said that it sees a GPU."""
-        asked = self._gpu_asked.get(address)
-        return asked is not None and asked.done() and not asked.cancelled() and asked.result() == (True, True)
+        """Return whether a worker has said that it sees a GPU; one that does not answer counts as without."""
+        _, answer = self._gpu_asked.get(address, (0, None))
+        return answer is not None and answer.done() and not answer.cancelled() and answer.result() == (True, True)
 
     def _do(self, work: Coroutine) -> asyncio.Task:
         task = asyncio.ensure_future(work)
@@ -95,16 +100,19 @@ class ClaimsPlugin(SchedulerPlugin):
 async def claim(request: Request, dask_scheduler: Any = None) -> Claimed | Denied:
     """Return the workers that belong to the job from now on, or why it gets none."""
     plugin = _plugin(dask_scheduler)
-    await plugin.ask_for_gpus()
+    silent = await plugin.ask_for_gpus()
     if request.client not in dask_scheduler.clients:
         return Denied(JobError("The job's client is gone."))
-    return plugin.claims.claim(request, known(list(dask_scheduler.workers), dask_scheduler), time.monotonic())
+    if silent:
+        return Denied(WorkersBusy(f"Workers are still to say whether they see a GPU: {listed(silent)}."), True)
+    return plugin.claims.claim(request, known(plugin.asked(), dask_scheduler), time.monotonic())
 
 
 async def with_gpu(dask_scheduler: Any = None) -> set[str]:
     """Return the addresses of the workers that see a GPU."""
     plugin = _plugin(dask_scheduler)
-    await plugin.ask_for_gpus()
+    while await plugin.ask_for_gpus():
+        pass
     return {address for address in dask_scheduler.workers if plugin.has_gpu(address)}
 
 

@@ -33,7 +33,8 @@ from workshop_utils.exercises.gym.pieces import PIECES, Piece
 from workshop_utils.exercises.gym.run import BATCH_SIZE, Plan, copy, train_sketches
 from workshop_utils.exercises.gym.workers import log_lines, worker_rows
 from workshop_utils.photos import HELD_OUT
-from workshop_utils.storage import cache_folder, copy_for_workers, new_shared_folder
+from workshop_utils.shared import copy_for_workers, new_shared_folder
+from workshop_utils.storage import cache_folder
 
 N_RANKS = 2
 N_EACH = PER_EPOCH * BATCH_SIZE // len(HELD_OUT)  # sketches of each breed

@@ -15,13 +15,13 @@ from torch.nn.utils import get_total_norm
 from torchvision.transforms.functional import to_tensor
 
 from workshop_utils import photos, train
-from workshop_utils.batches import TrainBatches, world
-from workshop_utils.checkpoint import RunCheckpoint
 from workshop_utils.exercises.gym.faults import EPOCHS, RESUMED_AT, SAVED_EVERY, Diagnosis
 from workshop_utils.exercises.gym.pieces import Piece, Pieces
 from workshop_utils.photos import HELD_OUT, ImageFolder
 from workshop_utils.storage import open_address
 from workshop_utils.train import COMPRESSIONS
+from workshop_utils.training.batches import TrainBatches, world
+from workshop_utils.training.run_checkpoint import RunCheckpoint
 
 BATCH_SIZE = 32
 

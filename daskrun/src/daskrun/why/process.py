@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from distributed import Scheduler
 from distributed.protocol import deserialize
 from distributed.protocol.pickle import dumps
-from distributed.protocol.serialize import Serialized
+from distributed.protocol.serialize import Serialize, Serialized
 
 from daskrun.claims import Worker
 
@@ -226,6 +226,8 @@ async def ask(scheduler: Scheduler, address: str, function: bytes) -> tuple[bool
     result = answer.get("result")  # none where the function failed
     if isinstance(result, Serialized):  # a scheduler passes on unread what it is sent
         result = deserialize(result.header, result.frames)
+    if isinstance(result, Serialize):  # from a worker in the scheduler's process
+        result = result.data
     return True, result
 
 

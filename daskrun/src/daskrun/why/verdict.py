@@ -1,5 +1,6 @@
 """Say what a job waits for, and of what a rank died, from what workers and nannies tell: text alone, without Dask."""
 
+import re
 import signal
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -16,6 +17,13 @@ T = TypeVar("T")
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 CODE_UNKNOWN = 255  # what multiprocessing reports where the fork server is gone
 BETWEEN_TWO = ("send", "recv", "send_object_list", "recv_object_list")  # the flight recorder has none of them on gloo
+# What Dask calls the usual reasons for which it closes a worker.
+REASONS = {
+    "client-restart-workers": "somebody restarted it",
+    "nanny-restart": "somebody restarted it",
+    "scheduler-remove-worker": "it was retired",
+    "worker-lifetime-reached": "its lifetime was over",
+}
 BUSY = 0.5  # of a core: what a process has to use to be called busy
 
 
@@ -135,7 +143,8 @@ def how_it_ended(death: Death, has_nanny: bool = True) -> tuple[str, str]:
     known, rss = death.end, death.rss
     if death.reason:
         word, _, code = death.reason.partition("-")
-        by = signal.Signals(int(code)).name if word == "signal" else f"Dask ({death.reason})"
+        reason = re.sub(r"-\d[\d.]*$", "", death.reason)  # without Dask's number of an order
+        by = signal.Signals(int(code)).name if word == "signal" else f"Dask ({REASONS.get(reason, reason)})"
         return f"was closed by {by}", GO_ON
     if not has_nanny:
         return "is gone; it had no nanny that could say why", GO_ON

@@ -17,7 +17,7 @@ from test_train import FIVE_STEPS, Reads, noise, trained
 
 import daskrun
 from workshop_utils.checkpoint import load_checkpoint
-from workshop_utils.preemption import Preempted, heed_sigterm_only_from, sigterm_noticed
+from workshop_utils.training.preemption import Preempted, heed_sigterm_only_from, sigterm_noticed
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
 
@@ -100,7 +100,7 @@ def test_a_child_of_a_fork_server_ends_after_its_parent(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import multiprocessing, os, time\n"
-        "from workshop_utils.preemption import heed_sigterm_only_from\n"
+        "from workshop_utils.training.preemption import heed_sigterm_only_from\n"
         "def child(parent):\n"
         "    heed_sigterm_only_from(parent)\n"
         "    print(os.getpid(), flush=True)\n"
@@ -121,7 +121,7 @@ def test_the_fork_server_of_a_ranks_children_is_deaf_to_sigterm_also_in_a_fresh_
     script = tmp_path / "script.py"
     script.write_text(
         "import os, pathlib, re, signal, torch\n"
-        "from workshop_utils.batches import batch_loader, started\n"
+        "from workshop_utils.training.batches import batch_loader, started\n"
         "class Family(torch.utils.data.Dataset):\n"
         "    def __getitem__(self, index):\n"
         "        return os.getpid(), os.getppid()\n"

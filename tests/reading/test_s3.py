@@ -17,9 +17,9 @@ import pytest
 import s3fs
 from samples import http_server
 
-from workshop_utils import s3 as module
 from workshop_utils.photos import list_photos, read_files
-from workshop_utils.s3 import FAILURES, PAUSE_S
+from workshop_utils.reading import s3 as module
+from workshop_utils.reading.s3 import FAILURES, PAUSE_S
 
 REGION = "eu-west-9"
 

@@ -5,7 +5,7 @@ from itertools import product
 import torch
 from torch.utils.data import Dataset
 
-from workshop_utils.batches import DATASET, EVALUATION, LAYERS, ORDER, TrainBatches, derived_seed
+from workshop_utils.training.batches import DATASET, EVALUATION, LAYERS, ORDER, TrainBatches, derived_seed
 
 PURPOSES = (ORDER, DATASET, LAYERS, EVALUATION)
 

@@ -14,9 +14,9 @@ from torchvision.models import ResNet
 from torchvision.models.resnet import BasicBlock
 
 from workshop_utils.checkpoint import WeightsError
-from workshop_utils.decode import BadPhoto, decode_photo
 from workshop_utils.photos import read_files
 from workshop_utils.precision import ieee_float32
+from workshop_utils.reading.decode import BadPhoto, decode_photo
 
 CALIBRATION = 32  # photos from which a model learns the range of its values: ResNet-50 takes 12 s of a core
 FORWARD = 16  # photos of a forward pass

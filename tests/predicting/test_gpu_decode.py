@@ -10,11 +10,11 @@ from PIL import ExifTags, Image
 
 from workshop_utils.classify import load_photos
 from workshop_utils.dogs.sketches import draw_dog
-from workshop_utils.gpu_decode import PIXELS_PER_CALL, decode_jpegs, load_on_gpu
+from workshop_utils.predicting.gpu_decode import PIXELS_PER_CALL, decode_jpegs, load_on_gpu
 from workshop_utils.weights import load_resnet
 
 CPU, POOL = torch.device("cpu"), ThreadPoolExecutor(2)
-DECODE = "workshop_utils.gpu_decode.decode_jpegs"
+DECODE = "workshop_utils.predicting.gpu_decode.decode_jpegs"
 LEVEL = 1 / 255 / 0.224  # one of a pixel's 256 levels, after the transform
 
 
@@ -111,7 +111,7 @@ def test_a_call_that_fails_is_read_by_pillow_photo_by_photo(transform, monkeypat
     contents = [encoded(dog(300, 200)), b"no photo", encoded(dog())]
     expected, expected_errors = on_cpu(contents, transform)
     monkeypatch.setattr(DECODE, out_of_memory)
-    monkeypatch.setattr("workshop_utils.gpu_decode._warned", [])
+    monkeypatch.setattr("workshop_utils.predicting.gpu_decode._warned", [])
     for expects in (pytest.warns(UserWarning, match="Pillow .*tried to allocate"), nullcontext()):
         with expects:  # the second time it is known
             images, errors = on_gpu(contents, transform)

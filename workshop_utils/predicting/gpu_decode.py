@@ -1,19 +1,22 @@
 """From the bytes of photos to images on a GPU, which decodes many JPEGs in one call."""
 
 import math
+import struct
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from io import BytesIO
 from typing import Any
 
 import torch
 from distributed import warn
-from PIL import Image
+from PIL import ExifTags, Image
 from torchvision.transforms.functional import resize
 
-from workshop_utils.decode import END_OF_JPEG
+from workshop_utils.reading.decode import END_OF_JPEG
 
+SHORT = 3  # how EXIF calls a number of two bytes
 PIXELS_PER_CALL = 2**26  # of the JPEGs that are decoded together: 358 of 500 x 375; they take 0.8 GB in float32
 
 
@@ -64,7 +67,8 @@ _warned: list[str] = []
 def _warn_once(why: str) -> None:
     if not _warned:
         _warned.append(why)
-        warn(f"A GPU could not decode some photos, which Pillow then reads, more slowly ({why}).")
+        with suppress(Warning):  # under -W error, which must not lose photos
+            warn(f"A GPU could not decode some photos, which Pillow then reads, more slowly ({why}).")
 
 
 def _parts(contents: Sequence[bytes | Exception]) -> list[dict[int, bytes]]:
@@ -85,17 +89,37 @@ def _parts(contents: Sequence[bytes | Exception]) -> list[dict[int, bytes]]:
 def _n_pixels_if_plain(content: bytes) -> int:
     """Return how many pixels a JPEG has, if all decoders read it alike; else 0.
 
-    They differ in CMYK and in truncated files. All turn a photo as its EXIF says.
+    They differ in CMYK, in truncated files, and in how far they read what says that a photo has to be turned.
     """
     try:
-        image = Image.open(BytesIO(content), formats=["JPEG"])  # reads only the header
+        image: Any = Image.open(BytesIO(content), formats=["JPEG"])  # reads only the header
+        turned = _all_turn_alike([block for name, block in image.applist if name == "APP1"])
     except Exception:
         return 0
     n_pixels = math.prod(image.size)
-    alike = image.mode in ("RGB", "L") and image.info.get("adobe_transform", 1) != 0
+    alike = image.mode in ("RGB", "L") and image.info.get("adobe_transform", 1) != 0 and turned
     whole = content.endswith(END_OF_JPEG)
     usual = n_pixels <= PIXELS_PER_CALL // 2 and max(image.size) <= 8 * min(image.size)  # `decode_photo` allows more
     return n_pixels if alike and whole and usual else 0
+
+
+def _all_turn_alike(blocks: list[bytes]) -> bool:
+    """Return whether at most one APP1 block of a JPEG says how to turn it: EXIF, by the usual entry.
+
+    Pillow also heeds XMP, and each decoder reads odd entries in its own way. Raises an error for damaged EXIF.
+    """
+    heeded = [block for block in blocks if block.startswith(b"Exif") or b"Orientation" in block]
+    if len(heeded) != 1:
+        return not heeded
+    if not heeded[0].startswith(b"Exif\0\0"):
+        return False
+    tiff = heeded[0][6:]
+    order = {b"II": "<", b"MM": ">"}[tiff[:2]]
+    (start,) = struct.unpack_from(f"{order}I", tiff, 4)
+    (number,) = struct.unpack_from(f"{order}H", tiff, start)
+    entries = [struct.unpack_from(f"{order}HHIHH", tiff, start + 2 + 12 * position) for position in range(number)]
+    found = [entry[1:4] for entry in entries if entry[0] == ExifTags.Base.Orientation]
+    return not found or found in [[(SHORT, 1, orientation)] for orientation in range(1, 9)]
 
 
 def _load_jpegs(contents: dict[int, bytes], transform: Any, device: torch.device) -> dict[int, torch.Tensor]:

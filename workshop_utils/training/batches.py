@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
 from daskrun.pickling import send_by_value
-from workshop_utils.preemption import heed_sigterm_only_from, sigterm_blocked
+from workshop_utils.training.preemption import heed_sigterm_only_from, sigterm_blocked
 
 # What is drawn at random: the order of images in an epoch, what the datasets draw, and layers such as dropout.
 ORDER, DATASET, LAYERS, EVALUATION = range(4)

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 from samples import http_server
 
-from workshop_utils.latency import hold_back_requests
+from workshop_utils.reading.latency import hold_back_requests
 
 DELAY_S = 0.4
 BODY = os.urandom(2**22)  # many packets

@@ -20,7 +20,7 @@ from workshop_utils.storage import open_address
 from workshop_utils.weights import load_resnet, resolve_weights
 
 if TYPE_CHECKING:
-    from workshop_utils.int8 import Calibration, CalibrationPhotos
+    from workshop_utils.predicting.int8 import Calibration, CalibrationPhotos
 
 _loading = threading.Lock()
 
@@ -59,7 +59,7 @@ def loaded_model(
     with _loading:  # otherwise two threads of a worker would both load
         if not calibration:
             return _load(address, version, precision_of(precision), None)
-        from workshop_utils.int8 import read_photos
+        from workshop_utils.predicting.int8 import read_photos
 
         return _load(address, version, "int8", read_photos(calibration))
 
@@ -72,7 +72,7 @@ def _load(address: str, version: str | None, precision: str, photos: "Calibratio
         checksum = zlib.crc32(tensor.numpy().tobytes(), checksum)
     ready: nn.Module
     if photos:
-        from workshop_utils.int8 import to_int8
+        from workshop_utils.predicting.int8 import to_int8
 
         device, ready = "cpu", to_int8(model, transform, photos, address)
     else:

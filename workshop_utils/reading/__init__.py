@@ -1,0 +1,1 @@
+"""Behind `photos`: how photos are read and decoded."""
