@@ -1,22 +1,16 @@
 """A file is written whole or not at all, and an address is opened with what its place needs."""
 
-import getpass
 import os
-import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from samples import sign_in
 
 from workshop_utils.checkpoint import checkpoint_exists, save_checkpoint
 from workshop_utils.dogs.download import PhotosError, fetch_photos
 from workshop_utils.dogs.sketches import write_sketches
 from workshop_utils.object_store import local_object_store
-from workshop_utils.photos import find_data, list_photos
+from workshop_utils.photos import find_data
 from workshop_utils.results import write_tensorboard
-from workshop_utils.shared import NotShared, new_shared_folder, on_all_workers, shared_folder
 from workshop_utils.storage import (
     CacheError,
     absolute_address,
@@ -139,27 +133,6 @@ def test_the_cache_is_where_it_was_when_the_setting_was_read(tmp_path, monkeypat
         assert cache_folder() == tmp_path / "cache"
 
 
-def test_what_is_shared_lies_in_one_folder_of_this_machine_which_is_the_users_alone(client, tmp_path):
-    os.chmod(shared_folder(), 0o755)  # as somebody may have made it
-    folder = shared_folder()
-    code = "from workshop_utils.shared import shared_folder; print(shared_folder())"
-    other = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert other.stdout.strip() == folder == shared_folder()
-    assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
-
-
-def test_a_new_folder_is_empty_and_another_each_time(client, monkeypatch, tmp_path):
-    for shared in ("", str(tmp_path / "mounted")):
-        monkeypatch.setenv("WORKSHOP_SHARED", shared)
-        one, other = new_shared_folder(), new_shared_folder()
-        assert one != other and os.listdir(one) == os.listdir(other) == []
-
-
-def test_workers_that_do_not_see_this_machines_disk_are_named_with_the_line_to_type(client, tmp_path):
-    with pytest.raises(NotShared, match="(?s)gone.*%env WORKSHOP_SHARED="):
-        on_all_workers(str(tmp_path / "gone"))
-
-
 def test_a_user_without_a_home_is_told_where_the_cache_can_be(monkeypatch):
     def no_home(name):
         raise RuntimeError("could not determine the home directory")
@@ -170,12 +143,6 @@ def test_a_user_without_a_home_is_told_where_the_cache_can_be(monkeypatch):
         cache_folder()
 
 
-def test_the_root_of_a_storage_is_a_folder_for_sharing_too(monkeypatch):
-    monkeypatch.setenv("WORKSHOP_SHARED", "memory://")
-    monkeypatch.setattr(getpass, "getuser", lambda: "anna")
-    assert shared_folder() == "memory://anna"
-
-
 def test_a_place_means_the_same_in_every_working_directory(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for text in ("here", "file://here", "local://here", Path("here")):
@@ -183,45 +150,3 @@ def test_a_place_means_the_same_in_every_working_directory(monkeypatch, tmp_path
     assert absolute_address("file://localhost/data/x") == absolute_address("file:///data/x") == "/data/x"
     with pytest.raises(TypeError, match="give a string"):
         absolute_address(b"here")
-
-
-def test_sketches_are_shared_in_a_folder_that_all_machines_have(monkeypatch, tmp_path):
-    monkeypatch.setenv("WORKSHOP_SHARED", f"{tmp_path}/mounted/")
-    source = find_data(1, ["pug"])
-    assert source.url == f"{tmp_path}/mounted/sketches-v1-1" and source.weights == "sketches"
-    (photo,) = list_photos(source.url)
-    whole = os.path.getsize(photo)
-    open(photo, "wb").close()  # cut off while it was copied
-    find_data(2, ["pug"]), find_data(1, ["pug", "boxer"])
-    assert os.path.getsize(photo) == whole and len(list_photos(source.url)) == 2
-    assert shared_folder().startswith(f"{tmp_path}/mounted/") and os.path.isdir(shared_folder())
-    assert shared_folder() == shared_folder()
-
-
-def test_sketches_are_shared_in_object_storage(monkeypatch, s3, s3_admin):
-    sign_in(monkeypatch, s3)
-    monkeypatch.setenv("WORKSHOP_SHARED", "s3://workshop/shared")
-    source = find_data(2, ["pug"])
-    assert source.url == "s3://workshop/shared/sketches-v1-2"
-    paths = list_photos(source.url, storage_options=source.storage_options)
-    assert len(paths) == 2 and paths[0].startswith(source.url)
-    written = s3_admin.find("workshop/shared", detail=True, refresh=True)
-    assert find_data(2, ["pug"]) == source and s3_admin.find("workshop/shared", detail=True, refresh=True) == written
-
-
-def test_shared_storage_that_cannot_be_written_is_named(monkeypatch, s3):
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3["client_kwargs"]["endpoint_url"])
-    monkeypatch.setenv("WORKSHOP_SHARED", "s3://workshop/mine")
-    with pytest.raises(NotShared, match="s3://workshop/mine.*AWS_ACCESS_KEY_ID"):
-        find_data(1, ["pug"])
-
-
-def test_a_shared_folder_that_cannot_be_made_is_named(monkeypatch, tmp_path):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("WORKSHOP_SHARED", str(tmp_path / "file"))
-    with pytest.raises(NotShared, match="file"):
-        shared_folder()
-    for refused in ("simplecache::memory://shared", "memory:/shared", "nosuch://shared"):
-        monkeypatch.setenv("WORKSHOP_SHARED", refused)
-        with pytest.raises(NotShared, match=f"WORKSHOP_SHARED is '{refused}'"):
-            new_shared_folder()
