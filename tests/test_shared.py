@@ -6,8 +6,10 @@ import stat
 import subprocess
 import sys
 
+import psutil
 import pytest
 from samples import sign_in
+from waiting import until
 
 from workshop_utils.photos import find_data, list_photos
 from workshop_utils.shared import NotShared, new_shared_folder, on_all_workers, shared_folder
@@ -27,6 +29,19 @@ def test_a_new_folder_is_empty_and_another_each_time(client, monkeypatch, tmp_pa
         monkeypatch.setenv("WORKSHOP_SHARED", shared)
         one, other = new_shared_folder(), new_shared_folder()
         assert one != other and os.listdir(one) == os.listdir(other) == []
+
+
+def test_a_new_folder_goes_when_the_process_ends_that_asked_for_it_and_not_with_its_fork():
+    code = "import os; from workshop_utils.shared import new_shared_folder as new; print(new(), flush=True)"
+    code += "; child = os.fork(); child and os.wait(); child and input()"
+    line = [sys.executable, "-c", code]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        folder = process.stdout.readline().strip()
+        process.stdout.close()
+        until(lambda: not psutil.Process(process.pid).children())
+        assert os.path.isdir(folder)
+        process.communicate("\n")
+    assert not os.path.exists(folder)
 
 
 def test_workers_that_do_not_see_this_machines_disk_are_named_with_the_line_to_type(client, tmp_path):

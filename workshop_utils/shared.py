@@ -1,5 +1,6 @@
 """A place that all workers can read and write: a folder of this machine, or WORKSHOP_SHARED."""
 
+import atexit
 import getpass
 import os
 import re
@@ -44,9 +45,19 @@ def shared_folder() -> str:
 def new_shared_folder() -> str:
     """Return the address of a new, empty folder that all workers can read and write, for what nobody reads later.
 
-    It lies below WORKSHOP_SHARED, or is a temporary folder of this machine. Raises what `shared_folder` raises.
+    It lies below WORKSHOP_SHARED, or is a folder of this machine that goes when this process ends. Raises what
+    `shared_folder` raises.
     """
-    return _made_below_shared(uuid.uuid4().hex) or on_all_workers(tempfile.mkdtemp())
+    if address := _made_below_shared(uuid.uuid4().hex):
+        return address
+    folder = tempfile.mkdtemp()
+    atexit.register(_remove, folder, os.getpid())
+    return on_all_workers(folder)
+
+
+def _remove(folder: str, of: int) -> None:
+    if os.getpid() == of:  # not a fork, which ends earlier
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def copy_for_workers(folder: Path) -> str:

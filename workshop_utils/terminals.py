@@ -19,15 +19,20 @@ SCRIPT = "({command}) & trap : TERM; read end_of_input; kill 0; wait"
 class Terminal:
     """A terminal on one host, in which one command runs at a time.
 
-    name: of the host. address: of the host, on this machine. home: the home folder of the command that runs; a new and
-    empty one for each, as a host that is replaced has a new disk.
+    name: of the host. address: of the host, on this machine. Each command has a new and empty home folder, as a host
+    that is replaced has a new disk.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.address = ADDRESSES.get(name, LOOPBACK)
-        self.home = Path(tempfile.mkdtemp())
+        self._disk = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         self._process: subprocess.Popen | None = None
+
+    @property
+    def home(self) -> Path:
+        """The home folder of the last command, which goes with the next one, or with this process."""
+        return Path(self._disk.name)
 
     @property
     def is_running(self) -> bool:
@@ -40,7 +45,8 @@ class Terminal:
         It sees no GPU, and of this process's environment all but how many threads libraries may use.
         """
         self.end()
-        self.home = Path(tempfile.mkdtemp())
+        self._disk.cleanup()
+        self._disk = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         kept = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
         own = {
             "HOME": str(self.home),
