@@ -849,6 +849,13 @@ def test_a_job_goes_on_from_its_checkpoint_after_a_death(client, tmp_path):
     assert sorted(rows[rows.attempt == 1].step) == [3, 3, 4, 4, 5, 5]
 
 
+def test_workers_in_the_schedulers_own_process_say_what_they_see_too(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    with Client(n_workers=1, processes=False, dashboard_address=f"{LOOPBACK}:0") as client:
+        assert workers_with_gpu(client) == set(client.nthreads())
+
+
 @pytest.mark.gpu
 def test_ranks_with_a_gpu_each_talk_over_nccl():
     def totals():
