@@ -212,13 +212,23 @@ def test_slices_of_a_gpu_have_a_worker_each_though_a_process_sees_one(chosen):
 
 @pytest.mark.parametrize(
     ("n_workers", "socket_of", "threads"),
-    [(1, {"0": 0}, 8), (2, {"0": 0, "1": 1}, 8), (2, {"0": 0, "1": 0}, 4), (2, {"MIG-a": 1, "MIG-b": 1}, 4)],
+    [
+        (1, {"0": 0}, 8),
+        (2, {"0": 0, "1": 1}, 8),
+        (2, {"0": 0, "1": 0}, 4),
+        (2, {"MIG-a": 1, "MIG-b": 1}, 4),
+        (2, {"4": 1, "1": 0, "0": 0}, 4),
+    ],
 )
 def test_a_worker_has_threads_for_the_cores_of_its_gpus_socket(n_workers, socket_of, threads, chosen, monkeypatch):
     monkeypatch.setattr(local, "CPU_COUNT", 16)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
     first_core = {gpu: 8 * socket for gpu, socket in socket_of.items()}
     there = chosen(n_workers, ",".join(socket_of), lambda gpu: range(first_core[str(gpu)], first_core[str(gpu)] + 8))
     assert (there.n_workers, there.threads) == (n_workers, threads)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 8})  # as Slurm may leave it
+    there = chosen(n_workers, ",".join(socket_of), lambda gpu: range(first_core[str(gpu)], first_core[str(gpu)] + 8))
+    assert there.threads == 1
 
 
 @pytest.mark.parametrize("ids", [None, "", "NoDevFiles", "0"])

@@ -87,6 +87,8 @@ def start_local(
         "worker_dashboard_address": f"{LOOPBACK}:0",
         "dashboard_address": f"{LOOPBACK}:{dashboard_port}",
     }
+    if Cluster is not LocalCluster:
+        settings["CUDA_VISIBLE_DEVICES"] = gpu_ids()  # dask-cuda would also take what CUDA does not read
     with _starting:  # nannies read settings that hold for the process
         variables = _set_worker_environment(torch_threads=_cores_of_a_worker(n_workers, Cluster))
         main_guard.prepare()
@@ -167,9 +169,10 @@ def _cores_of_a_worker(n_workers: int, Cluster: type) -> int:
     if Cluster is not LocalCluster:
         from dask_cuda.utils import get_cpu_affinity
 
-        with suppress(Exception):  # NVML cannot say; dask-cuda then binds to none
-            ids = [int(gpu) if gpu.isdigit() else gpu for gpu in gpu_ids()[:n_workers]]
-            sockets = [tuple(get_cpu_affinity(gpu)) for gpu in ids]
+        with suppress(Exception):  # NVML cannot say
+            ids = sorted(int(gpu) if gpu.isdigit() else gpu for gpu in gpu_ids())[:n_workers]  # as dask-cuda takes them
+            allowed = os.sched_getaffinity(0)  # type: ignore[attr-defined]
+            sockets = [tuple(sorted(allowed & set(get_cpu_affinity(gpu)) or allowed)) for gpu in ids]
             cores = min(cores, *(len(socket) // sockets.count(socket) for socket in sockets))
     return max(1, cores)
 
