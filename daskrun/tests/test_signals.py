@@ -130,12 +130,22 @@ def test_a_signal_while_workers_start_leaves_no_semaphore(tmp_path):
     assert "leaked" not in said + err and "Traceback" not in err
 
 
-def test_scripts_may_save_when_nobody_reads_the_output_any_more(client, tmp_path):
-    write(tmp_path, *SAVES[:3], "    open(f'saved{os.environ[\"RANK\"]}', 'w').close()", *SAVES[3:-1])
-    write(tmp_path, "import os", *(tmp_path / "script.py").read_text().splitlines(), "while True: print('x' * 1000)")
+@pytest.mark.parametrize("saves", [True, False])
+def test_scripts_end_when_nobody_reads_the_output_any_more_and_may_save(client, tmp_path, saves):
+    write(
+        tmp_path,
+        "import os, pathlib, signal, sys",
+        "import torch.distributed as dist",
+        "rank = os.environ['RANK']",
+        "save = lambda *_: sys.exit(pathlib.Path('saved' + rank).touch())",
+        f"signal.signal(signal.SIGTERM, save if {saves} else signal.SIG_DFL)",
+        "dist.init_process_group('gloo')",
+        "dist.barrier()  # both are ready for the signal",
+        "while True: print('x' * 1000)",
+    )
     line = [BIN / "daskrun", "--scheduler", client.scheduler.address, "--wait-for-workers", str(GIVE_UP_S), "script.py"]
     process = subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.readline()
     process.stdout.close()
     assert "Broken pipe" in process.stderr.read() and process.wait(GIVE_UP_S) == 1
-    assert all((tmp_path / f"saved{rank}").exists() for rank in (0, 1))
+    assert [(tmp_path / f"saved{rank}").exists() for rank in (0, 1)] == [saves, saves]

@@ -206,15 +206,15 @@ def _in_options(error: str) -> str:
     return named.replace("--n-workers", "--nproc-per-node") + lines + printed
 
 
-def _pass_on(job: Job, number: int) -> None:
-    """Pass a signal on to the scripts, which may save and end; where none has begun, end the command."""
+def _pass_on(job: Job, number: int, why: str = "") -> None:
+    """Pass a signal on to the scripts, which may save and end, and say why; where none has begun, end the command."""
     for other in ENDS:  # which would meet scripts that are ending
         signal.signal(other, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # once more: somebody waits
     if not job.signal_scripts(number):
         raise KeyboardInterrupt
     with suppress(OSError):  # not click.echo, which may be at work in what was interrupted
-        os.write(2, f"{signal.Signals(number).name} was passed on to the scripts.\n".encode())
+        os.write(2, f"{why}{signal.Signals(number).name} was passed on to the scripts.\n".encode())
 
 
 def _show(job: Job, log_dir: Path | None) -> None:
@@ -231,7 +231,7 @@ def _show(job: Job, log_dir: Path | None) -> None:
                         _print("".join(f"[rank{rank}]: {line}\n" for _, line in lines), is_error)
                     except OSError as error:  # nobody reads it any more, or the disk is full: the scripts may save
                         if not unheard:
-                            _pass_on(job, signal.SIGTERM)
+                            _pass_on(job, signal.SIGTERM, f"{error}: no more can be shown. ")
                         unheard = error
                 if not log_dir:
                     continue
