@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from workshop_utils.arguments import fraction
-from workshop_utils.storage import open_address, settings
+from workshop_utils.storage import open_address, variables
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz -.'"
 PADDING, STOP = 0, 1  # before a name's first character, after its last
@@ -116,7 +116,7 @@ def find_names() -> PetNames:
 
     Names that `clean` refuses are left out. Raises NamesError.
     """
-    if not (url := settings().names):
+    if not (url := variables().names):
         own = Path(__file__).with_name("names.txt")
         return PetNames(own.read_text(encoding="ascii").splitlines(), "project", str(own))
     try:

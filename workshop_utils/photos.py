@@ -32,7 +32,7 @@ from workshop_utils.storage import (
     default_storage_options,
     local_path,
     open_address,
-    settings,
+    variables,
 )
 from workshop_utils.weights import resolve_weights
 
@@ -86,7 +86,7 @@ def find_data(
     Raises NoPhotos if WORKSHOP_DATA holds none; shared.NotShared if workers do not see photos or sketches;
     storage.CacheError if there is no room for sketches.
     """
-    if url := settings().data:
+    if url := variables().data:
         list_photos(url, breeds=breeds)  # raises NoPhotos
         return DataSource(absolute_address(url), "custom", default_storage_options(url))
     photos, wanted = cache_folder() / "photos", f"sketches-v{DRAWING_VERSION}-{per_breed}"

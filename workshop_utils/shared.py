@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fsspec.implementations.local import LocalFileSystem
 
-from workshop_utils.storage import CacheError, absolute_address, cache_folder, open_address, settings, whole_file
+from workshop_utils.storage import CacheError, absolute_address, cache_folder, open_address, variables, whole_file
 
 
 class NotShared(RuntimeError):
@@ -106,9 +106,9 @@ def on_all_workers(path: str) -> str:
 
 def _made_below_shared(name):
     """Make the folder `name` below WORKSHOP_SHARED, and return its address; "" if WORKSHOP_SHARED is unset."""
-    if not settings().shared:
+    if not variables().shared:
         return ""
-    root = absolute_address(settings().shared)
+    root = absolute_address(variables().shared)
     root = re.sub(r"(?<=[^/:])/+$", "", root)  # but s3:// and / end with their slash
     address = f"{root}{name}" if root.endswith("/") else f"{root}/{name}"
     with _says_that_shared_cannot_be_written():
@@ -124,6 +124,6 @@ def _says_that_shared_cannot_be_written():
         yield
     except Exception as error:  # each protocol raises errors of its own, such as botocore's
         raise NotShared(
-            f"WORKSHOP_SHARED is {settings().shared!r}, which cannot be written ({error}): set it to an address that "
+            f"WORKSHOP_SHARED is {variables().shared!r}, which cannot be written ({error}): set it to an address that "
             "this machine may write to, and set what the storage asks for, such as AWS_ACCESS_KEY_ID."
         ) from error

@@ -33,7 +33,7 @@ class CacheError(OSError):
 
 
 @dataclass(frozen=True)
-class Settings:
+class Variables:
     """What the environment's WORKSHOP_* variables say of files; a variable that is unset gives an empty string."""
 
     data: str  #: WORKSHOP_DATA: where the photos are
@@ -43,9 +43,9 @@ class Settings:
     shared: str  #: WORKSHOP_SHARED: a folder that all workers can read and write
 
 
-def settings() -> Settings:
-    """Return the Settings of this moment, as a notebook can change them with %env."""
-    return Settings(
+def variables() -> Variables:
+    """Return the Variables of this moment, as a notebook can change them with %env."""
+    return Variables(
         data=os.environ.get("WORKSHOP_DATA", ""),
         weights=os.environ.get("WORKSHOP_WEIGHTS", ""),
         names=os.environ.get("WORKSHOP_NAMES", ""),
@@ -60,7 +60,7 @@ def cache_folder() -> Path:
     Raises CacheError if the user has no home, and if WORKSHOP_CACHE is the address of other storage.
     """
     try:
-        return local_path(settings().cache or platformdirs.user_cache_dir("workshop-dask-pytorch"))
+        return local_path(variables().cache or platformdirs.user_cache_dir("workshop-dask-pytorch"))
     except (RuntimeError, ValueError) as error:  # in a container, for example, a user may have no home
         raise CacheError(f"There is no folder for the cache ({error}): export WORKSHOP_CACHE=FOLDER") from error
 

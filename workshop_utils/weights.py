@@ -16,7 +16,7 @@ from tqdm import tqdm
 from daskrun.screen import screen
 from workshop_utils.checkpoint import OTHER_HEAD, WeightsError, load_checkpoint
 from workshop_utils.labels import unnamed
-from workshop_utils.storage import absolute_address, settings, whole_file
+from workshop_utils.storage import absolute_address, variables, whole_file
 
 SKETCH_WEIGHTS = Path(__file__).with_name("resnet18_sketches.pt")  # by tools/train_sketch_weights.py
 IMAGENET_WEIGHTS = ResNet50_Weights.IMAGENET1K_V2
@@ -61,7 +61,7 @@ def resolve_weights(weights: str | os.PathLike = "auto", default: str = "imagene
 
     "auto" and "" are WORKSHOP_WEIGHTS, or `default` if that is unset.
     """
-    wanted = settings().weights if weights in ("", "auto") else weights
+    wanted = variables().weights if weights in ("", "auto") else weights
     if wanted in ("", "auto"):
         return default
     return str(wanted) if wanted in ("imagenet", "sketches") else absolute_address(wanted)

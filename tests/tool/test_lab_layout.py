@@ -114,11 +114,13 @@ def is_told_to_end(process):
     return any(int(signals, 16) & 1 << signal.SIGTERM - 1 for signals in pending)
 
 
-def test_the_last_line_is_the_address_and_sigterm_ends_the_lab(tmp_path):
-    with running_lab(tmp_path) as (running, address, token):
+def test_a_lab_says_which_option_it_does_not_know_then_its_address_and_ends_by_sigterm(tmp_path):
+    with running_lab(tmp_path, "--prot", "9") as (running, address, token):
         post(address, "", token)
         running.terminate()
         running.wait()
+    said = (tmp_path / "log").read_text()
+    assert said.count("'prot', it will have no effect") == 1 and "dask_labextension" not in said
 
 
 @pytest.mark.weekly

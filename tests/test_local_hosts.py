@@ -8,10 +8,10 @@ import psutil
 import pytest
 from waiting import until
 
-from workshop_utils.terminals import Terminal
+from workshop_utils.local_hosts import Terminal
 
 TYPIST = """
-from workshop_utils.terminals import Terminal
+from workshop_utils.local_hosts import Terminal
 terminal = Terminal("a")
 terminal.run("sleep 600 & echo $! >pid; wait")
 print(terminal.home, flush=True)

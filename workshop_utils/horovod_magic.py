@@ -1,4 +1,4 @@
-"""Show the stored output of notebook 09's cells where Horovod is not built: %load_ext workshop_utils.horovod_cells."""
+"""Show the stored output of notebook 09's cells where Horovod is not built: %load_ext workshop_utils.horovod_magic."""
 
 import re
 from pathlib import Path
@@ -40,4 +40,4 @@ def _run_or_show(lines):
     source = "".join(lines).strip()
     guess = re.search(r"reconcile\((my_guess_\w+)", source)
     arguments = f"{source!r}, {guess[1]}" if guess else repr(source)
-    return ["from workshop_utils.horovod_cells import show_stored\n", f"show_stored({arguments})\n"]
+    return ["from workshop_utils.horovod_magic import show_stored\n", f"show_stored({arguments})\n"]
