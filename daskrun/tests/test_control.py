@@ -162,7 +162,7 @@ def test_a_worker_that_dies_while_it_sends_its_result_is_a_death(restarts, is_ad
 
 
 @pytest.mark.parametrize(
-    "what", ["cluster.ends", "cluster.Cluster._looks", "control.timed_out", "watch.stalled", "attempt.how_it_ended"]
+    "what", ["cluster.ends", "cluster.looks", "control.timed_out", "watch.stalled", "attempt.how_it_ended"]
 )
 def test_a_diagnosis_that_fails_ends_no_job_and_hides_no_error(what):
     with mock.patch(f"daskrun.{what}", side_effect=ZeroDivisionError, __name__=what):

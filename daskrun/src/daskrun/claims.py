@@ -38,9 +38,9 @@ class Worker:
 class Request:
     """Which workers a job wants.
 
-    attempt: its number. fewest, most: how many; None for all of a kind. client: its id; a job ends with its client.
-    has_gpu: the kind, None for workers with a GPU where there are the `minimum`, else without. stuck: why a worker
-    cannot be had, though the scheduler takes it for idle, by address.
+    attempt: its number, from 0, of at most `attempts`. fewest, most: how many; None for all of a kind. client: its id;
+    a job ends with its client. has_gpu: the kind, None for workers with a GPU where there are the `minimum`, else
+    without. stuck: why a worker cannot be had, though the scheduler takes it for idle, by address.
     """
 
     job: str
@@ -50,6 +50,7 @@ class Request:
     has_gpu: bool | None = None
     minimum: int | None = None
     attempt: int = 0
+    attempts: int = 1
     stuck: Mapping[str, str] = field(default_factory=dict)
 
 

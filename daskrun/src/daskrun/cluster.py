@@ -5,19 +5,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from distributed import CancelledError, Client, Future
 
-from daskrun import scheduler
+from daskrun import dashboard, scheduler
 from daskrun.attempt import Attempt
 from daskrun.claims import Claimed, Denied, Request, Worker, busy_with
 from daskrun.errors import JobError, SchedulerLost, listed
 from daskrun.rank import TOPIC, Assignment, Meeting, at_work, deliver, leave, listen, places, run_rank
 from daskrun.script import signal_script
-from daskrun.why.look import Look, look_here
-from daskrun.why.process import Death, ends, processes, watch_ends
-from daskrun.why.verdict import not_begun, silent
+from daskrun.why.look import Look
+from daskrun.why.looks import looks
+from daskrun.why.process import Death, ends, watch_ends
 
 ANSWER_S = 15  # time limit for a worker's answer
 LOOK_S = 5  # time limit for its answer to how its rank looks
@@ -28,6 +28,7 @@ LOST = (
     "or join a cluster, and launch again."
 )
 
+_shown_by: "WeakSet[Client]" = WeakSet()  # clients that have asked for the page of ranks
 # For each client, what hears the messages of each of its jobs: a client keeps its handler of a topic for good.
 _heard_by: "WeakKeyDictionary[Client, dict[str, Callable]]" = WeakKeyDictionary()
 
@@ -62,6 +63,9 @@ class Cluster:
 
     async def claim(self, request: Request) -> Claimed | Denied:
         """Claim workers; where some are at work on what the scheduler does not know, others instead."""
+        if self._client not in _shown_by:
+            await self._ask_scheduler(dashboard.show)
+            _shown_by.add(self._client)
         while True:
             answer = await self._ask_scheduler(scheduler.claim, request)
             if isinstance(answer, Denied):
@@ -83,10 +87,13 @@ class Cluster:
                 )
             request = replace(request, stuck={**request.stuck, **stuck})
 
-    async def give_back(self) -> None:
-        """Give up what the job owns, where no attempt uses it. A scheduler that is lost knows of nothing."""
+    async def give_back(self, error: str = "") -> None:
+        """Give up what the job owns, where no attempt uses it. A scheduler that is lost knows of nothing.
+
+        error: with which the job has ended.
+        """
         with suppress(JobError):
-            await self._ask_scheduler(scheduler.give_back, self._job)
+            await self._ask_scheduler(scheduler.give_back, self._job, error)
 
     def submit(self, attempt: Attempt, bootstrap: Callable, max_restarts: int) -> None:
         """Send each rank to its worker. Each begins, and waits for `introduce`.
@@ -186,14 +193,15 @@ class Cluster:
         ended = [rank for rank, future in enumerate(attempt.futures) if future.done()]
         late = {rank: worker for rank, worker in enumerate(attempt.members) if rank not in ended}
         try:
-            return await self._looks(attempt, late), ended
+            return await self._ask_scheduler(looks, attempt.id, late, attempt.begun), ended
         except Exception as error:
             return [Look(rank, trouble=f"could not be looked at: {error!r}") for rank in late], ended
 
-    async def free(self, attempt: Attempt, kill: bool, again: bool) -> list[str]:
+    async def free(self, attempt: Attempt, kill: bool, again: bool, error: str) -> list[str]:
         """End what is left of an attempt, and give its workers up; return warnings.
 
         kill: each process in which a rank has begun is replaced. again: the job keeps its slots for another attempt.
+        error: with which the attempt has ended.
         """
         if self._client.status in ("closing", "closed"):
             return []  # the scheduler frees what belongs to a client that is gone
@@ -211,7 +219,7 @@ class Cluster:
         }
         dead = [attempt.members[rank] for rank in attempt.gone - attempt.without_nanny]
         with suppress(JobError):  # the scheduler is lost, and with it all that the job owned
-            await self._ask_scheduler(scheduler.free, self._job, list(killed.values()), dead, again)
+            await self._ask_scheduler(scheduler.free, self._job, list(killed.values()), dead, again, error)
         immortal = [worker.address for rank, worker in killed.items() if rank in busy and not worker.has_nanny]
         return [
             f"Worker {address} has no nanny to restart it, and stays busy until its rank returns: end that process, "
@@ -233,25 +241,6 @@ class Cluster:
         stuck |= {address: busy_with(map(scheduler.task_name, keys)) for address, (_, keys) in found.items() if keys}
         ids = {process for process, _ in found.values()}
         return stuck, len(ids) < len(found)  # PyTorch has one default group a process
-
-    async def _looks(self, attempt: Attempt, ranks: Mapping[int, Worker]) -> list[Look]:
-        addresses = [worker.address for worker in ranks.values()]
-        found = await self.ask_workers(addresses, look_here, *attempt.id, answer_s=LOOK_S)
-        looks = [found[address] for address in addresses if found.get(address)]
-        waiting = [rank for rank, w in ranks.items() if rank not in attempt.begun and not found.get(w.address)]
-        if waiting:
-            seen = await self.known([ranks[rank] for rank in waiting])
-            looks += [not_begun(rank, w, self._job) for rank, w in zip(waiting, seen, strict=True) if w]
-        if mute := {rank: w for rank, w in ranks.items() if rank in attempt.begun and w.address not in found}:
-            answers: list = [None] * len(mute)
-            with suppress(TimeoutError, JobError):  # a busy scheduler must not keep an explanation
-                asked = self._ask_scheduler(processes, list(mute.values()))
-                answers = await asyncio.wait_for(asked, ANSWER_S)
-            looks += [
-                silent(rank, process, worker.has_nanny)
-                for (rank, worker), process in zip(mute.items(), answers, strict=True)
-            ]
-        return sorted(looks)
 
     async def _ask_scheduler(self, function: Callable, *args: Any) -> Any:
         """Return what a function returns in the scheduler's process. Raises SchedulerLost, JobError."""

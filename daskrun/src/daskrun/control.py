@@ -10,6 +10,7 @@ run and results are fetched.
 import asyncio
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +37,14 @@ class Ended(Exception):
     def __init__(self, error: BaseException) -> None:
         super().__init__(error)
         self.error = error
+
+
+def _in_a_line(error: BaseException) -> str:
+    """Return how an attempt has ended, as text."""
+    error = error.error if isinstance(error, Ended) else error
+    with suppress(Exception):  # not every error has a text
+        return f"{type(error).__name__}: {error}".partition("\n")[0]
+    return type(error).__name__
 
 
 class Control(State):
@@ -72,7 +81,7 @@ class Control(State):
         last = None
         while True:
             attempt = self.attempt = await self._claim(last)
-            again = False
+            again, ended = False, ""
             try:
                 death = await self._attempt(attempt)
                 if death is None:
@@ -80,9 +89,12 @@ class Control(State):
                 if self.is_last or len(self.failures) == self.limits.max_restarts:
                     raise Ended(death)
                 self.failures.append(death)
-                again = True
+                again, ended = True, _in_a_line(death)
+            except BaseException as error:
+                ended = _in_a_line(error)
+                raise
             finally:
-                await self._free(attempt, again)
+                await self._free(attempt, again, ended)
             last, self.attempt = attempt, None
 
     async def _claim(self, last: Attempt | None) -> Attempt:
@@ -104,6 +116,7 @@ class Control(State):
             minimum=minimum,
             has_gpu=has_gpu,
             attempt=number,
+            attempts=limits.max_restarts + 1,
         )
         try:
             if last and self.is_last:  # since the last attempt's death
@@ -111,8 +124,9 @@ class Control(State):
             claimed = await self._claim_patiently(request, wanted, self.loop.time() + patience_s)
             if isinstance(claimed, Denied):
                 raise Ended(self._not_resumed(claimed.error) if last else claimed.error)
-        except BaseException:
-            await self.cluster.give_back()  # slots kept from the last attempt, or just claimed
+        except BaseException as error:
+            # Slots kept from the last attempt, or just claimed.
+            await self.cluster.give_back(_in_a_line(error))
             raise
         if claimed.left_out and last is None:
             self.warnings.append(
@@ -177,7 +191,7 @@ class Control(State):
         deaths = dict(zip(dead, ends, strict=True))
         return diagnosed(WorkerDied, attempt.death, deaths, self.limits.max_restarts, len(self.failures))
 
-    async def _free(self, attempt: Attempt, again: bool) -> None:
+    async def _free(self, attempt: Attempt, again: bool, error: str) -> None:
         """Let ranks end by themselves after a failure, and give up the workers. again: for another attempt."""
         self.doing = "ending its ranks"
         if attempt.has_failed:
@@ -186,7 +200,7 @@ class Control(State):
             await self.until(lambda: attempt.all_over or self.stopped, self.limits.shutdown_timeout or GRACE_S)
         if self._watch:
             self._watch.end()
-        self.warnings += await self.cluster.free(attempt, kill=not attempt.results, again=again)
+        self.warnings += await self.cluster.free(attempt, kill=not attempt.results, again=again, error=error)
         self._watch = None  # not before: a rank that is heard to have begun meanwhile is to be killed
 
     # --- its parts

@@ -19,7 +19,7 @@ from distributed import Client, LocalCluster, Nanny
 from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 
-from daskrun import main_guard
+from daskrun import dashboard, main_guard
 from daskrun.errors import ClusterError, warn
 from daskrun.family import is_ranks_script
 from daskrun.pickling import send_by_value
@@ -251,6 +251,7 @@ def _start_to_its_end(Cluster: type, settings: dict[str, Any]) -> Client:
         try:
             client = Client(cluster)
             client.register_plugin(_LocalWorker())
+            client.run_on_scheduler(dashboard.show)
             return client
         except BaseException:
             cluster.close()

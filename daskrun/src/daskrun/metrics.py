@@ -1,11 +1,16 @@
 """Send rows of metrics from a rank to the client while the job runs."""
 
 import os
+import re
+from contextlib import suppress
 from math import prod
 from typing import Any
 
 from daskrun.family import is_ranks_child, is_ranks_script
 from daskrun.rank import assignment, send_row
+
+# How a script prints its row.
+PRINTED = re.compile(r"[A-Za-z_][\w/.-]* \S+(  [A-Za-z_][\w/.-]* \S+)*")
 
 
 def log_metrics(**values: object) -> None:
@@ -24,6 +29,20 @@ def log_metrics(**values: object) -> None:
         send_row({_sendable(name): _plain(name, value) for name, value in values.items()})
     elif is_ranks_script():
         print("  ".join(f"{_sendable(name)} {_plain(name, value)}" for name, value in values.items()))
+
+
+def logged_in(line: str) -> dict[str, float]:
+    """Return the numbers in a line that `log_metrics` has printed, or one like it; none in another line.
+
+    >>> logged_in("step 3  loss 0.25  phase train"), logged_in("Loaded 3 files")
+    ({'step': 3.0, 'loss': 0.25}, {})
+    """
+    numbers = {}
+    for pair in line.split("  ") if PRINTED.fullmatch(line) else []:
+        name, _, value = pair.partition(" ")
+        with suppress(ValueError):
+            numbers[name] = float(value)
+    return numbers
 
 
 def refuse_children(name: str) -> None:

@@ -19,6 +19,7 @@ from daskrun.claims import Claimed, Claims, Denied, Request, Worker
 from daskrun.errors import JobError, WorkersBusy, listed
 from daskrun.private import forget_topic, truncate_topic
 from daskrun.rank import TOPIC
+from daskrun.record import Record
 from daskrun.settings import has_gpu
 from daskrun.why.process import ask, ask_nanny, killing
 
@@ -33,13 +34,17 @@ class ClaimsPlugin(SchedulerPlugin):
     name = "daskrun"
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self.claims = Claims()
+        self.claims, self.record = Claims(), Record()
         self._scheduler = scheduler
         self._background: set[asyncio.Task] = set()
         self._gpu_asked: dict[str, tuple[float, asyncio.Task]] = {}  # since when, and the answer, by address
 
     def restart(self, scheduler: Scheduler) -> None:
         self.claims.release_all()
+
+    def transition(self, key: Any, start: str, finish: str, *_: Any, **__: Any) -> None:
+        if finish == "memory" and type(key) is tuple and key[0] in self.record.jobs:
+            self.record.returns(*key)
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:
         for job, client, process in self.claims.owners_of(worker):
@@ -51,6 +56,7 @@ class ClaimsPlugin(SchedulerPlugin):
         if not (topic.startswith(TOPIC) and isinstance(msg, (list, tuple)) and len(msg) > 1):
             return
         kind, job, *about = msg
+        self.record.hear(kind, job, about, time.monotonic())
         if kind == "began" and not self.claims.begin(job, about[0], about[-1]):  # its attempt was over before it began
             for worker in known(about[-1:], self._scheduler):
                 if worker.has_nanny:
@@ -63,7 +69,8 @@ class ClaimsPlugin(SchedulerPlugin):
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         for job, begun in self.claims.of_client(client).items():
             self.claims.end_attempt(job)  # at once, as `free` starts a little later
-            self._do(free(job, begun, [], False, self._scheduler))  # nobody else ends its ranks any more
+            self._do(free(job, begun, [], False, dask_scheduler=self._scheduler))  # nobody else ends its ranks any more
+        self.record.loses(client)
         forget_topic(scheduler, TOPIC + client)
 
     async def ask_for_gpus(self) -> list[str]:
@@ -100,12 +107,16 @@ class ClaimsPlugin(SchedulerPlugin):
 async def claim(request: Request, dask_scheduler: Any = None) -> Claimed | Denied:
     """Return the workers that belong to the job from now on, or why it gets none."""
     plugin = _plugin(dask_scheduler)
+    plugin.record.wants(request, time.monotonic())
     silent = await plugin.ask_for_gpus()
     if request.client not in dask_scheduler.clients:
         return Denied(JobError("The job's client is gone."))
     if silent:
         return Denied(WorkersBusy(f"Workers are still to say whether they see a GPU: {listed(silent)}."), True)
-    return plugin.claims.claim(request, known(plugin.asked(), dask_scheduler), time.monotonic())
+    answer = plugin.claims.claim(request, known(plugin.asked(), dask_scheduler), time.monotonic())
+    if isinstance(answer, Claimed):
+        plugin.record.begins(request.job, answer.workers, time.monotonic())
+    return answer
 
 
 async def with_gpu(dask_scheduler: Any = None) -> set[str]:
@@ -123,14 +134,20 @@ def known(addresses: Sequence[str], dask_scheduler: Any = None) -> list[Worker]:
 
 
 async def free(
-    job: str, killed: Sequence[Worker], dead: Sequence[Worker], again: bool, dask_scheduler: Any = None
+    job: str,
+    killed: Sequence[Worker],
+    dead: Sequence[Worker],
+    again: bool,
+    error: str = "",
+    dask_scheduler: Any = None,
 ) -> None:
     """Kill workers through their nannies, which start successors; then give up all that the job owns.
 
     dead: those that died without being killed, and whose nannies may live. again: the job keeps its slots, for its next
-    attempt.
+    attempt. error: with which the attempt has ended.
     """
     claims = _claims(dask_scheduler)
+    _plugin(dask_scheduler).record.ends(job, error, again)
     mine = {slot for slot, owner in claims.owned().items() if owner == job}
     claims.stay(mine)
     claims.renew((*killed, *dead), time.monotonic())
@@ -154,9 +171,14 @@ async def free(
     claims.release(job, but={asked[answer].slot for answer in silent})
 
 
-def give_back(job: str, dask_scheduler: Any = None) -> None:
-    """Give up all workers that the job owns; none of its ranks was sent to them."""
+def give_back(job: str, error: str = "", dask_scheduler: Any = None) -> None:
+    """Give up all workers that the job owns; none of its ranks was sent to them.
+
+    error: with which the job has ended, "" if it has not.
+    """
     _claims(dask_scheduler).release(job)
+    if error:
+        _plugin(dask_scheduler).record.ends(job, error)
 
 
 def drop_events(topic: str, dask_scheduler: Any = None) -> None:
@@ -167,6 +189,11 @@ def drop_events(topic: str, dask_scheduler: Any = None) -> None:
 def owned(dask_scheduler: Any = None) -> dict[str, str]:
     """Return the job that owns each worker, by its nanny's address or, without one, its own."""
     return _claims(dask_scheduler).owned()
+
+
+def record_of(scheduler: Scheduler) -> Record:
+    """Return what the cluster's jobs have done so far."""
+    return _plugin(scheduler).record
 
 
 def _claims(scheduler: Scheduler) -> Claims:

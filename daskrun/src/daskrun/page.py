@@ -1,0 +1,243 @@
+"""The page of ranks in Dask's dashboard: jobs, where each rank is, a chart of one metric, and who waits for whom."""
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from html import escape
+from typing import Any
+
+from bokeh.layouts import column, row
+from bokeh.models import ColumnDataSource, HoverTool, LayoutDOM
+from bokeh.models.widgets import Button, Div, PreText, Select
+from bokeh.plotting import figure
+from distributed import Scheduler
+from distributed.dashboard.components import DashboardComponent, add_periodic_callback
+from distributed.dashboard.components.scheduler import BOKEH_THEME, env
+
+from daskrun.rank import AttemptId
+from daskrun.record import JobRecord
+from daskrun.scheduler import record_of
+from daskrun.why.looks import looks
+from daskrun.why.verdict import diagnosed, explain
+
+UPDATE_MS = 500
+NEWEST = "the newest"  # in the menu of jobs
+COLOURS = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"  # Okabe and Ito, without yellow
+DASHES = "solid", "dashed", "dotted", "dotdash"  # beyond so many ranks
+NONE = "No job yet: daskrun.launch, or the command daskrun, starts one."
+BESIDE: dict[str, str | None] = {"flex": "1 1 340px", "min-width": "0"}
+STYLE = """
+table {border-collapse: collapse; font: 12px Helvetica, Arial, sans-serif; width: 100%}
+th, td {text-align: left; padding: 2px 8px; border-bottom: 1px solid #ddd; white-space: nowrap}
+th {position: sticky; top: 0; background: #fafafa}
+td:last-child {white-space: normal}
+.bar {min-width: 60px}
+.late, .failed, .dead {color: #b00020; font-weight: bold}
+"""
+
+
+class Ranks(DashboardComponent):
+    """What one viewer sees. root: the whole page. pane: the chart, and the ranks below it."""
+
+    def __init__(self, scheduler: Scheduler, **_: Any) -> None:
+        self._scheduler, self._record = scheduler, record_of(scheduler)
+        self._drawn: tuple = ()  # what the chart shows
+        self._asking: asyncio.Task[str] | None = None
+        self._jobs, self._ranks, self._title = _text_box(150), _text_box(480), _text_box(60)
+        self._said = PreText(text="", sizing_mode="stretch_width", styles={"white-space": "pre-wrap"})
+        self._job = Select(title="Job", options=list[Any]([NEWEST]), value=NEWEST, width=140)
+        self._metric = Select(title="Metric", options=[], value="", width=110)
+        self._by = Select(title="Against", options=list[Any](["step", "seconds"]), value="step", width=90)
+        self._button = Button(label="Who waits?", align="end", width=100)
+        self._button.on_click(self._ask)
+        self._job.on_change("value", self._forget)
+        self._lines, self._deaths, self._starts = ColumnDataSource({}), ColumnDataSource({}), ColumnDataSource({})
+        self._chart = self._new_chart()
+
+    @property
+    def root(self) -> LayoutDOM:  # type: ignore[override]
+        """The page."""
+        controls = row(self._job, self._metric, self._by, self._button, styles={"flex-wrap": "wrap"})
+        self._chart.height = 480
+        self._ranks.styles = {"overflow": "auto", "max-height": "480px", **BESIDE}
+        self._chart.sizing_mode, self._chart.styles = "stretch_width", BESIDE
+        beside = row(self._ranks, self._chart, sizing_mode="stretch_width", styles={"flex-wrap": "wrap"})
+        return column(self._jobs, controls, self._title, beside, self._said, sizing_mode="stretch_width")
+
+    @property
+    def pane(self) -> LayoutDOM:
+        """The pane."""
+        self._chart.sizing_mode, self._chart.toolbar_location = "stretch_both", None
+        self._ranks.styles = {"overflow": "auto", "max-height": "45%"}
+        return column(self._title, self._chart, self._ranks, sizing_mode="stretch_both")
+
+    def update(self) -> None:  # type: ignore[override]
+        """Show what is new."""
+        now, jobs = time.monotonic(), dict(self._record.in_order())
+        if not jobs:
+            self._title.text = escape(NONE)
+            return
+        started = {name: datetime.fromtimestamp(time.time() - now + job.since) for name, job in jobs.items()}
+        labels = [(name, f"{jobs[name].name}, {started[name]:%H:%M:%S}") for name in jobs]
+        self._job.options = list[Any]([NEWEST, *labels])
+        if self._job.value not in jobs:
+            self._job.value = NEWEST
+        name = self._shown_job()
+        job = jobs[name]
+        self._jobs.text = _table(
+            ["job", "ranks", "attempt", "since", "state"],
+            (
+                [escape(job.name), str(len(job.ranks) or ""), _attempt(job), f"{started[name]:%H:%M:%S}", _state(job)]
+                for name, job in jobs.items()
+            ),
+        )
+        self._title.text = f"<b>{escape(job.name)}</b>, attempt {_attempt(job)}: {_state(job)}"
+        self._choose_metric(job)
+        self._ranks.text = _table_of_ranks(job, self._metric.value, now)
+        drawn = (name, self._record.version, self._metric.value, self._by.value)
+        if self._drawn != drawn:
+            self._drawn = drawn
+            self._draw(job)
+        if self._asking and self._asking.done():
+            self._said.text, self._asking = self._asking.result(), None
+        self._button.disabled = self._asking is not None
+
+    def _shown_job(self) -> str:
+        """Return the id of the job that the viewer has chosen, or of the newest that runs."""
+        return next(iter(dict(self._record.in_order()))) if self._job.value == NEWEST else self._job.value
+
+    def _new_chart(self) -> figure:
+        chart = figure(height=300, tools="pan,box_zoom,wheel_zoom,reset,save")
+        lines = chart.multi_line(
+            "xs", "ys", source=self._lines, line_color="colour", line_dash="dash", line_alpha="alpha", line_width=2
+        )
+        chart.vspan(x="x", source=self._starts, line_color="#555555", line_dash="dashed")
+        chart.scatter("x", "y", source=self._deaths, marker="x", size=14, line_width=3, line_color="#b00020")
+        chart.add_tools(HoverTool(renderers=[lines], tooltips=[("rank", "@rank"), ("attempt", "@attempt")]))
+        return chart
+
+    def _choose_metric(self, job: JobRecord) -> None:
+        names = [name for name in job.names if name != "step"]
+        self._metric.options = list[Any](names)
+        if self._metric.value not in names:
+            self._metric.value = "loss" if "loss" in names else next(iter(names), "")
+
+    def _draw(self, job: JobRecord) -> None:
+        lines = job.lines(self._metric.value, self._by.value == "step")
+        self._lines.data = {
+            "xs": [xs for _, _, xs, _ in lines],
+            "ys": [ys for *_, ys in lines],
+            "rank": [rank for _, rank, *_ in lines],
+            "attempt": [attempt for attempt, *_ in lines],
+            "colour": [_colour(rank) for _, rank, *_ in lines],
+            "dash": [DASHES[rank // len(COLOURS) % len(DASHES)] for _, rank, *_ in lines],
+            "alpha": [1.0 if attempt == job.attempt else 0.45 for attempt, *_ in lines],
+        }
+        last = {(attempt, rank): (xs[-1], ys[-1]) for attempt, rank, xs, ys in lines}
+        deaths = [last[death] for death in job.deaths if death in last]
+        self._deaths.data = {"x": [x for x, _ in deaths], "y": [y for _, y in deaths]}
+        firsts = {attempt: min(xs[0] for other, _, xs, _ in lines if other == attempt) for attempt, *_ in lines}
+        self._starts.data = {"x": [x for attempt, x in firsts.items() if attempt > 1]}
+        self._chart.yaxis.axis_label, self._chart.xaxis.axis_label = self._metric.value, self._by.value
+
+    def _ask(self) -> None:
+        if self._record.jobs and not self._asking:
+            self._asking = asyncio.ensure_future(_explained(self._scheduler, self._shown_job()))
+            self._button.disabled = True
+
+    def _forget(self, attr: str, old: str, new: str) -> None:
+        self._said.text = ""
+
+
+async def _explained(scheduler: Scheduler, name: str) -> str:
+    """Return who waits for whom in a job. It only looks, and raises nothing."""
+    record = record_of(scheduler)
+    ranks = dict(enumerate(record.jobs[name].ranks))
+    begun = [number for number, rank in ranks.items() if rank.is_at_work]
+    at_work = {number: rank.worker for number, rank in ranks.items() if rank.is_at_work or rank.state == "starting"}
+    ended = [number for number, rank in ranks.items() if rank.state in ("over", "failed")]
+    try:
+        found = await looks(AttemptId(name, record.jobs[name].attempt - 1), at_work, begun, scheduler)
+        record.waits(name, [look.rank for look in found if look.waits])
+    except Exception as error:
+        return f"The ranks could not be looked at: {error!r}."
+    return diagnosed(str, explain, found, ended)
+
+
+def _table_of_ranks(job: JobRecord, metric: str, now: float) -> str:
+    lines = job.table(metric, now)
+    several = len({line.host for line in lines}) > 1
+    names = ["rank", "state", "step", "ago", metric or "value", "worker"]
+    names += ["host"] * several + ["output"] * job.is_script
+    rows = []
+    for number, line in enumerate(lines):
+        silent = "" if line.silent_s is None else f"{line.silent_s:.1f} s"
+        value = "" if line.value is None else f"{line.value:.4g}"
+        filled = f"background: linear-gradient(90deg, #a6cee3 {line.share:.0%}, transparent {line.share:.0%})"
+        rows.append(
+            [
+                f'<span style="color: {_colour(number)}" aria-hidden="true">&#9632;</span> {number}',
+                f'<span class="{line.state}">{line.state}</span>',
+                f'<div class="bar" style="{filled}">{line.step:g}</div>',
+                f'<span class="late">{silent}</span>' if line.is_late else silent,
+                value,
+                escape(line.worker),
+                *[escape(line.host)] * several,
+                *[escape(line.printed)] * job.is_script,
+            ]
+        )
+    return _table(map(escape, names), rows)
+
+
+def _table(names: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in HTML. All cells are HTML."""
+    head = "".join(f'<th scope="col">{name}</th>' for name in names)
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" for cells in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _text_box(height: int) -> Div:
+    """Return a box for HTML, which scrolls beyond a height in pixels."""
+    return Div(
+        text="",
+        disable_math=True,
+        sizing_mode="stretch_width",
+        stylesheets=[STYLE],
+        styles={"overflow": "auto", "max-height": f"{height}px"},
+        html_attributes={"tabindex": "0"},
+        margin=(2, 5),
+    )
+
+
+def _attempt(job: JobRecord) -> str:
+    return f"{job.attempt} of {job.attempts}"
+
+
+def _state(job: JobRecord) -> str:
+    return escape(f"{job.state}: {job.error}" if job.error else job.state)
+
+
+def _colour(rank: int) -> str:
+    return COLOURS[rank % len(COLOURS)]
+
+
+def ranks_doc(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:
+    """Make the page's document, for Dask's dashboard."""
+    component = Ranks(scheduler)
+    _fill(doc, component, component.root)
+    doc.template = env.get_template("simple.html")
+    doc.template_variables.update(extra)
+
+
+def pane_doc(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:
+    """Make the pane's document."""
+    component = Ranks(scheduler)
+    _fill(doc, component, component.pane)
+
+
+def _fill(doc: Any, component: Ranks, root: LayoutDOM) -> None:
+    component.update()
+    add_periodic_callback(doc, component, UPDATE_MS)
+    doc.add_root(root)
+    doc.title, doc.theme = "Dask: Ranks", BOKEH_THEME

@@ -1,0 +1,48 @@
+"""How the ranks of a job look: asked by the scheduler, which does not need the job's client for it."""
+
+import asyncio
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import Any
+
+from distributed.protocol.pickle import dumps
+
+from daskrun.claims import Worker
+from daskrun.rank import AttemptId
+from daskrun.scheduler import known
+from daskrun.why.look import Look, look_here
+from daskrun.why.process import ask, processes
+from daskrun.why.verdict import not_begun, silent
+
+LOOK_S = 5  # time limit for a worker's answer
+
+
+async def looks(
+    attempt: AttemptId, ranks: Mapping[int, Worker], begun: Collection[int], dask_scheduler: Any = None
+) -> list[Look]:
+    """Return how each of these ranks of an attempt looks. A worker's nanny answers for it where it does not.
+
+    begun: ranks that have begun; one that has not begun, and is gone, is left out.
+    """
+    looking = dumps(partial(look_here, *attempt))
+    answers = await asyncio.gather(*(_answer(dask_scheduler, worker.address, looking) for worker in ranks.values()))
+    found = dict(zip(ranks, answers, strict=True))
+    seen = [look for there, look in found.values() if there and look]
+    mute = []
+    for rank, worker in ranks.items():
+        there, look = found[rank]
+        if rank in begun:
+            mute += [rank] * (not there)
+        elif not look and (states := known([worker.address], dask_scheduler)):
+            seen.append(not_begun(rank, states[0], attempt.job))
+    told = await processes([ranks[rank] for rank in mute], dask_scheduler)
+    seen += [silent(rank, process, ranks[rank].has_nanny) for rank, process in zip(mute, told, strict=True)]
+    return sorted(seen)
+
+
+async def _answer(scheduler: Any, address: str, looking: bytes) -> tuple[bool, Look | None]:
+    """Return (whether a worker answers in time, how its rank looks)."""
+    try:
+        return await asyncio.wait_for(ask(scheduler, address, looking), LOOK_S)
+    except TimeoutError:
+        return False, None
