@@ -52,7 +52,8 @@ class Ranks(DashboardComponent):
         self._button = Button(label="Who waits?", align="end", width=100)
         self._button.on_click(self._ask)
         self._job.on_change("value", self._forget)
-        self._lines, self._deaths, self._starts = ColumnDataSource({}), ColumnDataSource({}), ColumnDataSource({})
+        names = ("lines", "deaths", "starts")
+        self._lines, self._deaths, self._starts = (ColumnDataSource({}, name=name) for name in names)
         self._chart = self._new_chart()
 
     @property
@@ -92,7 +93,7 @@ class Ranks(DashboardComponent):
                 for name, job in jobs.items()
             ),
         )
-        self._title.text = f"<b>{escape(job.name)}</b>, attempt {_attempt(job)}: {_state(job)}"
+        self._title.text = f"<b>{escape(job.name)}</b>, attempt {_attempt(job)}: {job.state}"
         self._choose_metric(job)
         self._ranks.text = _table_of_ranks(job, self._metric.value, now)
         drawn = (name, self._record.version, self._metric.value, self._by.value)
@@ -162,7 +163,7 @@ async def _explained(scheduler: Scheduler, name: str) -> str:
         record.waits(name, [look.rank for look in found if look.waits])
     except Exception as error:
         return f"The ranks could not be looked at: {error!r}."
-    return diagnosed(str, explain, found, ended)
+    return f"{datetime.now():%H:%M:%S}  {diagnosed(str, explain, found, ended)}"
 
 
 def _table_of_ranks(job: JobRecord, metric: str, now: float) -> str:
@@ -215,7 +216,9 @@ def _attempt(job: JobRecord) -> str:
 
 
 def _state(job: JobRecord) -> str:
-    return escape(f"{job.state}: {job.error}" if job.error else job.state)
+    if not job.error:
+        return job.state
+    return escape(f"{job.state}: {job.error}" if job.is_over else f"{job.state}; before: {job.error}")
 
 
 def _colour(rank: int) -> str:

@@ -220,7 +220,7 @@ class Record:
 
     def _dies(self, job: JobRecord, process: str) -> None:
         for number, rank in enumerate(job.ranks):
-            if rank.worker.process == process and rank.state != "over":
+            if rank.worker.process == process and (rank.is_at_work or rank.state == "starting"):
                 rank.state = "dead"
                 job.deaths.append((job.attempt, number))
 

@@ -53,7 +53,9 @@ class ClaimsPlugin(SchedulerPlugin):
             asked[1].cancel()
 
     def log_event(self, topic: str, msg: Any) -> None:
-        if not (topic.startswith(TOPIC) and isinstance(msg, (list, tuple)) and len(msg) > 1):
+        if not (
+            topic.startswith(TOPIC) and isinstance(msg, (list, tuple)) and len(msg) > 1 and isinstance(msg[1], str)
+        ):
             return
         kind, job, *about = msg
         self.record.hear(kind, job, about, time.monotonic())

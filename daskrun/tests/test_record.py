@@ -1,0 +1,210 @@
+"""What is kept of jobs, and shown of them, from what a scheduler is told."""
+
+import pytest
+from test_command import command, write
+
+import daskrun
+from daskrun.claims import Request, Worker
+from daskrun.record import ENDED, LONGEST, NAMES, ROWS, Record
+from daskrun.scheduler import record_of
+
+
+def workers(n):
+    return [
+        Worker(f"tcp://{number}", f"process {number}", f"slot {number}", "host", str(number)) for number in range(n)
+    ]
+
+
+def begun(n=2, attempts=1):
+    """Return a record of one job whose ranks have begun, and the job."""
+    record = Record()
+    record.wants(Request("train-1", "kernel", attempts=attempts), 0)
+    record.begins("train-1", workers(n), 1)
+    for rank in range(n):
+        record.hear("began", "train-1", [0, rank, f"tcp://{rank}"], 2)
+    return record, record.jobs["train-1"]
+
+
+def log(record, now, rank=0, attempt=0, **row):
+    record.hear("row", "train-1", [{"rank": rank, "attempt": attempt, "time": 0.0, **row, "worker": "w"}], now)
+
+
+def states(job):
+    return [rank.state for rank in job.ranks]
+
+
+def test_a_job_waits_runs_brings_results_and_is_finished():
+    record = Record()
+    record.wants(Request("train-x-1", "kernel", attempts=3), 5)
+    (job,) = record.jobs.values()
+    assert (job.name, job.state, job.attempt, job.attempts, job.since) == ("train-x", "waiting for workers", 1, 3, 5)
+    record.wants(Request("train-x-1", "kernel", attempts=3), 6)  # it asks again
+    record.begins("train-x-1", workers(2), 7)
+    assert states(job) == ["starting", "starting"]
+    for rank in (0, 1):
+        record.hear("began", "train-x-1", [0, rank, "w"], 8)
+    assert (job.state, states(job)) == ("running", ["started", "started"])
+    record.hear("row", "train-x-1", [{"rank": 1, "attempt": 0, "loss": 2.0}], 9)
+    record.returns("train-x-1", 0, 0)
+    assert states(job) == ["over", "running"]
+    record.returns("train-x-1", 0, 1)
+    assert job.state == "fetching its results"
+    record.ends("train-x-1", "")
+    assert (job.state, job.error, job.is_over, job.since) == ("finished", "", True, 5)
+
+
+def test_after_a_death_the_next_attempt_has_lines_of_its_own_and_the_death_is_marked():
+    record, job = begun(attempts=2)
+    for rank in (0, 1):
+        log(record, 3, rank, step=1, loss=1.0)
+    record.hear("gone", "train-1", ["process 1"], 4)
+    record.ends("train-1", "WorkerDied: Rank 1 died", again=True)
+    assert states(job) == ["ended", "dead"] and not job.is_over
+    record.wants(Request("train-1", "kernel", attempt=1, attempts=2), 5)
+    record.hear("gone", "train-1", ["process 0"], 5)  # which the job itself has killed
+    record.begins("train-1", workers(2), 6)
+    log(record, 7, 0, attempt=0, step=2, loss=9.0)  # of the attempt that is over
+    log(record, 8, 0, attempt=1, step=2, loss=0.5)
+    assert job.attempt == 2 and job.deaths == [(1, 1)]
+    assert job.lines("loss", by_step=True) == [(1, 0, [1], [1.0]), (1, 1, [1], [1.0]), (2, 0, [2], [0.5])]
+    assert job.lines("loss", by_step=False)[-1] == (2, 0, [8], [0.5])
+
+
+def test_a_failed_rank_and_the_first_line_of_the_error_are_kept_and_nothing_after_the_end():
+    record, job = begun(3)
+    record.returns("train-1", 0, 2)
+    record.hear("failed", "train-1", [0, 1, b"", b"", "", False], 3)
+    record.ends("train-1", f"ValueError: {'x' * 2 * LONGEST}\nmore")
+    assert states(job) == ["ended", "failed", "over"] and job.state == "failed"
+    assert len(job.error) == LONGEST and job.error.startswith("ValueError: xx")
+    version = record.version
+    log(record, 9, loss=1.0)
+    record.ends("train-1", "again")
+    assert record.version == version and not job.rows and job.error.startswith("ValueError")
+
+
+def test_a_client_that_is_gone_ends_its_jobs_alone():
+    record, job = begun()
+    record.wants(Request("other-1", "another kernel"), 3)
+    record.loses("kernel")
+    assert job.state == "failed" and "client is gone" in job.error and not record.jobs["other-1"].is_over
+
+
+def test_jobs_that_run_come_first_and_then_the_newest_of_those_that_are_over():
+    record = Record()
+    for number in range(ENDED + 5):
+        record.wants(Request(f"job-{number}", "kernel"), number)
+        if number != 3:
+            record.ends(f"job-{number}", "")
+    in_order = [name for name, _ in record.in_order()]
+    assert in_order == ["job-3", *(f"job-{number}" for number in range(ENDED + 4, 4, -1))]
+
+
+def test_what_is_kept_is_bounded():
+    record, job = begun()
+    for step in range(ROWS + 10):
+        log(record, step, step=step, loss=1.0)
+    for number in range(2 * NAMES):
+        log(record, 0, **{f"metric {number}": 1.0, "y" * 2 * LONGEST: 1.0})
+    log(record, 0, output=[(False, "z" * 2 * LONGEST)] * 1000)
+    assert len(job.rows) == ROWS and len(job.names) == NAMES == len(job.ranks[0].values)
+    assert len(job.ranks[0].last_line) == LONGEST and max(map(len, job.names)) <= LONGEST
+
+
+def test_only_finite_numbers_are_shown():
+    record, job = begun()
+    log(record, 3, step=1, loss=float("nan"), phase="train", nothing=None, ok=True)
+    assert list(job.names) == ["step", "ok"]
+
+
+def test_a_rank_that_lags_has_a_shorter_bar_and_one_that_is_silent_for_long_is_late():
+    record, job = begun(3)
+    for rank, steps in enumerate((40, 40, 10)):
+        log(record, 10 if rank < 2 else 4, rank, step=steps, loss=rank)
+    lines = job.table("loss", 10.5)
+    assert [line.share for line in lines] == [1, 1, 0.25]
+    assert [line.silent_s for line in lines] == [0.5, 0.5, 6.5] and [line.is_late for line in lines] == [
+        False,
+        False,
+        True,
+    ]
+    assert [line.value for line in lines] == [0, 1, 2]
+    assert not any(line.is_late for line in job.table("loss", 500))  # all are silent: each may wait for another
+    record.returns("train-1", 0, 2)
+    assert job.table("loss", 500)[2].silent_s is None
+
+
+def test_one_of_two_ranks_can_be_late():
+    record, job = begun(2)
+    log(record, 3, 0, loss=1.0)
+    log(record, 9, 1, loss=1.0)
+    assert [line.is_late for line in job.table("loss", 9)] == [True, False]
+
+
+def test_rows_without_a_step_are_counted():
+    record, job = begun()
+    for now in (3, 4):
+        log(record, now, loss=1.0 / now)
+    assert job.lines("loss", by_step=True) == [(1, 0, [1, 2], [1 / 3, 1 / 4])]
+
+
+def test_who_was_seen_to_wait_waits_until_it_logs_again():
+    record, job = begun()
+    record.waits("train-1", [0])
+    assert states(job) == ["waits", "started"]
+    log(record, 3, loss=1.0)
+    assert states(job) == ["running", "started"]
+
+
+def test_a_scripts_lines_are_counted_and_its_metrics_read():
+    record, job = begun()
+    log(record, 3, output=[(False, "step 4  loss 0.5  phase train"), (True, "see <b>")])
+    (line, _) = job.table("loss", 4)
+    assert line.printed == "0.2 lines/s: see <b>" and line.value == 0.5 and line.step == 4 and job.is_script
+    assert job.table("loss", 100)[0].printed == "0.0 lines/s: see <b>"
+
+
+@pytest.mark.parametrize("message", [("row",), ("row", "train-1"), ("began", "train-1"), ("gone", "train-1"), "text"])
+def test_a_stranger_who_writes_to_the_topic_ends_nothing(client, message):
+    client.log_event("daskrun-stranger", message)
+    assert daskrun.run(client, int, backend=None) == [0, 0]
+
+
+def jobs(client):
+    return client.run_on_scheduler(lambda dask_scheduler: record_of(dask_scheduler).jobs)
+
+
+def newest(client):
+    return list(jobs(client).values())[-1]
+
+
+def test_the_scheduler_keeps_what_a_job_of_functions_has_done(client):
+    def train():
+        daskrun.log_metrics(step=3, loss=0.25)
+
+    daskrun.run(client, train, max_restarts=1)
+    job = newest(client)
+    assert (job.name, job.state, job.attempts, states(job)) == ("train", "finished", 2, ["over", "over"])
+    assert job.lines("loss", by_step=True) == [(1, 0, [3], [0.25]), (1, 1, [3], [0.25])]
+
+
+def test_the_scheduler_keeps_how_a_job_has_failed(client):
+    def train():
+        raise ValueError("first\nsecond")
+
+    with pytest.raises(ValueError, match="first"):
+        daskrun.run(client, train, backend=None)
+    job = newest(client)
+    assert (job.state, job.error) == ("failed", "ValueError: first") and "failed" in states(job)
+    with pytest.raises(daskrun.JobError):
+        daskrun.run(client, train, n_workers=99)
+    assert newest(client).state == "failed" and "99" in newest(client).error
+
+
+def test_a_script_that_logs_metrics_shows_them(client, tmp_path):
+    write(tmp_path, "import daskrun", "for step in (1, 2): daskrun.log_metrics(step=step, loss=1 / step)")
+    with command(client, tmp_path, "script.py") as process:
+        assert process.wait(60) == 0
+    job = newest(client)
+    assert (job.name, job.state, job.is_script) == ("script", "finished", True)
+    assert [line[2:] for line in job.lines("loss", by_step=True)] == [([1, 2], [1.0, 0.5])] * 2

@@ -1,0 +1,185 @@
+"""What people see of their jobs in Dask's dashboard, in a real browser."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from urllib.request import urlopen
+
+import pytest
+from distributed import Client, LocalCluster
+from playwright.sync_api import expect
+from waiting import GIVE_UP_S, until
+
+import daskrun
+from daskrun import dashboard
+from daskrun.claims import Request, Worker
+from daskrun.scheduler import record_of
+
+LAPTOP, PHONE, PANE = {"width": 1400, "height": 900}, {"width": 390, "height": 844}, {"width": 400, "height": 300}
+DATA = """name => {
+    const source = window.Bokeh?.documents[0]?.get_model_by_name(name)
+    const columns = Object.entries(source?.data ?? {})
+    return Object.fromEntries(columns.map(([key, values]) => [key, Array.from(values)]))
+}"""
+
+
+def address(client, page="/ranks"):
+    return client.dashboard_link.removesuffix("/status") + page
+
+
+@contextmanager
+def opened(browser, url, viewport=LAPTOP):
+    page = browser.new_page(viewport=viewport)
+    page.set_default_timeout(1000 * GIVE_UP_S)
+    page.goto(url)
+    yield page
+    page.close()
+
+
+def row_of(page, rank):
+    return page.locator("tr", has=page.get_by_role("cell", name=re.compile(rf"^\W*{rank}$"))).last
+
+
+def test_lines_grow_a_death_is_marked_the_next_attempt_goes_on_and_a_hang_is_told(client, browser, tmp_path):
+    go_on = [str(tmp_path / name) for name in ("killed", "freed")]
+
+    def train():
+        import os
+        import signal
+        import time
+
+        import torch
+        import torch.distributed as dist
+
+        rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        for step in range(1 + 2 * attempt, 6):
+            dist.all_reduce(torch.ones(10))
+            daskrun.log_metrics(step=step, loss=1 / step + rank, lr=0.1)
+            if rank == 1 and step == 3:
+                while not os.path.exists(go_on[attempt]):
+                    time.sleep(0.05)
+                if not attempt:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+    with opened(browser, address(client)) as page, daskrun.launch(client, train, max_restarts=1) as job:
+        until(lambda: page.evaluate(DATA, "lines").get("xs") == [[1, 2, 3], [1, 2, 3]])
+        assert [line[2] for line in page.evaluate(DATA, "lines")["ys"]] == [pytest.approx(1 / 3), pytest.approx(4 / 3)]
+        open(go_on[0], "w").close()
+        page.get_by_text("attempt 2 of 2: running").wait_for()
+        until(lambda: page.evaluate(DATA, "lines")["xs"][2:] == [[3], [3]])
+        assert page.evaluate(DATA, "deaths") == {"x": [3], "y": [pytest.approx(4 / 3)]}
+        assert page.evaluate(DATA, "starts") == {"x": [3]}
+        page.get_by_role("button", name="Who waits?").click()
+        page.get_by_text("Rank 0 waits in all_reduce 2 of [10]").wait_for()
+        page.get_by_text("in train").first.wait_for()
+        row_of(page, 0).get_by_text("waits").wait_for()
+        page.get_by_label("Metric").select_option("lr")
+        until(lambda: page.evaluate(DATA, "lines")["ys"][0] == [0.1] * 3)
+        page.get_by_label("Against").select_option("seconds")
+        until(lambda: page.evaluate(DATA, "lines")["xs"][0][0] != 1)
+        open(go_on[1], "w").close()
+        job.result()
+        page.get_by_text("attempt 2 of 2: finished").wait_for()
+    assert len(job.failures) == 1
+
+
+def test_what_users_have_written_is_text(client, browser):
+    def train():
+        daskrun.log_metrics(**{"<b>bold metric</b>": 1.0})
+        raise ValueError("<b>bold</b> <img src=x onerror=alert(1)>")
+
+    train.__name__ = "<b>bold name</b>"
+    with pytest.raises(ValueError, match="bold"):
+        daskrun.run(client, train, backend=None)
+    for path in (dashboard.PAGE, dashboard.PANE):
+        with opened(browser, address(client, path)) as page:
+            page.get_by_text("<b>bold name</b>").first.wait_for()
+            page.get_by_role("columnheader", name="<b>bold metric</b>").wait_for()
+            assert not page.locator("b", has_text="bold").filter(has_not_text="<b>").count()
+            assert not page.locator("img[src=x]").count()
+            if path == dashboard.PAGE:
+                page.get_by_role("cell", name="ValueError: <b>bold</b> <img src=x onerror=alert(1)>").wait_for()
+
+
+def make_up(n_ranks, dask_scheduler=None):
+    """Tell the record of a job with many ranks, of which one is dead and one lags."""
+    record, name, then = record_of(dask_scheduler), f"made-up-{n_ranks}", time.monotonic() - 20
+    record.wants(Request(name, "nobody", attempts=3), then)
+    workers = [
+        Worker(f"tcp://10.0.0.{rank}:1", f"{rank}", f"{rank}", f"10.0.0.{rank}", str(rank)) for rank in range(n_ranks)
+    ]
+    record.begins(name, workers, then)
+    for rank in range(n_ranks):
+        record.hear("began", name, [0, rank, ""], then)
+        for step in range(5 if rank == 3 else 20):
+            row = {"rank": rank, "attempt": 0, "step": step, "loss": 1 / (step + 1) + rank / 50}
+            record.hear("row", name, [row], then + step)
+    record.hear("gone", name, ["5"], then + 20)
+
+
+@pytest.fixture
+def many(client):
+    client.run_on_scheduler(make_up, 64)
+    yield
+    client.run_on_scheduler(lambda dask_scheduler: record_of(dask_scheduler).ends("made-up-64", ""))
+
+
+def test_64_ranks_are_readable_on_a_laptop_and_on_a_phone(client, browser, many):
+    for viewport in (LAPTOP, PHONE):
+        with opened(browser, address(client), viewport) as page:
+            row_of(page, 63).wait_for()
+            expect(row_of(page, 5).get_by_text("dead")).to_have_css("color", "rgb(176, 0, 32)")
+            bars = [row_of(page, rank).locator(".bar").get_attribute("style") for rank in (2, 3)]
+            assert "100%" in bars[0] and "21%" in bars[1]
+            expect(row_of(page, 3).locator(".late")).to_have_count(1)
+            expect(row_of(page, 2).locator(".late")).to_have_count(0)
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            lines = page.evaluate(DATA, "lines")
+            looks = set(zip(lines["colour"], lines["dash"], strict=True))
+            assert len(lines["xs"]) == 64 and len(looks) == 28  # of seven colours and four dashes
+
+
+def test_axe_finds_nothing_wrong(client, browser, many):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    with opened(browser, address(client)) as page:
+        row_of(page, 63).wait_for()
+        ours = {"include": [".content"]}  # Dask's own menu is around it
+        found = axe.Axe().run(page, context=ours).response["violations"]
+        assert not found, json.dumps(found, indent=1)
+
+
+def test_the_menu_and_jupyterlab_offer_it_and_the_pane_shows_the_newest_job(client, browser):
+    daskrun.run(client, int, backend=None)
+    with urlopen(address(client, "/individual-plots.json")) as answer:
+        assert json.load(answer)["Individual Ranks"] == dashboard.PANE
+    with opened(browser, address(client, "/status")) as page:
+        page.get_by_role("link", name="Ranks", exact=True).first.click()
+        page.get_by_role("cell", name="finished").first.wait_for()
+    with opened(browser, address(client, dashboard.PANE), PANE) as page:
+        page.get_by_text("attempt 1 of 1: finished").wait_for()
+        row_of(page, 1).get_by_text("over").wait_for()
+
+
+@pytest.mark.filterwarnings("ignore:Port 8787")
+def test_a_scheduler_without_a_dashboard_has_no_page_and_jobs_run():
+    settings = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None, "host": "127.0.0.1"}
+    with LocalCluster(**settings) as cluster, Client(cluster) as client:
+        assert daskrun.run(client, int, backend=None) == [0]
+
+
+def test_a_preload_gives_a_scheduler_the_page_before_any_job(tmp_path):
+    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--preload", "daskrun.dashboard"]
+    command += ["--host", "127.0.0.1", "--port", "0", "--dashboard-address", "127.0.0.1:0"]
+    command += ["--dashboard-prefix", "behind", "--scheduler-file", file := str(tmp_path / "scheduler.json")]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        try:
+            until(lambda: (tmp_path / "scheduler.json").exists())
+            with Client(scheduler_file=file) as client:
+                port = client.scheduler_info()["services"]["dashboard"]
+            with urlopen(f"http://127.0.0.1:{port}/behind/ranks") as answer:
+                assert '<a href="ranks">' in answer.read().decode()
+        finally:
+            process.terminate()
