@@ -149,7 +149,7 @@ def film(browser: Browser, url: str, folder: Path, target: Path) -> None:
 
 
 def layout_of_the_film() -> dict:
-    """Return the workshop's layout, with the film's notebook, without its contents; its pane shows CPUs."""
+    """Return the workshop's layout, with the film's notebook, without its contents; its pane shows the ranks."""
     content = workspace(0)
     data = content["data"]
     content["metadata"]["id"] = "film"
@@ -160,10 +160,7 @@ def layout_of_the_film() -> dict:
     notebook["widgets"] = [f"notebook:{FILM}"]
     data[f"notebook:{FILM}"] = {"data": {"path": FILM, "factory": "Notebook"}}
     del data[f"notebook:{FIRST}"]
-    panes["children"], panes["sizes"] = panes["children"][:1], [1]  # CPUs in the place of the tasks
-    panes["children"][0]["widgets"] = ["dask-dashboard-launcher:/individual-cpu"]
-    item = {"route": "/individual-cpu", "label": "CPU", "key": "CPU"}
-    data["dask-dashboard-launcher:/individual-cpu"] = {"data": {"item": item}}
+    panes["children"], panes["sizes"] = panes["children"][1:2], [1]
     return content
 
 

@@ -20,7 +20,7 @@ from distributed.security import Security
 from distributed.utils import LoopRunner
 from distributed.versions import VersionMismatchWarning
 
-from daskrun import ClusterError, start_local, worker_environment
+from daskrun import ClusterError, dashboard, start_local, worker_environment
 from daskrun.errors import check_client
 from daskrun.settings import known_workers, n_gpus, unfit_for_pytorch
 from workshop_utils.object_store import spare_loopback_the_proxy
@@ -116,6 +116,7 @@ def _join(address: str, timeout_s: float, wait_for_workers: float) -> Client:
     if not client.nthreads():
         _await_worker(client, wait_for_workers)
         _refuse_other_versions(client)
+    client.run_on_scheduler(dashboard.show)  # before the first job, for JupyterLab's pane
     return client
 
 

@@ -29,7 +29,7 @@ from workshop_utils.tool import lab
 WORKSHOP = Path(sys.executable).parent / "workshop"
 PROJECT = Path(__file__).parents[2]
 BASE = "/user/anna/"
-DASHBOARDS = ("Task Stream", "Progress", "Workers Memory") + ("GPU Utilization", "GPU Memory") * bool(n_gpus())
+DASHBOARDS = ("Task Stream", "Ranks", "Workers Memory") + ("GPU Utilization", "GPU Memory") * bool(n_gpus())
 TABS = "#jp-main-dock-panel .lm-TabBar-tabLabel"
 TENSORBOARD = """\
 import os, sys
@@ -223,7 +223,7 @@ def test_a_guess_that_is_no_number_is_answered_as_by_a_check(page):
 
 def test_the_dashboards_are_dark_with_jupyterlab(page):
     page.evaluate("document.body.dataset.jpThemeLight = 'false'")
-    dark = page.locator("iframe[src*='individual-progress']").evaluate("frame => getComputedStyle(frame).filter")
+    dark = page.locator("iframe[src*='individual-ranks']").evaluate("frame => getComputedStyle(frame).filter")
     page.evaluate("document.body.dataset.jpThemeLight = 'true'")
     assert "invert" in dark
 

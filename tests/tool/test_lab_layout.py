@@ -28,7 +28,7 @@ from workshop_utils.tool import lab
 from workshop_utils.tool.lab import workspace
 
 PROJECT = Path(__file__).parents[2]
-THREE = ["Task Stream", "Progress", "Workers Memory"]
+THREE = ["Task Stream", "Ranks", "Workers Memory"]
 
 
 def widgets(area):

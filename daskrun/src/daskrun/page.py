@@ -22,6 +22,7 @@ from daskrun.why.looks import looks
 from daskrun.why.verdict import diagnosed, explain
 
 UPDATE_MS = 500
+MOST_BUSY = 0.05  # of a core, for one viewer: the scheduler has other work
 NEWEST = "the newest"  # in the menu of jobs
 COLOURS = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"  # Okabe and Ito, without yellow
 DASHES = "solid", "dashed", "dotted", "dotdash"  # beyond so many ranks
@@ -43,6 +44,7 @@ class Ranks(DashboardComponent):
     def __init__(self, scheduler: Scheduler, **_: Any) -> None:
         self._scheduler, self._record = scheduler, record_of(scheduler)
         self._drawn: tuple = ()  # what the chart shows
+        self._rest_until = 0.0
         self._asking: asyncio.Task[str] | None = None
         self._jobs, self._ranks, self._title = _text_box(150), _text_box(480), _text_box(60)
         self._said = PreText(text="", sizing_mode="stretch_width", styles={"white-space": "pre-wrap"})
@@ -74,8 +76,13 @@ class Ranks(DashboardComponent):
         return column(self._title, self._chart, self._ranks, sizing_mode="stretch_both")
 
     def update(self) -> None:  # type: ignore[override]
-        """Show what is new."""
-        now, jobs = time.monotonic(), dict(self._record.in_order())
+        """Show what is new; less often where that takes long, as with hundreds of ranks."""
+        if (begin := time.monotonic()) >= self._rest_until:
+            self._update(begin)
+            self._rest_until = begin + (time.monotonic() - begin) / MOST_BUSY
+
+    def _update(self, now: float) -> None:
+        jobs = dict(self._record.in_order())
         if not jobs:
             self._title.text = escape(NONE)
             return
