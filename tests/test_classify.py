@@ -345,6 +345,14 @@ def test_a_model_in_int8_says_nearly_the_same(client, tmp_path, monkeypatch):
     assert not frame.probability.equals(exact.probability)
 
 
+def test_photos_for_calibration_are_spread_over_a_list_and_are_the_first_of_a_generator():
+    paths = [f"{number}.jpg" for number in range(100)]
+    for at_hand, expected in ((True, [paths[number * 100 // 32] for number in range(32)]), (False, paths[:32])):
+        chosen, photos = int8.choose_for_calibration(iter(paths), at_hand)
+        assert chosen == expected and list(photos) == paths
+    assert int8.choose_for_calibration(iter(paths[:5]), True)[0] == paths[:5]
+
+
 def in_int8(paths, weights, photos):
     calibration = int8.Calibration(uuid.uuid4().hex, photos, None)
     return classify_batches([paths], weights=weights, precision="int8", calibration=calibration)

@@ -71,3 +71,11 @@ def test_a_ladders_bars_have_the_colours_of_its_legend():
         legend = np.asarray(picture.convert("RGB"))[: picture.height // 3]  # waiting stands first there
         first, second = (np.flatnonzero((legend == rgb(colour)).all(2).any(0))[0] for colour in plots.PALETTE[1:3])
         assert first < second
+
+
+def test_a_ladders_first_rung_is_on_top():
+    rungs = pd.DataFrame({"rung": ["first", "last"], "images_per_s": 10.0, "waiting_ms": [90, 1], "rest_ms": [1, 90]})
+    picture = opened(plots.ladder(rungs, "bars"))
+    waiting = np.flatnonzero((np.asarray(picture.convert("RGB")) == rgb(plots.PALETTE[1])).all(2).sum(1) > 100)
+    rest = np.flatnonzero((np.asarray(picture.convert("RGB")) == rgb(plots.PALETTE[2])).all(2).sum(1) > 100)
+    assert len(waiting) and len(rest) and waiting.max() < rest.min()  # rows of pixels, the uppermost first

@@ -32,10 +32,11 @@ def test_tensorboard_reads_what_was_written(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     without_step = [{"rank": 0, "loss": 9.0}, {"rank": 0, "step": float("nan"), "loss": 9.0}]
-    write_tensorboard([*ROWS, *without_step, {"rank": 0, "step": 2, "loss": 0.25, "note": "x"}], tmp_path)
+    write_tensorboard([*ROWS, *without_step, {"rank": 0, "step": 2, "loss": 0.25, "time": 1e9}], tmp_path)
     events = EventAccumulator(str(tmp_path / "rank-0")).Reload()
     assert events.Tags()["scalars"] == ["loss"]
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 0.5), (2, 0.25)]
+    assert events.Scalars("loss")[1].wall_time == 1e9  # by the rank's clock, whenever it was written
     assert EventAccumulator(str(tmp_path / "rank-1")).Reload().Tags()["scalars"] == []  # NaN is not drawn
 
 

@@ -1,4 +1,7 @@
-"""FSDP2 and distributed checkpoints (DCP) in `daskrun.run`: nothing that is learnt or saved depends on the ranks."""
+"""FSDP2 and distributed checkpoints (DCP) in `daskrun.run`: nothing that is learnt or saved depends on the ranks.
+
+Most of it is PyTorch's, so it is weekly. What is ours, the launcher and notebook 11, is tested every day.
+"""
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from torch.distributed.tensor import DTensor
 import daskrun
 from workshop_utils.cluster import start_cluster
 
+pytestmark = pytest.mark.weekly
 BATCH, STEPS = 12, 4  # images a step, which all ranks share; 12 is divided by 1, 2 and 3 ranks
 
 
@@ -98,7 +102,7 @@ def test_sharded_ranks_learn_what_one_process_learns_and_hold_their_part_alone(t
         assert sum(held) == n_parameters and max(held) < 1.2 * n_parameters / n_ranks
 
 
-@pytest.mark.parametrize("place", ["folder", pytest.param("s3", marks=pytest.mark.weekly)])
+@pytest.mark.parametrize("place", ["folder", "s3"])
 def test_what_some_ranks_saved_others_go_on_from(three, place, request, tmp_path):
     url, options = str(tmp_path / "checkpoint"), {}
     if place == "s3":

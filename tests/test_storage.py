@@ -84,6 +84,12 @@ def test_a_local_path_is_taken_whole(tmp_path, monkeypatch):
             assert open_address(name)[1] == open_address(Path(name))[1] == str(tmp_path / name)
 
 
+def test_options_come_before_a_user_and_a_port_in_the_address():
+    for options, url, user in (({}, "http://far:9870", "me@home"), ({"port": 1, "user": "you"}, "http://far:1", "you")):
+        fs, _ = open_address("webhdfs://me%40home@far:9870/dogs", options)
+        assert fs.url.startswith(f"{url}/") and fs.pars["user.name"] == user
+
+
 def test_an_address_is_taken_whole():
     assert open_address("s3://bucket/lr::0.1.pt", {"anon": True})[1] == "bucket/lr::0.1.pt"
     assert open_address("http://[::1]:8000/dogs")[1] == "http://[::1]:8000/dogs"

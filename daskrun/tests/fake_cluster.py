@@ -247,6 +247,9 @@ class World:
             for plugin in self.plugins.values():
                 plugin.remove_client(self, job)
 
+    def log_row(self, job="job0"):
+        self.log_event(TOPIC + job, ("row", job, {}))
+
     async def way(self):
         await asyncio.sleep(self.delay_s)
 

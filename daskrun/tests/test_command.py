@@ -473,9 +473,11 @@ def test_python_m_daskrun_is_the_command():
 
 def test_scripts_get_the_callers_variables_that_are_named(client, tmp_path, monkeypatch):
     monkeypatch.setenv("OF_THE_SHELL", "here")
+    client.run(set_variable, "GIVEN", "the worker's")
     write(tmp_path, "import os", "print(*map(os.environ.get, ['OF_THE_SHELL', 'GIVEN', 'PYTHONHASHSEED']))")
     _, out, err = run(client, tmp_path, "--env", "OF_THE_SHELL", "--env", "GIVEN=a=b", "script.py")
     assert of_rank(0, out) == of_rank(1, out) == ["here a=b None"], err
+    client.run(set_variable, "GIVEN", None)
     _, out, _ = run(client, tmp_path, "--env", "PYTHONHASHSEED=6640", "script.py")
     assert of_rank(1, out) == ["None None 6640"]
 

@@ -86,6 +86,17 @@ def test_a_pair_of_sizes_shrinks_and_grows_back():
     assert [*sizes, control.size] == [3, 2, 3] and len(control.failures) == 2 and len(control.results) == 3
 
 
+def test_a_silence_begins_anew_with_each_row_and_is_told_once():
+    with World("ab") as world:
+        control, told = world.launch({(0, 0): LONG, (0, 1): LONG}, (2, 2), {"stall_after": 10}), []
+        for at in (5, 12, 19, 26, 50):
+            world.loop.call_at(at, world.log_row)
+        for at in (25, 35, 45, 55, 65):
+            world.loop.call_at(at, lambda: told.append(len(control.warnings)))
+        world.run()
+    assert told == [0, 0, 1, 1, 2]
+
+
 @pytest.mark.parametrize(
     "ranks, how",
     [

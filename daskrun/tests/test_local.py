@@ -19,14 +19,14 @@ import psutil
 import pytest
 import torch
 from dask.system import CPU_COUNT
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Scheduler, SpecCluster, Worker
 from processes import command_of
 from waiting import until, until_replaced
 
 import daskrun
 from daskrun import ClusterError, local, start_local
 from daskrun.local import LOOPBACK
-from daskrun.settings import THREADS, own_gpu_first
+from daskrun.settings import THREADS, own_gpu_first, unfit_for_pytorch
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
 
@@ -130,6 +130,21 @@ def test_a_cluster_of_the_users_own_is_as_dasks_settings_say(client):
     with LocalCluster(**settings) as cluster, Client(cluster) as own:
         assert set(own.run(os.getppid).values()) == {os.getpid()}
         assert not any(own.run(lambda: "torch" in sys.modules).values())
+
+
+@on_linux  # where all of 127.* is this machine
+def test_workers_share_the_cores_of_their_own_host_alone(monkeypatch):
+    monkeypatch.setattr("daskrun.settings.CPU_COUNT", 12)
+    for name in THREADS:
+        monkeypatch.setenv(name, "4")
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "65536")
+    hosts = [*["127.0.0.2"] * 3, *["127.0.0.3"] * 2]
+    scheduler = {"cls": Scheduler, "options": {"host": LOOPBACK, "dashboard": False}}
+    workers = {number: {"cls": Worker, "options": {"host": host}} for number, host in enumerate(hosts)}
+    with SpecCluster(workers, scheduler) as cluster, Client(cluster) as client:
+        wrong, cores = unfit_for_pytorch(client)
+    said = [one for one in wrong if one.startswith("PyTorch")]
+    assert (cores, said) == (6, ["PyTorch uses 4 of the 6 cores that each could have"])
 
 
 @pytest.mark.parametrize("value", [0, True, 1.5, "two"])

@@ -87,7 +87,7 @@ test_read_ahead = judged(
     (one_ahead, "1 of .*2 should"),
     (lambda load, batches, depth: [load(batch) for batch in batches], "a generator, not ..batch 0"),
     (partial(ahead, submit=2), "2 of .*3 should"),
-    (partial(ahead, submit=9), "of the later ones.*depth is 2"),
+    (partial(ahead, submit=3), "3 of the later ones.*depth is 2"),
     (partial(ahead, waits_for_all=True), "does not need yet"),
     (partial(ahead, last=False), "yields 4"),
     (lambda load, batches, depth: ahead(str, batches, depth), "call `load`"),

@@ -1,10 +1,11 @@
 """Copies of the rendered notebooks for nbval, in .nbval: with the checks of stubs, or with every cell twice.
 
-After each stub there is one more cell: the exercise's check, which has to fail there. One execution by nbval then
-proves both: stubs get a hint, and solutions pass. The copies lie as deep as the originals, since notebooks open files
-beside them.
+After each stub there is one more cell: the exercise's check, which has to fail there, and to name what is still None.
+One execution by nbval then proves both: stubs get a hint, and solutions pass. The copies lie as deep as the originals,
+since notebooks open files beside them.
 """
 
+import re
 import shutil
 import textwrap
 
@@ -12,7 +13,7 @@ import nbformat
 from lessons import NUMBERED, RENDERED, ROOT, read, tags, without_bars
 
 COPIES = ROOT / ".nbval"
-FAILED_AS_IT_SHOULD = "the stub gets a hint\n"
+FAILED_AS_IT_SHOULD = "the stub gets a hint"
 
 
 def with_stub_checks(notebook):
@@ -20,17 +21,20 @@ def with_stub_checks(notebook):
     cells = []
     for position, cell in enumerate(notebook.cells):
         if "solution" in tags(cell):
-            cells.append(expecting_not_yet(notebook.cells[position + 1]))
+            cells.append(expecting_not_yet(notebook.cells[position - 1], notebook.cells[position + 1]))
         cells.append(cell)
     notebook.cells = cells
     return notebook
 
 
-def expecting_not_yet(check):
+def expecting_not_yet(stub, check):
+    shown, said = f"hint if 'cannot read this answer' in str(hint) else {FAILED_AS_IT_SHOULD!r}", FAILED_AS_IT_SHOULD
+    if none := re.search(r"^(\w+) = None", stub.source, re.MULTILINE):
+        shown, said = "hint", f"{none[1]} is still None."
     source = "import workshop_utils.exercises\ntry:\n" + textwrap.indent(check.source, "    ")
     source += "\nexcept workshop_utils.exercises.NotYet as hint:\n"
-    source += f"    print(hint if 'cannot read this answer' in str(hint) else {FAILED_AS_IT_SHOULD[:-1]!r})"
-    expected = nbformat.v4.new_output("stream", name="stdout", text=FAILED_AS_IT_SHOULD)
+    source += f"    print({shown})"
+    expected = nbformat.v4.new_output("stream", name="stdout", text=f"{said}\n")
     return nbformat.v4.new_code_cell(source, id=f"{check.id[:58]}-stub", execution_count=0, outputs=[expected])
 
 

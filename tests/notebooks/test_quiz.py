@@ -13,17 +13,11 @@ NAMES = [f"{one['notebook']} {one['question'][:40]}" for one in QUESTIONS]
 each_question = pytest.mark.parametrize("question", QUESTIONS, ids=NAMES)
 
 
-def right(question):
-    return [answer["answer"] for answer in question["answers"] if answer["correct"]]
-
-
 @each_question
 def test_every_answer_says_why_and_the_question_says_how_many_are_right(question):
-    assert 4 <= len(question["answers"]) <= 5
-    for answer in question["answers"]:
-        assert len(answer["feedback"]) >= 40 and answer["feedback"].endswith((".", "?"))
-    several = question["type"] == "many_choice"
-    assert len(right(question)) > 1 if several else len(right(question)) == 1
+    assert all(answer["feedback"] for answer in question["answers"])
+    several, n_right = question["type"] == "many_choice", sum(answer["correct"] for answer in question["answers"])
+    assert n_right > 1 if several else n_right == 1
     assert several == ("There is more than one." in question["question"])
 
 

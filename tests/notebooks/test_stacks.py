@@ -67,21 +67,3 @@ def test_each_frame_shows_a_line_of_the_code_of_today_and_shows_it_once(path):
     for text in shown:
         assert not stale(text, cells), "run: tools/render.py " + path.stem[:2]
         assert not [one for one, after in pairwise(FRAME.findall(text)) if one == after]
-
-
-def test_a_frame_of_another_version_is_found():
-    cell = "def wait():\n    group.barrier()\n"
-    name = f"{murmur2_x86(cell, get_tmp_hash_seed())}.py"
-    assert stale(f'  File "{name}", line 2, in wait\n    group.barrier()', [cell]) == []
-    assert stale("it is at cell:2 in wait", [cell]) == []
-    for old in (
-        f'  File "{name}", line 3, in wait',
-        f'  File "{name}", line 2, in wait\n    step += 1',
-        f'  File "{name}", line 2, in run',
-        '  File "123.py", line 2, in wait',
-        '  File "train.py", line 1, in train\n    step += 1',
-        '  File "a_module_that_is_gone.py", line 2, in wait',
-        "it is at cell:2 in run",
-    ):
-        assert len(stale(old, [cell])) == 1, old
-    assert stale('  File "threading.py", line 1, in run', [cell]) == []

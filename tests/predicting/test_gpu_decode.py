@@ -1,6 +1,7 @@
 """The way to a GPU gives the images that the CPU reads, whatever the files are; here its decoder runs on the CPU."""
 
 import io
+import struct
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
@@ -66,6 +67,14 @@ def calls(monkeypatch):
     return seen
 
 
+def odd(*blocks):
+    """Return a JPEG with these blocks, as its own EXIF would be."""
+    plain = encoded(dog())
+    return plain[:2] + b"".join(b"\xff\xe1" + struct.pack(">H", len(one) + 2) + one for one in blocks) + plain[2:]
+
+
+TIFF = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12"  # big-endian, with one entry, of the orientation
+XMP = b'http://ns.adobe.com/xap/1.0/\0<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
 UNUSUAL = {
     "a PNG": encoded(dog(), "PNG"),
     "CMYK": encoded(dog().convert("CMYK")),
@@ -73,6 +82,12 @@ UNUSUAL = {
     "with a tail": encoded(dog()) + b"more",
     "narrow": encoded(dog(20, 300)),
     "too narrow": encoded(dog(4, 300)),
+    "turned by XMP": odd(XMP),
+    "turned by two blocks": odd(*(TIFF + b"\0\x03\0\0\0\x01\0" + bytes([how]) + b"\0\0" for how in (3, 6))),
+    "turned by a LONG": odd(b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x04\0\x01\0\0\0\x06\0\0\0"),
+    "turned by a BYTE": odd(TIFF + b"\0\x01\0\0\0\x01\x06\0\0\0"),
+    "turned in a ninth way": odd(TIFF + b"\0\x03\0\0\0\x01\0\x09\0\0"),
+    "turned by an entry that is cut off": odd(TIFF + b"\0\x03\0\0"),
     "empty": b"",
     "no image": b"not a photo",
     "not there": FileNotFoundError("dog.jpg"),
@@ -84,14 +99,15 @@ def test_jpegs_of_all_sizes_are_decoded_in_one_call_and_resized_as_pillow_does(t
     contents = [encoded(dog(*size), quality=90) for size in sizes]
     contents.append(encoded(dog(300, 260).convert("L")))
     contents.append(encoded(dog(400, 300), progressive=True))
-    contents += [encoded(dog(320, 240), exif=turned(how)) for how in (3, 6)]  # as most photos of a phone are
+    contents += [encoded(dog(320, 240), exif=turned(how)) for how in range(1, 9)]  # as a phone's photos are
     left = []
     images, errors = on_gpu(contents, transform, left=left)
     expected, _ = on_cpu(contents, transform)
-    assert not left and calls == [contents] and errors == [None] * 9 and images.dtype == torch.float32
+    assert not left and calls == [contents] and errors == [None] * len(contents) and images.dtype == torch.float32
     assert (images - expected).abs().max() < 3 * LEVEL and (images - expected).abs().mean() < 0.05 * LEVEL
 
 
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data:UserWarning")
 @pytest.mark.parametrize("kind", UNUSUAL)
 def test_what_is_no_plain_jpeg_is_left_to_pillow(kind, transform, calls):
     plain = encoded(dog())
