@@ -8,6 +8,7 @@ import time
 from contextlib import contextmanager
 from urllib.request import urlopen
 
+import cloudpickle
 import pytest
 from distributed import Client, LocalCluster
 from playwright.sync_api import expect
@@ -26,6 +27,9 @@ DATA = """name => {
 }"""
 
 
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # another scheduler's process cannot import it
+
+
 def address(client, page="/ranks"):
     return client.dashboard_link.removesuffix("/status") + page
 
@@ -34,9 +38,13 @@ def address(client, page="/ranks"):
 def opened(browser, url, viewport=LAPTOP):
     page = browser.new_page(viewport=viewport)
     page.set_default_timeout(1000 * GIVE_UP_S)
+    errors = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
     page.goto(url)
     yield page
     page.close()
+    assert not errors
 
 
 def row_of(page, rank):
@@ -170,7 +178,7 @@ def test_a_scheduler_without_a_dashboard_has_no_page_and_jobs_run():
         assert daskrun.run(client, int, backend=None) == [0]
 
 
-def test_a_preload_gives_a_scheduler_the_page_before_any_job(tmp_path):
+def test_a_preload_gives_a_scheduler_the_page_which_waits_for_the_first_job(browser, tmp_path):
     command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--preload", "daskrun.dashboard"]
     command += ["--host", "127.0.0.1", "--port", "0", "--dashboard-address", "127.0.0.1:0"]
     command += ["--dashboard-prefix", "behind", "--scheduler-file", file := str(tmp_path / "scheduler.json")]
@@ -178,8 +186,13 @@ def test_a_preload_gives_a_scheduler_the_page_before_any_job(tmp_path):
         try:
             until(lambda: (tmp_path / "scheduler.json").exists())
             with Client(scheduler_file=file) as client:
-                port = client.scheduler_info()["services"]["dashboard"]
-            with urlopen(f"http://127.0.0.1:{port}/behind/ranks") as answer:
-                assert '<a href="ranks">' in answer.read().decode()
+                url = f"http://127.0.0.1:{client.scheduler_info()['services']['dashboard']}/behind"
+                for path in (dashboard.PAGE, dashboard.PANE):
+                    with opened(browser, url + path) as page:
+                        page.get_by_text("No job yet").wait_for()
+                        client.run_on_scheduler(make_up, 3 if path == dashboard.PAGE else 4)
+                        row_of(page, 2).get_by_text("running").wait_for()
+                        until(lambda page=page: page.evaluate(DATA, "lines")["xs"])
+                        client.run_on_scheduler(lambda dask_scheduler: record_of(dask_scheduler).jobs.clear())
         finally:
             process.terminate()

@@ -160,7 +160,8 @@ def layout_of_the_film() -> dict:
     notebook["widgets"] = [f"notebook:{FILM}"]
     data[f"notebook:{FILM}"] = {"data": {"path": FILM, "factory": "Notebook"}}
     del data[f"notebook:{FIRST}"]
-    panes["children"], panes["sizes"] = panes["children"][1:2], [1]
+    panes["children"], panes["sizes"] = panes["children"][1:2], [1]  # the ranks alone
+    layout["main"]["dock"]["sizes"] = [0.55, 0.45]
     return content
 
 
@@ -169,7 +170,7 @@ def open_notebook(page: Page, url: str) -> None:
     page.set_default_timeout(WAIT_MS)
     expect.set_options(timeout=WAIT_MS)
     page.goto(url)
-    page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for()
+    page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for(state="attached")  # it may be hidden
     page.wait_for_timeout(2000)
 
 

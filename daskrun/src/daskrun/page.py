@@ -27,6 +27,11 @@ NEWEST = "the newest"  # in the menu of jobs
 COLOURS = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"  # Okabe and Ito, without yellow
 DASHES = "solid", "dashed", "dotted", "dotdash"  # beyond so many ranks
 NONE = "No job yet: daskrun.launch, or the command daskrun, starts one."
+DRAWN = {
+    "lines": ("xs", "ys", "rank", "attempt", "colour", "dash", "alpha"),
+    "deaths": ("x", "y"),
+    "starts": ("x",),
+}
 BESIDE: dict[str, str | None] = {"flex": "1 1 340px", "min-width": "0"}
 STYLE = """
 table {border-collapse: collapse; font: 12px Helvetica, Arial, sans-serif; width: 100%}
@@ -54,8 +59,10 @@ class Ranks(DashboardComponent):
         self._button = Button(label="Who waits?", align="end", width=100)
         self._button.on_click(self._ask)
         self._job.on_change("value", self._forget)
-        names = ("lines", "deaths", "starts")
-        self._lines, self._deaths, self._starts = (ColumnDataSource({}, name=name) for name in names)
+        # bokeh draws no glyph whose columns are missing, and would show nothing from then on.
+        self._lines, self._deaths, self._starts = (
+            ColumnDataSource({column: [] for column in columns}, name=name) for name, columns in DRAWN.items()
+        )
         self._chart = self._new_chart()
 
     @property
@@ -83,6 +90,7 @@ class Ranks(DashboardComponent):
 
     def _update(self, now: float) -> None:
         jobs = dict(self._record.in_order())
+        self._chart.visible = bool(jobs)
         if not jobs:
             self._title.text = escape(NONE)
             return
