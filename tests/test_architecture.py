@@ -46,9 +46,7 @@ def test_the_launcher_imports_nothing_of_the_workshop():
 def test_of_the_launcher_the_workshop_uses_what_is_exported_or_listed():
     listed = set(re.findall(r"`(daskrun(?:\.\w+)+)`", (ROOT / "docs/architecture.md").read_text(encoding="utf-8")))
     taken = set()
-    for path in (
-        path for folder in ("workshop_utils", "deploy", "benchmarks", "tools") for path in (ROOT / folder).rglob("*.py")
-    ):
+    for path in (path for folder in ("workshop_utils", "deploy", "tools") for path in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module.partition(".")[0] == "daskrun":
                 taken |= {f"{node.module}.{alias.name}" for alias in node.names}

@@ -171,7 +171,7 @@ class Record:
             self._dies(job, about[0])
         elif kind == "row":
             row = about[0]
-            if row["attempt"] == job.attempt - 1 and row["rank"] < len(job.ranks):
+            if row.get("attempt") == job.attempt - 1 and row["rank"] < len(job.ranks):
                 self._logs(job, row, now)
         elif about[0] == job.attempt - 1 and about[1] < len(job.ranks):
             rank = job.ranks[about[1]]

@@ -58,7 +58,6 @@ class ClaimsPlugin(SchedulerPlugin):
         ):
             return
         kind, job, *about = msg
-        self.record.hear(kind, job, about, time.monotonic())
         if kind == "began" and not self.claims.begin(job, about[0], about[-1]):  # its attempt was over before it began
             for worker in known(about[-1:], self._scheduler):
                 if worker.has_nanny:
@@ -67,6 +66,7 @@ class ClaimsPlugin(SchedulerPlugin):
         if kind == "failed":
             self.claims.expect_end(job, time.monotonic())
         truncate_topic(self._scheduler, topic)  # the client has been sent it, and nobody asks for the past
+        self.record.hear(kind, job, about, time.monotonic())
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         for job, begun in self.claims.of_client(client).items():
