@@ -171,6 +171,16 @@ def test_the_menu_and_jupyterlab_offer_it_and_the_pane_shows_the_newest_job(clie
         row_of(page, 1).get_by_text("over").wait_for()
 
 
+def test_each_scheduler_of_a_process_has_it_in_its_menu(client):
+    for _ in range(2):
+        with LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address="127.0.0.1:0") as cluster:
+            with Client(cluster) as another:
+                another.run_on_scheduler(dashboard.show)
+                another.run_on_scheduler(dashboard.show)
+            with urlopen(f"{cluster.dashboard_link}") as answer:
+                assert answer.read().decode().count('<a href="ranks">') == 1
+
+
 @pytest.mark.filterwarnings("ignore:Port 8787")
 def test_a_scheduler_without_a_dashboard_has_no_page_and_jobs_run():
     settings = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None, "host": "127.0.0.1"}

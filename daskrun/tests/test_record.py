@@ -113,8 +113,8 @@ def test_what_is_kept_is_bounded():
 
 def test_only_finite_numbers_are_shown():
     record, job = begun()
-    log(record, 3, step=1, loss=float("nan"), phase="train", nothing=None, ok=True)
-    assert list(job.names) == ["step", "ok"]
+    log(record, 3, step=1, loss=float("nan"), phase="train", nothing=None, ok=True, output=0.5)
+    assert list(job.names) == ["ok", "output"]
 
 
 def test_a_rank_that_lags_has_a_shorter_bar_and_one_that_is_silent_for_long_is_late():
@@ -141,24 +141,63 @@ def test_one_of_two_ranks_can_be_late():
     assert [line.is_late for line in job.table("loss", 9)] == [True, False]
 
 
-def test_rows_without_a_step_are_counted():
+def test_rows_are_counted_where_no_step_is_logged():
     record, job = begun()
     for now in (3, 4):
         log(record, now, loss=1.0 / now)
-    assert job.lines("loss", by_step=True) == [(1, 0, [1, 2], [1 / 3, 1 / 4])]
+    log(record, 5, 1, step=100, loss=0.5, **{f"grad/{number}": 1.0 for number in range(2 * NAMES)})
+    log(record, 6, 1, loss=0.4)
+    assert job.lines("loss", by_step=True) == [(1, 0, [1, 2], [1 / 3, 1 / 4]), (1, 1, [100, 100], [0.5, 0.4])]
 
 
-def test_who_was_seen_to_wait_waits_until_it_logs_again():
+def test_a_rank_that_is_over_before_another_begins_keeps_no_job_from_running():
+    record = Record()
+    record.wants(Request("train-1", "kernel"), 0)
+    record.begins("train-1", workers(2), 1)
+    record.hear("began", "train-1", [0, 0, "w"], 2)
+    record.returns("train-1", 0, 0)
+    record.hear("began", "train-1", [0, 1, "w"], 3)
+    job = record.jobs["train-1"]
+    assert job.state == "running" and states(job) == ["over", "started"]
+
+
+def test_a_job_is_ending_from_the_first_failure_on():
+    for kind, about, state in (
+        ("failed", [0, 1, b"", b"", "", False], "failed"),
+        ("gone", ["process 1"], "dead"),
+        ("died", [0, 1], "dead"),
+    ):
+        record, job = begun()
+        record.hear(kind, "train-1", about, 3)
+        assert job.state == "ending its ranks" and states(job) == ["started", state]
+        assert job.deaths == [(1, 1)] * (state == "dead")
+
+
+def test_what_comes_late_changes_nothing():
+    record, job = begun(attempts=2)
+    record.ends("train-1", "WorkerDied", again=True)
+    record.hear("began", "train-1", [0, 0, "w"], 3)
+    assert states(job) == ["ended", "ended"]
+    record.ends("train-1", "Its client is gone.")
+    record.wants(Request("train-1", "kernel", attempt=1, attempts=2), 4)
+    record.begins("train-1", workers(2), 4)
+    record.begins("unknown", workers(2), 4)
+    assert job.state == "failed" and job.is_over and list(record.jobs) == ["train-1"]
+
+
+def test_who_was_seen_to_wait_does_so_until_a_rank_logs():
     record, job = begun()
-    record.waits("train-1", [0])
-    assert states(job) == ["waits", "started"]
-    log(record, 3, loss=1.0)
-    assert states(job) == ["running", "started"]
+    record.waits("train-1", 2, [1])  # of another attempt
+    record.waits("train-1", 1, [0])
+    assert [line.state for line in job.table("loss", 3)] == ["waits", "started"]
+    log(record, 3, 1, loss=1.0)
+    assert [line.state for line in job.table("loss", 3)] == ["started", "running"]
 
 
-def test_a_scripts_lines_are_counted_and_its_metrics_read():
+def test_a_scripts_lines_are_counted_beside_its_steps():
     record, job = begun()
-    log(record, 3, output=[(False, "step 4  loss 0.5  phase train"), (True, "see <b>")])
+    log(record, 3, step=4, loss=0.5)
+    log(record, 3, output=[(False, "Epoch 1"), (True, "see <b>")])
     (line, _) = job.table("loss", 4)
     assert line.printed == "0.2 lines/s: see <b>" and line.value == 0.5 and line.step == 4 and job.is_script
     assert job.table("loss", 100)[0].printed == "0.0 lines/s: see <b>"
@@ -202,9 +241,25 @@ def test_the_scheduler_keeps_how_a_job_has_failed(client):
 
 
 def test_a_script_that_logs_metrics_shows_them(client, tmp_path):
-    write(tmp_path, "import daskrun", "for step in (1, 2): daskrun.log_metrics(step=step, loss=1 / step)")
+    write(
+        tmp_path,
+        "import daskrun",
+        "for step in (1, 2):",
+        "    daskrun.log_metrics(step=step, loss=1 / step, phase='train one', **{'acc@1': 0.5})",
+        "    print('Epoch', 7)",
+    )
     with command(client, tmp_path, "script.py") as process:
         assert process.wait(60) == 0
     job = newest(client)
-    assert (job.name, job.state, job.is_script) == ("script", "finished", True)
+    assert (job.name, job.state, job.is_script, list(job.names)) == ("script", "finished", True, ["loss", "acc@1"])
     assert [line[2:] for line in job.lines("loss", by_step=True)] == [([1, 2], [1.0, 0.5])] * 2
+    assert (tmp_path / ".out").read_text().count("step 2  loss 0.5  phase train one  acc@1 0.5\n") == 2
+
+
+def test_a_script_that_is_killed_is_dead(client, tmp_path):
+    write(tmp_path, "import os, signal", "if os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGKILL)")
+    with command(client, tmp_path, "script.py") as process:
+        assert process.wait(60) == 1
+    job = newest(client)
+    assert job.state == "failed" and "WorkerDied" in job.error and job.ranks[1].state == "dead"
+    assert job.deaths == [(1, 1)]

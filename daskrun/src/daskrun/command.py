@@ -225,6 +225,8 @@ def _show(job: Job, log_dir: Path | None) -> None:
         try:
             for row in job.rows(keep=False):
                 n_told = _tell(job, n_told)
+                if "output" not in row:  # metrics, which the script has printed, too
+                    continue
                 rank, attempt = row["rank"], row["attempt"]
                 for is_error, lines in groupby(row["output"], key=itemgetter(0)):
                     try:

@@ -33,11 +33,13 @@ def _show(scheduler: Any) -> None:
 
     served = scheduler.http_application.applications
     first = next((app for app in served if isinstance(app, BokehTornado)), None)
-    if first is None or PAGE in first.app_paths:
+    menus = dashboard.template_variables(scheduler)
+    if first is None or PAGE.strip("/") in menus["pages"]:
+        return
+    menus["pages"].insert(1, PAGE.strip("/"))
+    if PAGE in first.app_paths:  # an earlier scheduler of this process had it
         return
     dashboard.applications.update({PAGE: ranks_doc, PANE: pane_doc})
-    menus = dashboard.template_variables(scheduler)
-    menus["pages"].insert(1, PAGE.strip("/"))
     if not any(plot["name"] == "Ranks" for plot in menus["plots"]):
         menus["plots"].append({"url": PANE.strip("/"), "name": "Ranks"})
     # One that runs takes no new page. What lists panes, for JupyterLab, reads the first.

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from multiprocessing import current_process, parent_process
 
 OF_RANK = "DASKRUN_RANK_PID"  # which children inherit
+ROWS = "DASKRUN_ROWS"  # names the file to which a rank's script writes rows of metrics, one in a line, as JSON
 RANK = "A rank of a job"  # a process's name, which its children know
 
 

@@ -1,16 +1,13 @@
 """Send rows of metrics from a rank to the client while the job runs."""
 
+import json
 import os
-import re
 from contextlib import suppress
 from math import prod
 from typing import Any
 
-from daskrun.family import is_ranks_child, is_ranks_script
+from daskrun.family import ROWS, is_ranks_child, is_ranks_script
 from daskrun.rank import assignment, send_row
-
-# How a script prints its row.
-PRINTED = re.compile(r"[A-Za-z_][\w/.-]* \S+(  [A-Za-z_][\w/.-]* \S+)*")
 
 
 def log_metrics(**values: object) -> None:
@@ -19,30 +16,21 @@ def log_metrics(**values: object) -> None:
     `Job.rows()` shows rows as they come, `Job.metrics()` all of them; each begins with rank, attempt and time (Unix
     seconds, by the rank's clock), and ends with worker, its address. One-element tensors and NumPy numbers become
     numbers. Outside a job nothing happens, so that the same function runs alone; a script under the command `daskrun`
-    prints its row. Threads that the function has started may log, too. Raises ValueError for other values, for names
+    also prints its row. Threads that the function has started may log, too. Raises ValueError for other values, for names
     that begin with __, in a thread older than the job, and in a child process of a rank, such as a DataLoader's.
     """
     refuse_children("log_metrics")
+    if not (assignment() or is_ranks_script()):
+        return
+    if taken := sorted(values.keys() & {"rank", "attempt", "time", "worker"}):
+        raise ValueError(f"log_metrics writes {taken} itself: choose other names.")
+    row = {_sendable(name): _plain(name, value) for name, value in values.items()}
     if assignment():
-        if taken := sorted(values.keys() & {"rank", "attempt", "time", "worker"}):
-            raise ValueError(f"log_metrics writes {taken} itself: choose other names.")
-        send_row({_sendable(name): _plain(name, value) for name, value in values.items()})
-    elif is_ranks_script():
-        print("  ".join(f"{_sendable(name)} {_plain(name, value)}" for name, value in values.items()))
-
-
-def logged_in(line: str) -> dict[str, float]:
-    """Return the numbers in a line that `log_metrics` has printed, or one like it; none in another line.
-
-    >>> logged_in("step 3  loss 0.25  phase train"), logged_in("Loaded 3 files")
-    ({'step': 3.0, 'loss': 0.25}, {})
-    """
-    numbers = {}
-    for pair in line.split("  ") if PRINTED.fullmatch(line) else []:
-        name, _, value = pair.partition(" ")
-        with suppress(ValueError):
-            numbers[name] = float(value)
-    return numbers
+        send_row(row)
+    else:
+        print("  ".join(f"{name} {value}" for name, value in row.items()))
+        with suppress(OSError, LookupError):  # the script has closed it
+            os.write(int(os.environ[ROWS]), f"{json.dumps(row)}\n".encode())
 
 
 def refuse_children(name: str) -> None:

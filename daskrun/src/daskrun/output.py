@@ -2,6 +2,7 @@
 
 import codecs
 import fcntl
+import json
 import os
 import re
 import selectors
@@ -9,6 +10,7 @@ import struct
 import termios
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 BATCH_S = 0.1  # between two batches, which a script's loop does not wait for
 FULL = 64 * 1024  # bytes, as many as a pipe holds
@@ -21,12 +23,20 @@ LONGEST = 2**20  # characters of a line, after which it goes on as another one
 Lines = list[tuple[bool, str]]  # of each line: whether it was printed as an error, and its text
 
 
-def send_output(out: int, err: int, has_ended: Callable[[], bool], send: Callable[[Lines], None]) -> None:
-    """Send what a process writes to two pipes, until it has ended.
+def send_output(
+    out: int,
+    err: int,
+    rows: int,
+    has_ended: Callable[[], bool],
+    send: Callable[[Lines], None],
+    send_row: Callable[[dict[str, Any]], None],
+) -> None:
+    """Send what a process writes to three pipes, until it has ended.
 
-    What it has started may hold the pipes open: after the end, only what they hold then is read.
+    rows: of metrics, one in a line, as JSON. What it has started may hold the pipes open: after the end, only what they
+    hold then is read.
     """
-    streams = {out: _Stream(), err: _Stream()}
+    streams = {out: _Stream(), err: _Stream(), rows: _Stream()}
     with selectors.DefaultSelector() as selector:
         for file in streams:
             selector.register(file, selectors.EVENT_READ)
@@ -40,7 +50,12 @@ def send_output(out: int, err: int, has_ended: Callable[[], bool], send: Callabl
                 if file in ready and not data:  # whoever could write has closed it
                     selector.unregister(file)
                 n_bytes += len(data)
-                lines += [(file == err, line) for line in stream.lines(data, over)]
+                found = stream.lines(data, over)
+                if file != rows:
+                    lines += [(file == err, line) for line in found]
+                else:
+                    for line in found:
+                        send_row(json.loads(line))
             if lines:
                 send(lines)
             if not over and n_bytes:

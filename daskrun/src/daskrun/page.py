@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from html import escape
 from typing import Any
+from weakref import WeakSet
 
 from bokeh.layouts import column, row
 from bokeh.models import ColumnDataSource, HoverTool, LayoutDOM
@@ -22,7 +23,7 @@ from daskrun.why.looks import looks
 from daskrun.why.verdict import diagnosed, explain
 
 UPDATE_MS = 500
-MOST_BUSY = 0.05  # of a core, for one viewer: the scheduler has other work
+MOST_BUSY = 0.05  # of a core, for all viewers together: the scheduler has other work
 NEWEST = "the newest"  # in the menu of jobs
 COLOURS = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"  # Okabe and Ito, without yellow
 DASHES = "solid", "dashed", "dotted", "dotdash"  # beyond so many ranks
@@ -43,6 +44,9 @@ td:last-child {white-space: normal}
 """
 
 
+_viewers: "WeakSet[Ranks]" = WeakSet()
+
+
 class Ranks(DashboardComponent):
     """What one viewer sees. root: the whole page. pane: the chart, and the ranks below it."""
 
@@ -50,6 +54,7 @@ class Ranks(DashboardComponent):
         self._scheduler, self._record = scheduler, record_of(scheduler)
         self._drawn: tuple = ()  # what the chart shows
         self._rest_until = 0.0
+        _viewers.add(self)
         self._asking: asyncio.Task[str] | None = None
         self._jobs, self._ranks, self._title = _text_box(150), _text_box(480), _text_box(60)
         self._said = PreText(text="", sizing_mode="stretch_width", styles={"white-space": "pre-wrap"})
@@ -86,7 +91,7 @@ class Ranks(DashboardComponent):
         """Show what is new; less often where that takes long, as with hundreds of ranks."""
         if (begin := time.monotonic()) >= self._rest_until:
             self._update(begin)
-            self._rest_until = begin + (time.monotonic() - begin) / MOST_BUSY
+            self._rest_until = begin + (time.monotonic() - begin) * len(_viewers) / MOST_BUSY
 
     def _update(self, now: float) -> None:
         jobs = dict(self._record.in_order())
@@ -134,10 +139,11 @@ class Ranks(DashboardComponent):
         return chart
 
     def _choose_metric(self, job: JobRecord) -> None:
-        names = [name for name in job.names if name != "step"]
-        self._metric.options = list[Any](names)
-        if self._metric.value not in names:
-            self._metric.value = "loss" if "loss" in names else next(iter(names), "")
+        names = list(job.names)
+        if names:  # what was chosen stays, until the next job logs something else
+            self._metric.options = list[Any](names)
+        if names and self._metric.value not in names:
+            self._metric.value = "loss" if "loss" in names else names[0]
 
     def _draw(self, job: JobRecord) -> None:
         lines = job.lines(self._metric.value, self._by.value == "step")
@@ -168,15 +174,15 @@ class Ranks(DashboardComponent):
 
 async def _explained(scheduler: Scheduler, name: str) -> str:
     """Return who waits for whom in a job. It only looks, and raises nothing."""
-    record = record_of(scheduler)
-    ranks = dict(enumerate(record.jobs[name].ranks))
-    begun = [number for number, rank in ranks.items() if rank.is_at_work]
-    at_work = {number: rank.worker for number, rank in ranks.items() if rank.is_at_work or rank.state == "starting"}
-    ended = [number for number, rank in ranks.items() if rank.state in ("over", "failed")]
     try:
-        found = await looks(AttemptId(name, record.jobs[name].attempt - 1), at_work, begun, scheduler)
-        record.waits(name, [look.rank for look in found if look.waits])
-    except Exception as error:
+        record = record_of(scheduler)
+        attempt, ranks = record.jobs[name].attempt, dict(enumerate(record.jobs[name].ranks))
+        begun = [number for number, rank in ranks.items() if rank.is_at_work]
+        at_work = {number: rank.worker for number, rank in ranks.items() if rank.is_at_work or rank.state == "starting"}
+        ended = [number for number, rank in ranks.items() if rank.state in ("over", "failed")]
+        found = await looks(AttemptId(name, attempt - 1), at_work, begun, scheduler)
+        record.waits(name, attempt, [look.rank for look in found if look.waits])
+    except Exception as error:  # such as of a job that is no longer kept
         return f"The ranks could not be looked at: {error!r}."
     return f"{datetime.now():%H:%M:%S}  {diagnosed(str, explain, found, ended)}"
 

@@ -17,7 +17,7 @@ import cloudpickle
 from distributed import Worker, get_worker
 from distributed.comm import get_address_host
 
-from daskrun.errors import JobError, Stopped
+from daskrun.errors import JobError, Stopped, WorkerDied
 from daskrun.failure import failure
 from daskrun.family import known_to_children
 from daskrun.pickling import packed, send_by_value
@@ -315,4 +315,6 @@ def _tell(store: "TCPStore", mine: Assignment, error: BaseException) -> Exceptio
     ended, about = failure(store, mine.rank, mine.world_size, error)
     if about:
         _log(get_worker(), mine, "failed", mine.attempt.number, mine.rank, *about)
+        if isinstance(error, WorkerDied):  # of its script's process
+            _log(get_worker(), mine, "died", mine.attempt.number, mine.rank)
     return ended

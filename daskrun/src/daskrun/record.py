@@ -13,27 +13,28 @@ from statistics import median_low
 from typing import Any, NamedTuple
 
 from daskrun.claims import Request, Worker
-from daskrun.metrics import logged_in
 
 ENDED, ROWS, LONGEST = 10, 2_000, 200
 NAMES = 50  # metrics of one job that can be shown
 RATE_S = 10  # over which a script's lines per second are counted
+ENDING = "ending its ranks"
 LATE = 3  # how many times as long as the others a rank has to be silent to be called late
-OF_EACH_ROW = ("rank", "attempt", "time", "worker", "output")  # what rows hold beside metrics
+OF_EACH_ROW = ("rank", "attempt", "time", "worker", "step")  # what rows hold beside metrics
 
 
 @dataclass
 class Rank:
     """One rank of a job's latest attempt.
 
-    state: "starting", "started" (its function runs), "running" (it logs), "waits" (in a collective, as somebody who
-    asked was told), "over", "failed", "dead" or "ended". step: that of its last row, else how many there were; last_at:
-    when that came, or the rank began. values: the last of each metric. lines: (when, how many) of a script's output.
+    state: "starting", "started" (its task runs), "running" (it logs), "over", "failed", "dead" or "ended". step: the
+    last that it has logged, or how many rows if it logs none; last_at: when its last row came, or it began. values: the
+    last of each metric. lines: (when, how many) of a script's output.
     """
 
     worker: Worker
     state: str = "starting"
     step: float = 0
+    has_steps: bool = False
     last_at: float = 0.0
     values: dict[str, float] = field(default_factory=dict)
     lines: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=100))
@@ -42,7 +43,7 @@ class Rank:
     @property
     def is_at_work(self) -> bool:
         """Whether the rank's function runs."""
-        return self.state in ("started", "running", "waits")
+        return self.state in ("started", "running")
 
     def lines_per_s(self, now: float) -> float:
         """Return how many lines a second its script has printed of late."""
@@ -71,7 +72,8 @@ class Line(NamedTuple):
 class JobRecord:
     """A job. since: when it was launched. attempt: from 1, of `attempts`. error: the first line; "" if there is none.
 
-    rows: (when, attempt, rank, step, values) of each row of metrics.
+    rows: (when, attempt, rank, step, values) of each row of metrics. waiting: ranks that wait in a collective, as
+    somebody who asked was told; until a rank logs again.
     """
 
     name: str
@@ -85,12 +87,13 @@ class JobRecord:
     rows: deque[tuple[float, int, int, float, dict[str, float]]] = field(default_factory=lambda: deque(maxlen=ROWS))
     names: dict[str, None] = field(default_factory=dict)  # of metrics, as they were first seen
     deaths: list[tuple[int, int]] = field(default_factory=list)  # (attempt, rank)
+    waiting: frozenset[int] = frozenset()
     is_over: bool = False
     is_script: bool = False
 
     def shows(self, name: str, value: Any) -> bool:
         """Return whether a metric's value can be shown; its name is kept."""
-        if name in OF_EACH_ROW or not isinstance(value, int | float) or not isfinite(value):
+        if name in OF_EACH_ROW or not _is_finite(value):
             return False
         if len(self.names) < NAMES and len(name) <= LONGEST:
             self.names.setdefault(name)
@@ -100,12 +103,12 @@ class JobRecord:
         """Return what to show of each rank, in their order, with the last value of a metric."""
         silent = [now - rank.last_at if rank.is_at_work else None for rank in self.ranks]
         usual = median_low([seconds for seconds in silent if seconds is not None] or [0.0])
-        most = max((rank.step for rank in self.ranks), default=0) or 1
+        most = max((rank.step for rank in self.ranks), default=0)
         return [
             Line(
-                state=rank.state,
+                state="waits" if rank.is_at_work and number in self.waiting else rank.state,
                 step=rank.step,
-                share=max(0.0, min(1.0, rank.step / most)),
+                share=max(0.0, rank.step / most) if most > 0 else 0.0,
                 silent_s=seconds,
                 is_late=seconds is not None and seconds > LATE * max(1.0, usual),
                 value=rank.values.get(metric),
@@ -113,7 +116,7 @@ class JobRecord:
                 host=rank.worker.host,
                 printed=f"{rank.lines_per_s(now):.1f} lines/s: {rank.last_line}" if rank.lines else "",
             )
-            for rank, seconds in zip(self.ranks, silent, strict=True)
+            for number, (rank, seconds) in enumerate(zip(self.ranks, silent, strict=True))
         ]
 
     def lines(self, metric: str, by_step: bool) -> list[tuple[int, int, list[float], list[float]]]:
@@ -152,14 +155,14 @@ class Record:
         if job is None:
             name = request.job.rpartition("-")[0][:LONGEST]
             job = self.jobs[request.job] = JobRecord(name, request.client, now, request.attempts)
-        if job.state != "waiting for workers":
+        if job.state != "waiting for workers" and not job.is_over:
             job.state, job.attempt = "waiting for workers", request.attempt + 1
 
     def begins(self, job_id: str, workers: Sequence[Worker], now: float) -> None:
         """A job has these workers, in rank order."""
         self.version += 1
-        job = self.jobs[job_id]
-        job.state, job.ranks = "starting", [Rank(worker, last_at=now) for worker in workers]
+        if (job := self.jobs.get(job_id)) and not job.is_over:
+            job.state, job.ranks = "starting", [Rank(worker, last_at=now) for worker in workers]
 
     def hear(self, kind: str, job_id: str, about: Sequence[Any], now: float) -> None:
         """Take what a rank logs, and what is said of its worker: kinds are those of `rank` and `scheduler`."""
@@ -175,9 +178,15 @@ class Record:
                 self._logs(job, row, now)
         elif about[0] == job.attempt - 1 and about[1] < len(job.ranks):
             rank = job.ranks[about[1]]
-            rank.state, rank.last_at = {"began": "started", "failed": "failed"}.get(kind, rank.state), now
-            if all(rank.is_at_work for rank in job.ranks):
-                job.state = "running"
+            if kind == "began" and rank.state == "starting":
+                rank.state, rank.last_at = "started", now
+                if all(rank.state != "starting" for rank in job.ranks):
+                    job.state = "running"
+            elif kind == "failed":
+                rank.state, job.state = "failed", ENDING
+            elif kind == "died":  # the process of its script
+                rank.state, job.state = "dead", ENDING
+                job.deaths.append((job.attempt, about[1]))
 
     def returns(self, job_id: str, attempt: int, number: int) -> None:
         """A rank has returned."""
@@ -189,12 +198,12 @@ class Record:
         if all(rank.state == "over" for rank in job.ranks):
             job.state = "fetching its results"
 
-    def waits(self, job_id: str, ranks: Sequence[int]) -> None:
-        """Somebody who asked was told that these ranks wait for others; each does until it logs again."""
-        self.version += 1
-        for number, rank in enumerate(self.jobs[job_id].ranks):
-            if rank.is_at_work and number in ranks:
-                rank.state = "waits"
+    def waits(self, job_id: str, attempt: int, ranks: Sequence[int]) -> None:
+        """Somebody who asked was told that these ranks of an attempt (from 1) wait for others."""
+        job = self.jobs.get(job_id)
+        if job and job.attempt == attempt:
+            self.version += 1
+            job.waiting = frozenset(ranks)
 
     def ends(self, job_id: str, error: str, again: bool = False) -> None:
         """An attempt is over. error: as text, "" for none. again: the next one follows."""
@@ -206,7 +215,7 @@ class Record:
             if rank.is_at_work or rank.state == "starting":
                 rank.state = "ended" if error or again else "over"
         job.error = "" if not error else error.splitlines()[0][:LONGEST]
-        job.state = "ending its ranks" if again else "failed" if error else "finished"
+        job.state, job.waiting = ENDING if again else "failed" if error else "finished", frozenset()
         job.is_over = not again
         over = [name for name, other in self.jobs.items() if other.is_over]
         for name in over[:-ENDED]:
@@ -221,23 +230,29 @@ class Record:
     def _dies(self, job: JobRecord, process: str) -> None:
         for number, rank in enumerate(job.ranks):
             if rank.worker.process == process and (rank.is_at_work or rank.state == "starting"):
-                rank.state = "dead"
+                rank.state, job.state = "dead", ENDING
                 job.deaths.append((job.attempt, number))
 
     def _logs(self, job: JobRecord, row: Mapping[str, Any], now: float) -> None:
-        rank = job.ranks[row["rank"]]
+        rank, job.waiting = job.ranks[row["rank"]], frozenset()
         rank.last_at = now
         if rank.is_at_work:
             rank.state = "running"
-        found = [row]
-        if output := row.get("output"):
+        output = row.get("output")
+        if isinstance(output, list | tuple):  # of a script
             job.is_script = True
             rank.lines.append((now, len(output)))
             rank.last_line = output[-1][1][:LONGEST]
-            found = [logged for _, line in output if (logged := logged_in(line))]
-        for values in found:
-            numbers = {name: value for name, value in values.items() if job.shows(name, value)}
-            rank.step = numbers.get("step", rank.step + 1)
-            rank.values |= numbers
-            if numbers:
-                job.rows.append((now, job.attempt, row["rank"], rank.step, numbers))
+            return
+        if _is_finite(row.get("step")):
+            rank.step, rank.has_steps = row["step"], True
+        elif not rank.has_steps:
+            rank.step += 1
+        numbers = {name: value for name, value in row.items() if job.shows(name, value)}
+        rank.values |= numbers
+        if numbers:
+            job.rows.append((now, job.attempt, row["rank"], rank.step, numbers))
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and isfinite(value)

@@ -109,10 +109,10 @@ class ClaimsPlugin(SchedulerPlugin):
 async def claim(request: Request, dask_scheduler: Any = None) -> Claimed | Denied:
     """Return the workers that belong to the job from now on, or why it gets none."""
     plugin = _plugin(dask_scheduler)
-    plugin.record.wants(request, time.monotonic())
     silent = await plugin.ask_for_gpus()
     if request.client not in dask_scheduler.clients:
         return Denied(JobError("The job's client is gone."))
+    plugin.record.wants(request, time.monotonic())
     if silent:
         return Denied(WorkersBusy(f"Workers are still to say whether they see a GPU: {listed(silent)}."), True)
     answer = plugin.claims.claim(request, known(plugin.asked(), dask_scheduler), time.monotonic())

@@ -26,7 +26,7 @@ from distributed import get_worker
 
 from daskrun import rank
 from daskrun.errors import JobError, WorkerDied
-from daskrun.family import OF_RANK
+from daskrun.family import OF_RANK, ROWS
 from daskrun.output import Lines, send_output
 from daskrun.settings import THREADS
 from daskrun.why import look
@@ -134,26 +134,27 @@ def _run(script: Script, folder: str, number: int, last: deque[str]) -> int:
     ours, theirs = Pipe()
     ours.send((script.is_module, script.beside(folder), OF_RANK))
     with ExitStack() as stack:
-        (out, writing_out), (err, writing_err) = os.pipe(), os.pipe()
-        for file in (out, err):
+        (out, writing_out), (err, writing_err), (rows, writing_rows) = os.pipe(), os.pipe(), os.pipe()
+        for file in (out, err, rows):
             stack.callback(os.close, file)
-        with theirs, open(writing_out, "wb") as stdout, open(writing_err, "wb") as stderr:
+        with theirs, open(writing_out, "wb") as stdout, open(writing_err, "wb") as stderr, open(writing_rows, "wb"):
             process = subprocess.Popen(
                 # `ps` shows the script by its name and arguments.
                 [sys.executable, "-u", PROCESS, str(theirs.fileno()), script.path, *script.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), writing_rows],
                 cwd=folder,
-                env=_environment(script),
+                env=_environment(script) | {ROWS: str(writing_rows)},
                 start_new_session=True,  # Ctrl-C is for the command, which tells the ranks
             )
         _processes.append(process)
         look.ask_script = lambda: _ask(ours, number)
 
         try:
-            send_output(out, err, _Group(process).has_ended, lambda lines: _send(lines, number, last))
+            has_ended = _Group(process).has_ended
+            send_output(out, err, rows, has_ended, lambda lines: _send(lines, number, last), rank.send_row)
         finally:
             _processes.clear()
             _signalled.clear()
