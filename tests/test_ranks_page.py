@@ -34,6 +34,14 @@ def address(client, page="/ranks"):
     return client.dashboard_link.removesuffix("/status") + page
 
 
+@pytest.fixture(autouse=True)
+def nothing_kept(request):
+    """Forget the jobs of other tests: one that they have made up may never end."""
+    if "client" in request.fixturenames:
+        client = request.getfixturevalue("client")
+        client.run_on_scheduler(lambda dask_scheduler: record_of(dask_scheduler).jobs.clear())
+
+
 @contextmanager
 def opened(browser, url, viewport=LAPTOP):
     page = browser.new_page(viewport=viewport)

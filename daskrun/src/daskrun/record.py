@@ -1,5 +1,4 @@
-"""What jobs have done so far, for whoever looks at them: plain data without Dask, which `scheduler` is told and `page`
-shows.
+"""What jobs have done so far: plain data without Dask, which `scheduler` is told and `page` shows.
 
 It is bounded: ENDED jobs beside those that run, of each the last ROWS rows, and texts of at most LONGEST characters.
 """
@@ -54,7 +53,7 @@ class Line(NamedTuple):
     """A rank, as it is shown.
 
     share: of the steps of the rank that is first. silent_s: seconds since its last row, while it is at work. is_late:
-    whether that is LATE times as long as is usual, and more than seconds.
+    whether that is more than LATE times what is usual among the ranks at work, and more than LATE seconds.
     """
 
     state: str
