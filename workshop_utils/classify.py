@@ -67,7 +67,8 @@ def classify(
     weights: as in `load_resnet`; a file must be readable from the workers, and a relative path is this process's, too.
     precision: "fp32", "bf16", or "auto" for bf16 where the worker is faster in it; or "int8", on CPUs, for which each
     worker first calibrates the model with 32 of the photos, spread evenly over `paths`, or the first ones of a
-    generator. A few predictions differ; more may if these photos are unlike the others.
+    generator. A few predictions differ; more may if these photos are unlike the others. How much faster
+    it is depends on the processor: most with VNNI or AMX; with AVX2 alone, perhaps not at all.
     Raises what loading the weights raises, WeightsError if workers had different weights, ValueError if none of the
     photos for calibration can be read, SchedulerLost if the client is closed, also meanwhile, or its scheduler is lost,
     TypeError if it is asynchronous. A worker that dies costs time, but no rows: Dask runs its batches again. A bar
