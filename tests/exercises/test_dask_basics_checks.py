@@ -4,6 +4,7 @@ from uuid import uuid4
 
 import dask
 import numpy as np
+import pandas as pd
 import pytest
 from answers import judged
 from distributed import wait
@@ -29,11 +30,15 @@ def puzzle(x):
     return [1, 2, 3, 4, 5][x] / (x % 3)
 
 
-def tree(values, named=lambda: None):
+def tree(values, named=lambda: None, function=add_pair):
     while len(values) > 1:
         pairs = zip(values[::2], values[1::2], strict=True)
-        values = [dask.delayed(add_pair)(a, b, dask_key_name=named()) for a, b in pairs]
+        values = [dask.delayed(function)(a, b, dask_key_name=named()) for a, b in pairs]
     return values[0]
+
+
+def plus(a, b):
+    return add_pair(a, b)
 
 
 def chain(values):
@@ -49,6 +54,7 @@ test_tree = pytest.mark.smoke(
         lambda answer: dask_basics.check_tree(answer, list(range(8))),
         (tree(range(7, -1, -1)), "Correct"),
         (tree(range(8), named=lambda: f"sum-{uuid4()}"), "Correct"),
+        (tree(range(8), function=plus), "Correct"),
         (dask.delayed(int)(tree(range(8))), "Correct"),
         (28, "a number already"),
         ([tree(range(8))], "take the Delayed out"),
@@ -147,6 +153,7 @@ test_careful_counts = judged(
     (counted_after_a_wait_for_all_darts, "Correct"),
     (planned, "Correct"),
     (several_rounds_in_a_task(2), "Correct"),
+    (lambda client: np.array(mapped(client)), "Correct"),
     (several_rounds_in_a_task(1), "tasks sent: 1, for 2 threads"),
     (lambda client: None, "nothing was sent"),
     (lambda client: client.submit(throw) and None, "a list of 8 counts, not None"),
@@ -167,13 +174,15 @@ RIGHT = {0: ZeroDivisionError, 3: ZeroDivisionError, 5: IndexError, 6: IndexErro
 test_culprits = judged(
     lambda answer: dask_basics.check_culprits(answer, list(range(7)), puzzle, Client()),
     (RIGHT, "Correct"),
+    (pd.Series(RIGHT), "Correct"),
     ({key: kind("why") for key, kind in RIGHT.items()}, "Correct"),
     ({key: f"builtins.{kind.__name__}: why" for key, kind in RIGHT.items()}, "Correct"),
     ({}, "it is empty"),
     ([0, 3, 5, 6], "should be a dict.*not .0, 3, 5, 6"),
     (dict.fromkeys("abcd", IndexError), "numbers"),
     (dict.fromkeys(range(7), ValueError), "on a worker"),
-    ({0: ZeroDivisionError}, "inputs that fail"),
+    ({0: ZeroDivisionError}, "look at 3, 5, 6, too"),
+    ({0: ZeroDivisionError, 1: IndexError}, "some of these do not fail"),
     (RIGHT | {4: None}, "no exception"),
     (RIGHT | {6: ZeroDivisionError}, "exception for input 6"),
 )
