@@ -15,6 +15,7 @@ from workshop_utils.exercises import (
     expect,
     expect_equal,
     expect_type,
+    is_stub,
     number,
     ours,
     pair,
@@ -50,21 +51,43 @@ def half_done(x):
 
 
 @pytest.mark.parametrize("answer", [None, stub, with_a_docstring, lambda x: None])
-def test_a_stub_is_unanswered(answer):
-    assert unanswered(answer)
+def test_a_stub_is_known(answer):
+    assert is_stub(answer)
 
 
 @pytest.mark.parametrize("answer", [0, False, "", [], half_done, lambda x: 1, lambda x: stub(x), lambda x: 1 / 0])
 def test_anything_else_is_an_answer_and_no_function_is_called_to_find_out(answer):
-    assert not unanswered(answer)
+    assert not is_stub(answer)
 
 
-def test_a_given_function_is_unanswered_until_its_program_changes():
+def test_a_given_function_is_a_stub_until_its_program_changes():
     def under_another_name(x):
         return x
 
-    assert unanswered(under_another_name, given=half_done)
-    assert not unanswered(lambda x: x + 1, given=half_done)
+    assert is_stub(under_another_name, given=half_done)
+    assert not is_stub(lambda x: x + 1, given=half_done)
+
+
+SOLUTION_CELL = """
+if unanswered("answer", given=given):
+    answer = ours(2)
+"""
+
+
+@pytest.mark.parametrize("before", [{}, {"answer": None}, {"answer": stub}])
+def test_a_solution_cell_answers_also_where_the_attendees_raised_and_again_when_it_runs_twice(before):
+    cell = {"unanswered": unanswered, "ours": ours, "given": None} | before
+    exec(SOLUTION_CELL, cell)
+    first = cell["answer"]
+    exec(SOLUTION_CELL, cell)
+    assert first == cell["answer"] == 2 and cell["answer"] is not first
+
+
+@pytest.mark.parametrize(("answer", "given"), [(3, None), (2, None), (half_done, stub)])
+def test_a_solution_cell_leaves_an_answer_alone(answer, given):
+    cell = {"unanswered": unanswered, "ours": ours, "given": given, "answer": answer}
+    exec(SOLUTION_CELL, cell)
+    assert cell["answer"] is answer
 
 
 def test_a_check_says_whose_answer_it_was(capsys):
@@ -74,7 +97,6 @@ def test_a_check_says_whose_answer_it_was(capsys):
     check_two(2)
     correct, by_us, again = capsys.readouterr().out.splitlines()
     assert correct == again == "Correct. Two." and by_us == "That was our solution. Two."
-    assert unanswered(solution) and not unanswered(2), "a solution's cell that runs twice answers twice"
     assert repr(solution) == "2" and repr(ours("ab")) == "'ab'"
 
 
@@ -82,7 +104,6 @@ def test_a_check_says_whose_answer_it_was(capsys):
 def test_what_everybody_has_cannot_be_marked_as_ours(solution):
     with pytest.raises(TypeError, match=f"{solution} cannot be marked"):
         ours(solution)
-    assert unanswered(solution) == (solution is None)
 
 
 def test_a_check_of_a_closed_cluster_says_so():

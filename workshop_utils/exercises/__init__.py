@@ -4,6 +4,7 @@ import dis
 import inspect
 import os
 import reprlib
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
@@ -29,14 +30,21 @@ class NotYet(AssertionError):
         return [f"Not yet: {self}"]
 
 
-def unanswered(answer: Answer, given: FunctionType | None = None) -> bool:
-    """Return whether a solution cell should answer: the stub is unchanged, or a solution cell answered before.
+def unanswered(name: str, given: FunctionType | None = None) -> bool:
+    """Return whether a solution cell should answer: the answer is a stub, a solution cell gave it, or it is missing.
 
-    answer: None, or a function that only returns None, is a stub. given: the function that the stub repeats, where an
-    exercise asks to change one. Functions are compared by their bytecode and never called.
+    name: the answer's, among the variables of the notebook: it is missing if the attendee's cell raised an error.
+    given: as in `is_stub`.
     """
-    if _is_ours(answer):
-        return True
+    answer = sys._getframe(1).f_globals.get(name)
+    return _is_ours(answer) or is_stub(answer, given)
+
+
+def is_stub(answer: Answer, given: FunctionType | None = None) -> bool:
+    """Return whether an answer is None, a function that only returns None, or `given`, which the stub repeats.
+
+    Functions are compared by their bytecode and never called.
+    """
     if not inspect.isfunction(answer):
         return answer is None
     if given is not None:

@@ -12,9 +12,9 @@ from workshop_utils.exercises import (
     exercise,
     expect,
     expect_equal,
+    is_stub,
     number,
     passed,
-    unanswered,
 )
 from workshop_utils.exercises.ranks import ask_ranks, run_on_ranks
 
@@ -192,7 +192,7 @@ def _wrong_step(first, found, target):
 
 
 def _does_what(answer, fit):
-    return unanswered(answer, given=fit) and unanswered(fit, given=answer)
+    return is_stub(answer, given=fit) and is_stub(fit, given=answer)
 
 
 def _equal(weights, others):
