@@ -4,10 +4,14 @@
 
 A frozen network gives an image the same features in every epoch, so it sees each image once, and a round of training
 takes a fraction of a second. The problem is that of notebook 06, with as many training images and 504 for validation.
-`statistics` says which ones BatchNorm has in the frozen network: those stored with the weights ("stored"), or the
-mean over the training images ("own"). A round draws first weights and an order of the images; all runs of the round
-share them. The data are the sketches at dusk, or what WORKSHOP_DATA and WORKSHOP_WEIGHTS name; see notebook 01.
+`statistics` says which ones BatchNorm has in the frozen network: those stored with the weights ("stored"), or the mean
+over the training images ("own"). `schedule` says what a rate means: the same in each step ("constant"), or the peak of
+`train`'s warm-up and cosine ("warm-up, cosine"). A round draws first weights and an order of the images; all runs of
+the round share them. The data are the sketches at dusk, or what WORKSHOP_DATA and WORKSHOP_WEIGHTS name; see notebook
+01.
 """
+
+from itertools import product
 
 import click
 import torch
@@ -16,11 +20,12 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from workshop_utils.photos import HELD_OUT, find_data, train_val_split
-from workshop_utils.train import BATCHNORMS, prepare
+from workshop_utils.train import BATCHNORMS, learning_rate, prepare
 
 PER_BREED, VAL_SHARE = 66, 42 / 66  # sketches; notebook 06 trains on as many of a breed, and validates on fewer
 RATES = (0.003, 0.01, 0.03, 0.1)
-EPOCHS, BATCH_SIZE = 4, 32
+EPOCHS, BATCH_SIZE, WARMUP_STEPS = 4, 32, 3  # as in benchmarks/runs.py
+SCHEDULES = ("constant", "warm-up, cosine")
 STATISTICS = ("stored", "own")
 
 
@@ -36,11 +41,12 @@ def main(rounds):
             estimate_anew(model, train_set)
         train_part, val_part = features(model, train_set), features(model, val_set)
         for round_ in range(rounds):
-            for rate in RATES:
-                curve = taught(train_part, val_part, rate, round_)
-                run = {"round": round_, "statistics": statistics, "lr": rate, "accuracy": curve[-1], "curve": curve}
-                runs.append(run)
+            for schedule, rate in product(SCHEDULES, RATES):
+                accuracy = taught(train_part, val_part, schedule, rate, round_)
+                run = {"round": round_, "statistics": statistics, "schedule": schedule, "lr": rate}
+                runs.append(run | {"accuracy": round(accuracy, 4)})
     sizes = {"n_train": len(train_set), "n_val": len(val_set), "epochs": EPOCHS, "batch_size": BATCH_SIZE}
+    sizes["warmup_steps"] = WARMUP_STEPS
     path = write_result("heads", {"data": source.noun, "rounds": rounds, **sizes, "runs": runs})
     print(f"written to {path.relative_to(RESULTS.parents[1])}: {len(runs)} runs")
 
@@ -66,22 +72,21 @@ def features(model, images):
     return tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
 
 
-def taught(train_part, val_part, rate, seed):
-    """Train a new head; return its accuracy after each epoch."""
+def taught(train_part, val_part, schedule, rate, seed):
+    """Train a new head; return its accuracy."""
     torch.manual_seed(seed)
     (x, y), (val_x, val_y) = train_part, val_part
     head = torch.nn.Linear(x.shape[1], len(HELD_OUT))
     optimizer = torch.optim.SGD(head.parameters(), lr=rate, momentum=0.9, weight_decay=1e-4)
-    curve = []
-    for _ in range(EPOCHS):
-        for batch in torch.randperm(len(x)).split(BATCH_SIZE):
-            loss = cross_entropy(head(x[batch]), y[batch])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        answers = head(val_x).argmax(1)
-        curve.append(round((answers == val_y).float().mean().item(), 4))
-    return curve
+    batches = [batch for _ in range(EPOCHS) for batch in torch.randperm(len(x)).split(BATCH_SIZE)]
+    for step, batch in enumerate(batches):
+        if schedule != "constant":
+            optimizer.param_groups[0]["lr"] = learning_rate(step, len(batches), rate, BATCH_SIZE, WARMUP_STEPS)
+        loss = cross_entropy(head(x[batch]), y[batch])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return (head(val_x).argmax(1) == val_y).float().mean().item()
 
 
 if __name__ == "__main__":

@@ -140,6 +140,7 @@ def test_an_error_in_an_attendees_cell_names_its_line(shell):
             "your guess 1.00 s|simple estimate 1.00 s|measured 2.00 s 2.00 times the estimate",
         ),
         ((4, 2.5, 3, "pats"), "your guess 4 pats|simple estimate 2 pats|measured 3 pats"),  # a count has no ratio
+        ((None, 1.41, -3.96, "points"), "simple estimate 1.41 points|measured -3.96 points"),  # nor do unlike signs
         ((None, 0.03, 32.3, "%"), "simple estimate 0.0 %|measured 32.3 %"),  # nothing is compared with zero
     ],
 )

@@ -1,9 +1,5 @@
 """Notebook 07: wrong answers get a hint, never a traceback, and right ones pass in any sensible type."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from answers import judged
@@ -40,31 +36,11 @@ test_interval = pytest.mark.smoke(
         (lambda values: np.percentile(means(values, (2000, len(values))), [5, 95]), "too narrow"),
         (lambda values: np.percentile(means(values, (2000, 100)), [2.5, 97.5]), "as many values as"),
         (lambda values: np.percentile(means(values, (2000, len(values) - 1)), [2.5, 97.5]), "too wide"),
-        (lambda values: values.mean() + np.array([-2.3, 2.3]) * values.sem(), "percentile method"),
+        (lambda values: values.mean() + np.array([-2.3, 2.3]) * values.sem(), "percentile method.*Student's t"),
         (lambda values: (-1.0, 1.0), "misses the mean"),
         (lambda values: right_interval(values) + 0.3 * values.std() / len(values) ** 0.5, "off to one side"),
     )
 )
-
-
-def test_a_profile_in_a_thread_prints_nothing_once_the_profiler_is_warm():
-    code = """
-from threading import Thread
-from torch.profiler import ProfilerActivity, profile
-from workshop_utils.exercises.learning_results import warm_up_profiler
-
-def rank():
-    warm_up_profiler()
-    with profile(activities=[ProfilerActivity.CPU]):
-        pass
-
-thread = Thread(target=rank)
-thread.start()
-thread.join()
-"""
-    quiet = os.environ | {"KINETO_LOG_LEVEL": "99", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, "-c", code], env=quiet, capture_output=True, text=True, check=True)
-    assert done.stdout + done.stderr == ""
 
 
 SHRINKS = "aten::_upsample_bicubic2d_aa"

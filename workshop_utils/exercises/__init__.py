@@ -171,7 +171,8 @@ def reconcile(guess: float | None, estimate: float, measured: float, unit: str) 
     """Print a guess, a simple estimate from numbers seen before, and the measurement, one below the other.
 
     guess: None is left out. unit: of all three, such as "s", "ms", "images/s", "MB" or "%". A measured int is a count:
-    all three are shown as whole numbers, without a ratio. Raises NotYet where the guess is no number.
+    all three are shown as whole numbers. A ratio is shown if both signs are the same. Raises NotYet where the guess
+    is no number.
     """
     is_count = isinstance(measured, Integral)
     largest = max(abs(estimate), abs(measured))
@@ -181,7 +182,7 @@ def reconcile(guess: float | None, estimate: float, measured: float, unit: str) 
         shown = "?" if guessed is None else f"{guessed:,.{digits}f}"
         print(f"your guess      {shown:>8} {unit}")
     print(f"simple estimate {estimate:8,.{digits}f} {unit}")
-    comparable = not is_count and round(estimate, digits) and round(measured, digits)
+    comparable = not is_count and round(estimate, digits) * round(measured, digits) > 0
     times = f"   {measured / estimate:.2f} times the estimate" if comparable else ""
     print(f"measured        {measured:8,.{digits}f} {unit}{times}")
     expect(guess is None or guessed is not None, f"your guess is {guess!r}: write a number, without its unit, or None.")
