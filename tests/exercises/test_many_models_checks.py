@@ -1,6 +1,7 @@
 """Notebook 08: wrong answers get a hint, never a traceback, and right ones pass in any sensible type."""
 
 import copy
+import os
 import time
 from functools import partial
 
@@ -81,12 +82,12 @@ def of_both(seed, n_epochs):
     return 1000 * seed + n_epochs
 
 
-def epoch(state, data, seed, *, seeds=of_both, new_state=True, loads=True, trains=True, keeps=True):
+def epoch(state, data, seed, *, seeds=of_both, new_state=True, loads=True, trains=True, keeps=True, dropout=0.2):
     """The task of the exercise; each named argument makes another mistake."""
     if seeds:
         torch.manual_seed(seeds(seed, len(state["rows"])))
     prefixes, targets, *_ = data
-    model = NameLSTM(dropout=0.2)
+    model = NameLSTM(dropout=dropout)
     if loads:
         model.load_state_dict(state["model"])
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -152,6 +153,8 @@ test_repeatable = judged(
     (with_a_tensor_in_its_row, "a tensor.*loss.item"),
     (task(seeds=None), "manual_seed"),
     (with_the_time_in_its_row, "gives two results"),
+    (task(seeds=lambda seed, n_epochs: 1000 * seed + n_epochs + os.getpid()), "gives two results.*another worker"),
+    (task(dropout=0.0), "without dropout"),
     (task(seeds=lambda seed, n_epochs: 0), "same result"),
     (task(seeds=lambda seed, n_epochs: seed), "the same order"),  # in every epoch
     (task(seeds=lambda seed, n_epochs: seed + n_epochs), "first epoch of seed 1 .* later one of seed 0"),

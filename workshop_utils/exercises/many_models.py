@@ -1,10 +1,14 @@
 """Checks of notebook 08 · Many models."""
 
 import copy
+import os
 import random
+from unittest.mock import patch
 
 import torch
 from distributed import Client, Future
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from workshop_utils.exercises import Function, exercise, expect, expect_type, passed
 
@@ -104,19 +108,23 @@ SCENES: list[tuple[Losses, Given, int]] = [  # losses so far, tasks given, and t
 def check_repeatable(careful_epoch: Function, client: Client, first: Future, data: Future) -> None:
     here = {"workers": list(client.nthreads())[:1], "pure": False}  # one worker, so that a changed state shows
 
-    def epoch(state, seed=0):
-        return client.submit(careful_epoch, state, data, seed, **here)
+    def epoch(state, seed=0, pid=0):
+        return client.submit(_as_process, pid, careful_epoch, state, data, seed, **here)
 
     start = client.submit(copy.deepcopy, first, **here)
     before = start.result()
-    futures = [epoch(start), epoch(start)]
+    futures = [epoch(start), epoch(start, pid=1)]
     once, again = [future.result() for future in futures]
     _expect_unchanged(before, start.result())
     _expect_new_state(before, once)
     expect(
         _same(once, again),
         "the same task, run twice, gives two results: where do its random numbers come from? Set them from `seed`, "
-        "with torch.manual_seed, inside the task.",
+        "with torch.manual_seed, inside the task, and from nothing else that another worker would not have.",
+    )
+    expect(
+        client.submit(_drops, careful_epoch, start, data, **here).result(),
+        "your task trains without dropout: keep NameLSTM(dropout=0.2), in training mode.",
     )
     halved = {name: value / 2 for name, value in before["model"].items()}
     expect(
@@ -129,6 +137,28 @@ def check_repeatable(careful_epoch: Function, client: Client, first: Future, dat
     expect(second["rows"][:-1] == once["rows"], "a second epoch should put a second row after those of its state.")
     expect(_same(once, futures[0].result()), "your task changes the state that it was given. Copy its rows.")
     passed("Each run gives the same result and leaves its argument as it was, so Dask may run it anywhere, and again.")
+
+
+def _as_process(pid, function, *arguments):
+    """Call a function on a worker, as if the worker's process had another number."""
+    with patch("os.getpid", return_value=os.getpid() + pid):
+        return function(*arguments)
+
+
+def _drops(function, state, data):
+    """Return whether dropout acts when a function is called, on a copy of the state."""
+    acts = []
+
+    def look(module, *_):
+        if isinstance(module, nn.Dropout):
+            acts.append(module.training and module.p > 0)
+
+    hook = register_module_forward_hook(look)
+    try:
+        function(copy.deepcopy(state), data, 0)
+    finally:
+        hook.remove()
+    return any(acts)
 
 
 def _expect_unchanged(before, now):
