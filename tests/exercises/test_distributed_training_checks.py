@@ -124,6 +124,25 @@ def with_a_sampler(images, labels, batch_size, n_epochs):
     return model.module.state_dict()
 
 
+def without_a_pass_of_nothing(images, labels, batch_size, n_epochs):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(n_epochs):
+        for start in range(0, len(images), batch_size):
+            x = images[start : start + batch_size][rank::world_size]
+            y = labels[start : start + batch_size][rank::world_size]
+            optimizer.zero_grad()
+            if len(x):
+                (cross_entropy(model(x), y, reduction="sum") / batch_size).backward()
+            for weight in model.parameters():
+                weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+                dist.all_reduce(weight.grad)
+            optimizer.step()
+    return model.state_dict()
+
+
 def sum_gradients(model):
     for weight in model.parameters():
         dist.all_reduce(weight.grad)
@@ -137,6 +156,9 @@ test_fit_together = judged(
     (together(cut=blocks), "Correct"),
     (together(divide_by=the_mean), "Correct"),
     (together(**unwrapped, divide_by=lambda x, size, world: size, after_backward=sum_gradients), "Correct"),
+    (without_a_pass_of_nothing, "Correct"),
+    (together(cut=lambda x, rank, world, part: x.chunk(world)[rank]), "IndexError.*tensor_split"),
+    (together(cut=lambda x, rank, world, part: x.tensor_split(world)[rank]), "Correct"),
     (fit, "nothing has changed"),
     (together(returned=lambda model: None), "0.weight"),
     (together(cut=lambda x, *others: x), "one image in 2"),
@@ -153,9 +175,9 @@ test_fit_together = judged(
     (together(divide_by=its_images), "last batch of 1 image.*divides by batch_size"),
     (together(seed=1), "begin with fit's weights"),
     (together(pieces=2), r"2, 2"),
-    (together(drop_last=True), r"6 in fit, \[4, 4\] on your ranks"),
+    (together(drop_last=True), r"\[16\] on no rank"),
     (together(zero_grad=False), "after 2 epochs"),
-    (of_a_part_of_the_set(a_block_of_the_set), r"6 in fit, \[4, 4\].*not the whole set"),
+    (of_a_part_of_the_set(a_block_of_the_set), "not the whole set"),
     (with_a_sampler, r"\[0\] on top"),
 )
 
