@@ -159,6 +159,7 @@ $(READY): requirements.txt pyproject.toml daskrun/pyproject.toml
 	@tools/install.sh $(VENV) $(WHEELS)
 	$(UV_INSTALL) --no-deps --editable . --editable ./daskrun
 	@rm $(INSTALLING)
+	@$(BIN)/workshop data sketches || echo "No sketches were drawn; notebook 01 will try again."
 	@touch $@
 
 UV_INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python

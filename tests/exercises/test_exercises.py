@@ -141,7 +141,13 @@ def test_an_error_in_an_attendees_cell_names_its_line(shell):
         ),
         ((4, 2.5, 3, "pats"), "your guess 4 pats|simple estimate 2 pats|measured 3 pats"),  # a count has no ratio
         ((None, 1.41, -3.96, "points"), "simple estimate 1.41 points|measured -3.96 points"),  # nor do unlike signs
-        ((None, 0.03, 32.3, "%"), "simple estimate 0.0 %|measured 32.3 %"),  # nothing is compared with zero
+        (
+            (None, 0.0231, 0.3206, "s"),
+            "simple estimate 0.023 s|measured 0.321 s 13.88 times the estimate",
+        ),
+        ((None, 9.31, 108.3, "ms"), "simple estimate 9.3 ms|measured 108.3 ms 11.63 times the estimate"),
+        ((None, 93.75, 8.33, "%"), "simple estimate 93.8 %|measured 8.3 % 0.09 times the estimate"),
+        ((None, 0.0003, 32.3, "%"), "simple estimate 0.00 %|measured 32.30 %"),  # nothing is compared with zero
     ],
 )
 def test_a_guess_if_there_is_one_stands_beside_an_estimate_and_the_measurement(numbers, shown, capsys):

@@ -1,5 +1,6 @@
 """Notebook 01: wrong answers get a hint, never a traceback, and right ones pass in any sensible type."""
 
+from functools import partial
 from itertools import chain, repeat
 
 import numpy as np
@@ -64,6 +65,27 @@ def test_each_worker_may_be_asked_for_its_darkest(client):
         return path, address
 
     getting_started.check_darkest(find_darkest, len, PHOTOS, client)
+
+
+def asked_in_the_notebook(client, measure, paths):
+    client.gather(client.map(measure, paths))
+    return min(paths, key=measure), get_worker().address
+
+
+def asked_in_run(client, measure, paths):
+    return min(client.run(lambda: (*min((measure(path), path) for path in paths), get_worker().address)).values())[1:]
+
+
+def another_error(client, measure, paths):
+    raise ValueError("no such dog")
+
+
+test_get_worker_outside_a_task_gets_a_hint = judged(
+    lambda answer, client: getting_started.check_darkest(partial(answer, client), len, PHOTOS, client),
+    (asked_in_the_notebook, "in the notebook"),
+    (asked_in_run, "client.run makes none.*keys of the dict"),
+    (another_error, "no such dog"),
+)
 
 
 def with_the_worker_of_another(found):

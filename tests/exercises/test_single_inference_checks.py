@@ -1,11 +1,13 @@
 """Notebook 03: wrong answers get a hint, never a traceback, and right ones pass in any sensible type."""
 
 from copy import deepcopy
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from answers import judged
+from scipy.optimize import minimize, minimize_scalar
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -81,24 +83,79 @@ def test_an_answer_may_be_an_iterator_and_write_into_what_it_is_given(model, ima
     assert all(value.equal(before[name]) for name, value in model.state_dict().items())
 
 
-GRID = torch.logspace(-1, 0.7, 69).tolist()
-EVEN, ODD, ALL = slice(0, None, 2), slice(1, None, 2), slice(None)
+GRID = torch.logspace(-1.3, 0.7, 81).tolist()
+EVEN, ODD, ALL, FIRST = slice(0, None, 2), slice(1, None, 2), slice(None), slice(0, 200)
 
 
 def loss_of_the_right(logits, truth):
     return cross_entropy(logits, truth).item()
 
 
+def sum_of_losses(logits, truth):
+    return cross_entropy(logits, truth, reduction="sum").item()
+
+
 def loss_of_the_likeliest(logits, truth):
     return -logits.log_softmax(1).max(1).values.mean().item()
 
 
-def calibrator(*, loss=loss_of_the_right, fitted=EVEN, tested=ODD, wrap=tuple):
+def confidence_minus_accuracy(logits, truth):
+    probability, answer = logits.softmax(1).max(1)
+    return abs(probability.mean() - (answer == truth).float().mean()).item()
+
+
+def calibration_error(logits, truth):
+    """Return the expected calibration error over ten bins."""
+    probability, answer = logits.softmax(1).max(1)
+    right, tenth = (answer == truth).float(), (10 * probability).long()
+    parts = [(tenth == i).nonzero().squeeze(1) for i in range(11)]
+    return sum(abs((probability[part] - right[part]).sum().item()) for part in parts) / len(truth)
+
+
+def on_a_grid(logits, truth, loss):
+    return min(GRID, key=lambda t: loss(logits / t, truth))
+
+
+def by(optimizer, n_steps=1, *, log=False, start=1.0, reduction="mean"):
+    """Return a search for T with an optimiser of PyTorch."""
+
+    def search(logits, truth, _):
+        x = torch.tensor([start], requires_grad=True)
+        optimiser = optimizer([x])
+
+        def closure():
+            optimiser.zero_grad()
+            loss = cross_entropy(logits / (x.exp() if log else x), truth, reduction=reduction)
+            loss.backward()
+            return loss
+
+        for _ in range(n_steps):
+            optimiser.step(closure)
+        return x.exp().item() if log else x.item()
+
+    return search
+
+
+def by_scipy(logits, truth, loss):
+    return minimize(lambda x: loss(logits / x[0], truth), 1.0).x
+
+
+def in_float64_by_scipy(logits, truth, loss):
+    return by_scipy(logits.double(), truth, loss)
+
+
+def bounded_by_scipy(logits, truth, loss):
+    return minimize_scalar(lambda t: loss(logits / t, truth), bounds=(0.05, 10)).x
+
+
+def calibrator(
+    *, loss=loss_of_the_right, search=on_a_grid, fitted=EVEN, tested=ODD, reported=loss_of_the_right, wrap=tuple
+):
     """Return a calibrate, right unless told otherwise, which writes into what it is given."""
 
     def calibrate(logits, truth):
-        best = min(GRID, key=lambda t: loss(logits[fitted] / t, truth[fitted]))
-        pair = best, loss(logits[tested] / best, truth[tested])
+        best = search(logits[fitted], truth[fitted], loss)
+        pair = best, reported(logits[tested] / torch.tensor(best), truth[tested])
         logits.zero_()
         return wrap(pair)
 
@@ -113,17 +170,39 @@ def batch():
     return 0.4 * honest, honest.softmax(1).multinomial(1, generator=random).squeeze(1)
 
 
-test_calibrate = judged(
+LBFGS, ADAM = torch.optim.LBFGS, torch.optim.Adam
+
+test_a_right_fit_passes_however_it_searches = judged(
     lambda function, batch: single_inference.check_calibrate(function, *batch),
     (calibrator(wrap=np.array), "Correct"),
     (calibrator(wrap=lambda pair: [torch.ones(1, requires_grad=True) * value for value in pair]), "Correct"),
     (calibrator(wrap=lambda pair: (pair[0], round(pair[1], 2))), "Correct"),
+    (calibrator(loss=sum_of_losses), "Correct"),
+    (calibrator(search=by(partial(LBFGS, max_iter=50), start=0.5)), "Correct"),
+    (calibrator(search=by(partial(LBFGS, lr=0.1, max_iter=100), start=0.5)), "Correct"),
+    (calibrator(search=by(partial(LBFGS, line_search_fn="strong_wolfe"))), "Correct"),
+    (calibrator(search=by(partial(LBFGS, max_iter=50), start=0.0, log=True)), "Correct"),
+    (calibrator(search=by(partial(ADAM, lr=0.05), 200)), "Correct"),
+    (calibrator(search=by(partial(ADAM, lr=0.05), 200, reduction="sum")), "Correct"),
+    (calibrator(search=in_float64_by_scipy), "Correct"),
+    (calibrator(search=bounded_by_scipy), "Correct"),
+)
+
+test_a_wrong_fit_gets_a_hint_that_fits = judged(
+    lambda function, batch: single_inference.check_calibrate(function, *batch),
     (lambda logits, truth: 0.38, "return .T, loss of the other half., not 0.38"),
     (lambda logits, truth: (torch.tensor([0.4, 0.5]), 0.1), "should be numbers, not tensor"),
-    (lambda logits, truth: (-0.38, 0.1), "above 0"),
-    (calibrator(loss=loss_of_the_likeliest), "right breed, or of the likeliest"),
-    (calibrator(fitted=ALL), "all of them or the first ones"),
-    (calibrator(fitted=ODD, tested=EVEN), "photos 1, 3, 5"),
+    (lambda logits, truth: (-0.38, 0.1), "^Not yet: your T is -0.38.*smaller steps"),
+    (lambda logits, truth: (float("nan"), 0.1), "^Not yet: your T is nan.*smaller steps"),
+    (calibrator(search=by(partial(ADAM, lr=0.01), 20)), "^Not yet: your T is 0.7.* search longer"),
+    (calibrator(search=by_scipy), "^Not yet: your T is 1: .*leave 1.*double"),
+    (calibrator(loss=loss_of_the_likeliest), "^Not yet: your T .*right breed, or of the likeliest"),
+    (calibrator(loss=confidence_minus_accuracy), "your T .*the share of right answers.*log-likelihood"),
+    (calibrator(loss=calibration_error), "your T .*the share of right answers.*log-likelihood"),
+    (calibrator(fitted=ALL), "^Not yet: for some other photos, your T is .* both halves"),
+    (calibrator(fitted=FIRST), "your T is .* both halves"),
+    (calibrator(fitted=ODD, tested=EVEN), "for some other photos, your T is .*photos 1, 3, 5"),
     (calibrator(tested=EVEN), "that T was fitted on"),
     (calibrator(tested=ALL), "not that of the photos 1, 3, 5"),
+    (calibrator(loss=sum_of_losses, reported=sum_of_losses), "^Not yet: T is right; .* is a sum: return the mean"),
 )

@@ -232,6 +232,13 @@ def test_a_guess_that_is_no_number_is_answered_as_by_a_check(page):
     assert red > green > blue, "amber; JupyterLab's own is pink"
 
 
+def test_a_failed_cell_leaves_no_mark_in_the_contents(page):
+    run(page, cell_with(page, "n_workers = None"), "n_workers = None\n1 / 0")
+    marked = page.locator(".jp-tocItem-content[data-running='-0.5']")
+    expect(marked).to_have_count(1)  # where JupyterLab draws its mark
+    assert marked.evaluate("item => getComputedStyle(item, '::after').content") == "none"
+
+
 def test_the_dashboards_are_dark_with_jupyterlab(page):
     page.evaluate("document.body.dataset.jpThemeLight = 'false'")
     dark = page.locator("iframe[src*='individual-ranks']").evaluate("frame => getComputedStyle(frame).filter")

@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from jupyterlab.labapp import LabApp
 
+from workshop_utils import photos
 from workshop_utils.tool import FIRST, check, cli
 from workshop_utils.tool.cli import main
 
@@ -75,9 +77,28 @@ def test_a_folder_that_was_deleted_meanwhile_is_named(tmp_path, monkeypatch):
     assert said.exit_code == 1 and "This folder is gone: cd" in said.output
 
 
+def test_sketches_are_drawn_once_and_not_where_there_are_photos(tmp_path, monkeypatch, dogs):
+    monkeypatch.setattr(photos, "find_data", partial(photos.find_data, 1))
+    monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WORKSHOP_DATA", str(dogs))
+    said = CliRunner().invoke(main, ["data", "sketches"])
+    assert said.exit_code == 0 and "WORKSHOP_DATA is set" in said.output and not (tmp_path / "cache").exists()
+    monkeypatch.delenv("WORKSHOP_DATA")
+    drawn = []
+    for _ in range(2):
+        said = CliRunner().invoke(main, ["data", "sketches"])
+        assert said.exit_code == 0 and "120 sketches are in" in said.output
+        drawn.append({path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.jpg")})
+    assert len(drawn[0]) == 120 and drawn[0] == drawn[1]
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path / "file"))
+    said = CliRunner().invoke(main, ["data", "sketches"])
+    assert said.exit_code == 1 and "export WORKSHOP_CACHE=" in said.output
+
+
 @pytest.mark.parametrize(
     "options",
-    [["data", "sketches"], ["join", "--threads", "0"], ["lab", "--port", "99999"], ["bench", "--all", "ddp"]],
+    [["data", "cats"], ["join", "--threads", "0"], ["lab", "--port", "99999"], ["bench", "--all", "ddp"]],
 )
 def test_wrong_options_are_usage_errors(options):
     assert CliRunner().invoke(main, options).exit_code == 2

@@ -109,6 +109,15 @@ def test_an_installation_leaves_its_mark_until_it_is_complete(venv):
     assert "interrupted" in why(venv)
 
 
+@pytest.mark.parametrize("code", [0, 1])
+def test_the_set_up_draws_the_sketches_and_goes_on_without_them(venv, code):
+    (venv / "bin/workshop").write_text(f'#!/bin/sh\necho "it ran $@"\nexit {code}\n')
+    (venv / "bin/workshop").chmod(0o755)
+    said = make(venv, "setup")
+    assert "it ran data sketches\n" in said and (venv / ".ready").exists()
+    assert ("No sketches were drawn" in said) == bool(code)
+
+
 def test_settings_for_other_environments_do_not_reach_the_installation(venv, tmp_path):
     settings = {"PIP_USER": "1", "PIP_REQUIRE_HASHES": "1", "UV_SYSTEM_PYTHON": "1", "UV_PYTHON": "3.9"}
     settings |= {"PYTHONPATH": "/elsewhere", "PYTHONHOME": "/elsewhere"}

@@ -175,8 +175,12 @@ def reconcile(guess: float | None, estimate: float, measured: float, unit: str) 
     is no number.
     """
     is_count = isinstance(measured, Integral)
-    largest = max(abs(estimate), abs(measured))
-    digits = 0 if is_count or largest >= 100 else 1 if largest >= 10 else 2
+    sizes = abs(estimate), abs(measured)
+    digits = sum(max(sizes) < bound for bound in (100, 10))
+    digits += any(
+        0 < size * 10**digits < 10 for size in sizes
+    )  # the smaller would have one digit: too few to divide by
+    digits = 0 if is_count else digits
     guessed = _as_number(guess)
     if guess is not None:
         shown = "?" if guessed is None else f"{guessed:,.{digits}f}"

@@ -14,6 +14,14 @@ from workshop_utils.photos import breed_of
 
 LONGEST_PAUSE_S = 0.01  # tasks of equal length would go to the same workers in each try
 TRIES = 10  # on two workers, an address that another task asked for is right in half of the tries
+NO_WORKER_HERE = (
+    "get_worker() was called in the notebook, which is no worker. Call it in the function that client.map sends, "
+    "beside `measure`."
+)
+NO_WORKER_IN_RUN = (
+    "get_worker() finds a worker only in a task, and client.run makes none. Send the function with client.map, or take "
+    "the address from the keys of the dict that client.run returns."
+)
 _measured: set = set()  # in each process: (which try, path) of each call of `measure`
 
 
@@ -44,7 +52,12 @@ def check_darkest(find_darkest: Function, brightness: Callable[[str], float], pa
 
 def _try_darkest(find_darkest, brightness, paths, client):
     this_try, least = uuid4().hex, min(map(brightness, paths))
-    answer = find_darkest(partial(_measure, brightness, this_try), list(paths))
+    try:
+        answer = find_darkest(partial(_measure, brightness, this_try), list(paths))
+    except Exception as error:
+        no_worker = NO_WORKER_HERE if isinstance(error, ValueError) else NO_WORKER_IN_RUN  # which wraps a ValueError
+        expect("No worker found" not in str(error), no_worker)
+        raise
     path, worker = pair(answer, "find_darkest should return a tuple (path, address)")
     if path not in paths:
         path, worker = worker, path

@@ -93,9 +93,9 @@ def room(host: str, port: int, csv: str | None) -> None:
 
 @main.group()
 def data() -> None:
-    """Fetch photos.
+    """Fetch photos, or draw sketches.
 
-    Every lesson also runs without a download, on sketches that it draws.
+    Every lesson also runs without a download, on sketches.
     """
 
 
@@ -116,6 +116,27 @@ def photos(source: str | None, folder: str | None) -> None:
     except KeyboardInterrupt as error:
         raise click.ClickException(AGAIN) from error
     click.echo(f"All photos are in {images}." + (f" To use them: export WORKSHOP_DATA={images}" if folder else ""))
+
+
+@data.command()
+def sketches() -> None:
+    """Draw the sketches that are not there yet.
+
+    `make setup` does this. A notebook draws what it misses, too.
+    """
+    from workshop_utils.photos import find_data, list_photos
+    from workshop_utils.shared import NotShared
+    from workshop_utils.storage import CacheError, variables
+
+    if variables().data:
+        click.echo("No sketches were drawn: WORKSHOP_DATA is set, so the lessons use its photos.")
+        return
+    try:
+        source = find_data()
+    except (CacheError, NotShared) as error:
+        raise click.ClickException(str(error)) from error
+    n_images = len(list_photos(source.url, storage_options=source.storage_options))
+    click.echo(f"{n_images:,} {source.noun} are in {source.url}.")
 
 
 @main.command()
