@@ -177,9 +177,7 @@ def reconcile(guess: float | None, estimate: float, measured: float, unit: str) 
     is_count = isinstance(measured, Integral)
     sizes = abs(estimate), abs(measured)
     digits = sum(max(sizes) < bound for bound in (100, 10))
-    digits += any(
-        0 < size * 10**digits < 10 for size in sizes
-    )  # the smaller would have one digit: too few to divide by
+    digits += any(0 < size * 10**digits < 10 for size in sizes)  # one digit is too few to divide by
     digits = 0 if is_count else digits
     guessed = _as_number(guess)
     if guess is not None:
