@@ -167,6 +167,24 @@ def test_axe_finds_nothing_wrong(client, browser, many):
         assert not found, json.dumps(found, indent=1)
 
 
+def test_a_chosen_job_that_is_no_longer_kept_gives_way_to_the_newest(client):
+    def shown(dask_scheduler):
+        from daskrun.page import Ranks
+
+        page, jobs = Ranks(dask_scheduler), record_of(dask_scheduler).jobs
+        page._update(time.monotonic())
+        page._job.value = "made-up-3"
+        page._update(time.monotonic())
+        chosen = page._ranks.text.count("<tr>")
+        jobs.pop("made-up-3")
+        page._update(time.monotonic())
+        return chosen, page._ranks.text.count("<tr>"), page._job.value
+
+    for n_ranks in (3, 4):
+        client.run_on_scheduler(make_up, n_ranks)
+    assert client.run_on_scheduler(shown) == (4, 5, "the newest")  # rows: a head, and a row for each rank
+
+
 def test_the_menu_and_jupyterlab_offer_it_and_the_pane_shows_the_newest_job(client, browser):
     daskrun.run(client, int, backend=None)
     with urlopen(address(client, "/individual-plots.json")) as answer:

@@ -13,6 +13,7 @@ from waiting import until
 
 from workshop_utils.photos import find_data, list_photos
 from workshop_utils.shared import NotShared, new_shared_folder, on_all_workers, shared_folder
+from workshop_utils.storage import cache_folder
 
 
 def test_what_is_shared_lies_in_one_folder_of_this_machine_which_is_the_users_alone(client, tmp_path):
@@ -47,6 +48,13 @@ def test_a_new_folder_goes_when_the_process_ends_that_asked_for_it_and_not_with_
 def test_workers_that_do_not_see_this_machines_disk_are_named_with_the_line_to_type(client, tmp_path):
     with pytest.raises(NotShared, match="(?s)gone.*%env WORKSHOP_SHARED="):
         on_all_workers(str(tmp_path / "gone"))
+
+
+def test_downloaded_photos_that_workers_do_not_see_are_named(client):
+    (cache_folder() / "photos").mkdir(parents=True)
+    (cache_folder() / "photos" / "complete").touch()  # and no Images, as on another machine
+    with pytest.raises(NotShared, match="(?s)photos/Images.*%env WORKSHOP_SHARED="):
+        find_data()
 
 
 def test_the_root_of_a_storage_is_a_folder_for_sharing_too(monkeypatch):

@@ -23,6 +23,7 @@ from torchvision.models.resnet import BasicBlock
 import daskrun
 from workshop_utils.checkpoint import load_checkpoint, save_checkpoint
 from workshop_utils.dogs.breeds import HELD_OUT
+from workshop_utils.labels import HEAD, check_agree
 from workshop_utils.photos import ImageFolder, find_data, train_val_split
 from workshop_utils.train import evaluate, learning_rate, prepare, train
 from workshop_utils.training.batches import batch_loader
@@ -642,3 +643,9 @@ def test_two_ranks_that_share_a_gpu_end_with_the_weights_of_one_process():
         (numbers, weights), _ = job.result()
     assert difference(weights, on_gpu()[1]) < 1e-3 and math.isfinite(numbers["loss"])
     assert (job.metrics().comm_s.dropna() > 0).all()
+
+
+def test_a_head_that_contradicts_the_validation_set_is_refused_where_the_training_set_names_nothing():
+    names = {"train_set": None, "val_set": {0: "pug", 1: "boxer"}, HEAD: {0: "boxer", 1: "pug"}}
+    with pytest.raises(ValueError, match="label 0 is 'pug' in val_set, and 'boxer' in the model's head"):
+        check_agree(names, lambda values: None)

@@ -30,6 +30,17 @@ def test_workers_are_taken_by_host_and_name_and_belong_to_the_job_until_it_gives
     assert claims.owned() == {"nanny of b": "two"}
 
 
+def test_a_job_that_goes_on_with_fewer_workers_gives_up_the_others_place():
+    claims = Claims()
+    claims.claim(Request("one", "kernel", 3, 3), [A, B, C], 0)
+    claims.end_attempt("one")
+    claims.renew([A], 0)
+    assert names(claims.claim(Request("one", "kernel", 2, 3, attempt=1), [B, C], RENEWED_S + 1)) == ["b", "c"]
+    assert set(claims.owned()) == {B.slot, C.slot}
+    successor = dataclasses.replace(A, process="new")
+    assert names(claims.claim(Request("two", "other", 1, 1), [successor, B, C], RENEWED_S + 2)) == ["a"]
+
+
 def after_a_kill(*killed):
     """Return the claims after a job whose workers were killed at its end, at 0 s."""
     claims = Claims()

@@ -16,7 +16,7 @@ from distributed import CancelledError, Client
 from waiting import awake, settled, until, wait_for
 
 import daskrun
-from daskrun import WorkersBusy, log_metrics, scheduler
+from daskrun import WorkersBusy, cluster, log_metrics, scheduler
 from daskrun.cluster import Cluster
 from daskrun.rank import TOPIC
 from daskrun.settings import known_workers
@@ -186,3 +186,8 @@ def test_only_an_error_of_the_ranks_communication_may_come_of_a_death(error, may
     wrapped = ValueError("wrapped")
     wrapped.__cause__, wrapped.__context__ = KeyError("another"), error
     assert may_follow_a_death(wrapped) is may_follow
+
+
+def test_the_client_keeps_nothing_of_a_job_that_is_over(client):
+    daskrun.run(client, int, backend=None)
+    assert not cluster._heard_by[client]

@@ -205,6 +205,15 @@ def test_a_file_that_is_no_archive_is_named(tmp_path):
         fetch_photos(str(tmp_path / "dogs.tar"), tmp_path / "out", n_photos=6)
 
 
+def test_a_set_that_is_being_mended_is_not_called_complete(source, tmp_path):
+    folder = tmp_path / "out"
+    next(fetch_photos(str(source), folder, n_photos=6).glob("*/*")).unlink()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(PhotosError, match="0 photos, not 6"):
+        fetch_photos(str(tmp_path / "empty"), folder, n_photos=6)
+    assert not (folder / "complete").exists()
+
+
 def test_too_few_photos_are_not_called_complete(source, tmp_path):
     with pytest.raises(PhotosError, match="6 photos, not 20580"):
         fetch_photos(str(source), tmp_path / "out")

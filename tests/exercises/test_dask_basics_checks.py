@@ -129,6 +129,10 @@ def mapped_with_a_seed_per_call(client):
     return client.gather(client.map(count, client.map(throw, EIGHT)))
 
 
+def with_two_seeds(client):
+    return client.gather(client.map(count, client.map(throw, [0, 1] * 4, pure=False), pure=False))
+
+
 def counted_after_a_wait_for_all_darts(client):
     darts = client.map(throw, EIGHT)
     wait(darts)
@@ -161,6 +165,7 @@ test_careful_counts = judged(
     (lambda client: client.map(lambda n: 196_350 + n, EIGHT), "client.gather"),
     (lambda client: client.gather(client.map(lambda n: n, EIGHT)), "are not 8 counts"),
     (careless, "different numbers among the 8 counts: 1"),
+    (with_two_seeds, "different numbers among the 8 counts: 2"),
     (with_darts_that_come_here, "32.0 MB"),
     (one_round_after_another, "before the first result was asked for: 2"),
     (one_count_after_another, "waited .* before it sent"),

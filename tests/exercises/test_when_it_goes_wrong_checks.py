@@ -83,6 +83,15 @@ test_stop = judged(
 )
 
 
+def test_a_stop_that_takes_nan_for_low_is_refused(two_ranks):
+    def stop(loss):
+        dist.all_reduce(loss)
+        return not loss.item() / 2 >= 1.6
+
+    with pytest.raises(NotYet, match="both ranks say stop: .*NaN"):
+        checks.check_stop(stop, None)
+
+
 def test_a_stop_that_adds_up_the_losses_of_all_steps_is_refused(two_ranks):
     with pytest.raises(NotYet, match="both ranks say go on: .* both are low"):
         checks.check_stop(with_a_total(), None)

@@ -182,6 +182,14 @@ def test_failures_during_the_pause_do_not_count(monkeypatch):
     assert bucket.ask(lambda store: store) is bucket.store, "one failure is none in a row"
 
 
+def test_failures_with_a_success_between_are_none_in_a_row():
+    bucket = module._Bucket("bucket", {}, {})
+    bucket.store = object()
+    for _ in range(2 * FAILURES):
+        bucket._note_failure(OSError())
+        assert bucket.ask(lambda store: store) is bucket.store
+
+
 def test_a_bucket_in_another_region_is_found_there(server):
     server.only_region = REGION
     options = {"key": "me", "secret": "hush", "client_kwargs": {"endpoint_url": server.url}}
