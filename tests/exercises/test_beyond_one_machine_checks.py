@@ -47,6 +47,7 @@ test_plan = pytest.mark.smoke(
         (changed(machines=lambda right, *_: right - 0.5), "round up"),
         (changed(machines=lambda _, *a: ceil(work_of(*a) / a[1])), "all of the 1 hours"),
         (changed(machines=lambda _, *a: max(1, round(work_of(*a) / (a[1] - a[3])))), "2 machine.*not done"),
+        (changed(machines=lambda _, *a: ceil(3600 * work_of(*a) / (a[1] - a[3]))), "by 3600"),
         (changed(machines=lambda right, *_: right + 1), "2 machines.*but 1 would"),
         (changed(money=lambda _, n, *a: work_of(*a) * a[4]), "paid while it boots"),
         (changed(money=lambda _, n, *a: n * a[1] * a[4]), "until the deadline"),

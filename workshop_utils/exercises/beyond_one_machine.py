@@ -78,6 +78,8 @@ def _wrong_machines(machines, right, work_h, deadline_h, boot_h):
         return f"{machines:g} machines cannot be rented; round up."
     if machines == ceil(work_h / deadline_h):
         return f"{machines:g} machines would need all of the {deadline_h} hours for work, and each boots for {boot_h}."
+    if machines == ceil(round(3600 * work_h / (deadline_h - boot_h), 9)):
+        return f"{machines:g} machines: are the images a second counted as images an hour? Multiply them by 3600."
     if machines < right:
         return f"{machines:g} machine(s) are not done after {deadline_h} hours."
     return f"{machines:g} machines make it, but {right} would be enough."
