@@ -32,7 +32,7 @@ def check_interval(interval: Function) -> None:
     low, high = np.mean(errors, axis=0)  # in standard errors of the mean, from the ends expected
     expect(low - high < CLOSE, f"your interval is too narrow: {ENDS}")
     expect(
-        high - low < CLOSE, f"your interval is too wide: {ENDS} (If yours is Student's t, it covers better; try both.)"
+        high - low < CLOSE, f"your interval is too wide: {ENDS} (If yours is Student's t or BCa, it may cover better.)"
     )
     expect(max(abs(low), abs(high)) < CLOSE, f"both ends are off to one side: {ENDS}")
     passed("19 of 20 resampled means lie in your interval.")
