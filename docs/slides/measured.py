@@ -93,7 +93,7 @@ def classified():
     precision = inference["precision"]
     loop = max((name for name in rates if name.startswith("DataLoader")), key=rates.get)
     shown = {
-        "first version: a task per photo, a model per batch, fp32": max(v for k, v in rates.items() if k.startswith("up")),
+        "first version: a task per photo, a model per batch": max(v for k, v in rates.items() if k.startswith("up")),
         f"best `DataLoader` loop, {loop.split(', ')[1]}": rates[loop],
         f"**`classify`, two workers, {precision}**": rates["classify"],
     }
