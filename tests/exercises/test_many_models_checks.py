@@ -158,6 +158,7 @@ test_repeatable = judged(
     (task(seeds=lambda seed, n_epochs: 0), "same result"),
     (task(seeds=lambda seed, n_epochs: seed), "the same order"),  # in every epoch
     (task(seeds=lambda seed, n_epochs: seed + n_epochs), "first epoch of seed 1 .* later one of seed 0"),
+    (task(seeds=lambda seed, n_epochs: 1000 + seed - n_epochs), "first epoch of seed 0 .* later one of seed 1"),
     (task(loads=False), "load_state_dict"),
     (task(trains=False), "it began with"),
     (task(keeps=False), "second row"),

@@ -113,8 +113,8 @@ def check_repeatable(careful_epoch: Function, client: Client, first: Future, dat
 
     start = client.submit(copy.deepcopy, first, **here)
     before = start.result()
-    futures = [epoch(start), epoch(start, pid=1)]
-    once, again = [future.result() for future in futures]
+    first_epoch = epoch(start)  # one after the other: two at once would share PyTorch's random numbers
+    once, again = first_epoch.result(), epoch(start, pid=1).result()
     _expect_unchanged(before, start.result())
     _expect_new_state(before, once)
     expect(
@@ -133,9 +133,9 @@ def check_repeatable(careful_epoch: Function, client: Client, first: Future, dat
         'model.load_state_dict(state["model"]).',
     )
     _expect_numbers_of_its_own(epoch, before, once)
-    second = epoch(futures[0]).result()
+    second = epoch(first_epoch).result()
     expect(second["rows"][:-1] == once["rows"], "a second epoch should put a second row after those of its state.")
-    expect(_same(once, futures[0].result()), "your task changes the state that it was given. Copy its rows.")
+    expect(_same(once, first_epoch.result()), "your task changes the state that it was given. Copy its rows.")
     passed("Each run gives the same result and leaves its argument as it was, so Dask may run it anywhere, and again.")
 
 
@@ -185,8 +185,14 @@ def _expect_numbers_of_its_own(epoch, before, once):
     """Check that no two epochs draw the same numbers: all begin with the same weights here, and should end apart."""
     other = epoch(before, seed=1).result()
     expect(not _same(once, other), "seeds 0 and 1 give the same result: use the argument `seed`.")
-    later = once
-    for _ in range(10):  # later epochs of seed 0
+    later, later_of_other = once, other
+    for _ in range(10):  # later epochs of both seeds
+        later_of_other = epoch({**later_of_other, "model": before["model"]}, seed=1).result()
+        expect(
+            not _same_weights(once, later_of_other),
+            "the first epoch of seed 0 draws the same random numbers as a later one of seed 1. Make a number that no "
+            "two share, such as 1000 * seed plus the number of epochs so far.",
+        )
         later = epoch({**later, "model": before["model"]}).result()
         expect(
             not _same_weights(once, later),
