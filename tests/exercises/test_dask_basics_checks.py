@@ -129,6 +129,14 @@ def mapped_with_a_seed_per_call(client):
     return client.gather(client.map(count, client.map(throw, EIGHT)))
 
 
+def with_darts_from_the_notebook(client):
+    return client.gather(client.map(count, [throw(seed) for seed in EIGHT]))
+
+
+def with_scattered_darts(client):
+    return client.gather(client.map(count, client.scatter([throw(seed) for seed in EIGHT])))
+
+
 def with_two_seeds(client):
     return client.gather(client.map(count, client.map(throw, [0, 1] * 4, pure=False), pure=False))
 
@@ -167,6 +175,9 @@ test_careful_counts = judged(
     (careless, "different numbers among the 8 counts: 1"),
     (with_two_seeds, "different numbers among the 8 counts: 2"),
     (with_darts_that_come_here, "32.0 MB"),
+    (with_darts_from_the_notebook, "32.0 MB of arguments"),
+    (with_scattered_darts, "32.0 MB of arguments"),
+    (lambda client: client.gather(client.map(count, client.map(throw, [0] * 4 + [1, 2, 3, 4]))), "8 counts: 5"),
     (one_round_after_another, "before the first result was asked for: 2"),
     (one_count_after_another, "waited .* before it sent"),
     (half_after_half, "waited .* before it sent"),

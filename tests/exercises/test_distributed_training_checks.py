@@ -158,6 +158,7 @@ test_fit_together = judged(
     (together(**unwrapped, divide_by=lambda x, size, world: size, after_backward=sum_gradients), "Correct"),
     (without_a_pass_of_nothing, "Correct"),
     (together(cut=lambda x, rank, world, part: x.chunk(world)[rank]), "IndexError.*tensor_split"),
+    (together(cut=lambda x, rank, world, part: x[[rank * part + i for i in range(part)]]), "IndexError.*beyond"),
     (together(cut=lambda x, rank, world, part: x.tensor_split(world)[rank]), "Correct"),
     (fit, "nothing has changed"),
     (together(returned=lambda model: None), "0.weight"),

@@ -125,10 +125,10 @@ def _fit_both(client, fit_together, fit, n_ranks, data, batch_size, n_epochs):
     try:
         ranks = run_on_ranks(client, _fit, fit_together, data, batch_size, n_epochs, n_workers=n_ranks, about=about)
     except IndexError as error:
-        raise NotYet(
-            f"{about}fit_together raised IndexError: {error}. Of a single image, `chunk` gives one part; "
-            "`tensor_split` gives each rank one, if need be an empty one."
-        ) from None
+        cure = "does a rank take images beyond those of the batch?"
+        if "tuple" in str(error):
+            cure = "`chunk` may give fewer parts than there are ranks; `tensor_split` gives each one, some empty."
+        raise NotYet(f"{about}fit_together raised IndexError: {error}: {cure}") from None
     for weights, _ in ranks:
         expect(
             not any(name.startswith("module.") for name in weights),

@@ -120,7 +120,7 @@ def photos(source: str | None, folder: str | None) -> None:
 
 @data.command()
 def sketches() -> None:
-    """Draw the sketches that are not there yet.
+    """Draw the sketches of notebooks 01 to 04, unless they are there.
 
     `make setup` does this. A notebook draws what it misses, too.
     """
