@@ -11,6 +11,7 @@ LIVE = "tensorboard-frame"  # an iframe onto a server that ran beside the notebo
 ALIGNED = re.compile(r"\S {3,}\S")  # columns, which a narrow window must not wrap
 LONG = 8  # lines: what is shorter stays open
 IMPORTS, CHART = "Show imports and set-up", "Show the code of the chart"
+PLAIN = "Show the code"  # of a cell that a notebook folds itself, but for a solution
 
 
 def adapt_notebook(app: Sphinx, docname: str, source: list[str]) -> None:
@@ -32,10 +33,15 @@ def adapt_notebook(app: Sphinx, docname: str, source: list[str]) -> None:
 
 
 def fold(cell: dict[str, Any]) -> None:
-    """Have myst-nb fold a long cell that is mostly imports, or mostly a chart of plotnine, but for one to fill in."""
+    """Have myst-nb fold a long cell that is mostly imports, or mostly a chart of plotnine, but for one to fill in.
+
+    A cell that the notebook folds itself is a solution only if its tags say so.
+    """
     tags, prompt = cell["metadata"].setdefault("tags", []), folded("".join(cell["source"]))
-    if prompt and not {"hide-input", "exercise", "guess"} & set(tags):
-        tags.append("hide-input")
+    if "hide-input" in tags:
+        prompt = "" if "solution" in tags else PLAIN
+    if prompt and not {"exercise", "guess"} & set(tags):
+        tags += [] if "hide-input" in tags else ["hide-input"]
         cell["metadata"]["mystnb"] = {"code_prompt_show": prompt, "code_prompt_hide": prompt.replace("Show", "Hide")}
 
 
