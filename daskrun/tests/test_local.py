@@ -296,6 +296,37 @@ def test_the_last_line_of_a_script_that_each_worker_would_run_again_says_what_to
     assert done.stderr.count("Traceback") == 1  # not one of each worker's
 
 
+AS_DASK_CUDA = """
+from distributed import LocalCluster
+
+class LocalCUDACluster(LocalCluster):  # adds its workers by scale, to whose errors nobody listens
+    def __init__(self, n_workers, CUDA_VISIBLE_DEVICES, **settings):
+        super().__init__(n_workers=0, **settings)
+        self.scale(n_workers)
+        self.sync(self._correct_state)
+"""
+ON_A_GPU = """
+import torch
+torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
+"""
+
+
+def test_dask_cudas_workers_that_did_not_start_are_an_error_too(tmp_path):
+    (tmp_path / "dask_cuda").mkdir()
+    (tmp_path / "dask_cuda/__init__.py").write_text(AS_DASK_CUDA)
+    (tmp_path / "dask_cuda/utils.py").write_text("def get_cpu_affinity(gpu): return [0]")
+    (tmp_path / "guarded.py").write_text(
+        f"{ON_A_GPU}from daskrun import start_local\nif __name__ == '__main__':\n    print(start_local().nthreads())\n"
+    )
+    (tmp_path / "script.py").write_text(f"{ON_A_GPU}from daskrun import start_local\nstart_local()\n")
+    env = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    guarded = python(tmp_path / "guarded.py", env=env)
+    assert guarded.returncode == 0 and "127.0.0.1" in guarded.stdout, guarded.stderr
+    done = python(tmp_path / "script.py", env=env)
+    *_, last = done.stderr.splitlines()
+    assert done.returncode == 1 and last.endswith("if __name__ == '__main__':")
+
+
 @forks
 def test_a_script_on_standard_input_has_workers(forks, tmp_path):
     done = python("-", input=SUM_IN_A_WORKER, cwd=tmp_path, env={"DASK_DASKRUN__FORK_WORKERS": str(forks)})

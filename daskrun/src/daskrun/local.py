@@ -249,6 +249,10 @@ def _start_to_its_end(Cluster: type, settings: dict[str, Any]) -> Client:
     def start() -> Client:
         cluster = Cluster(**settings)
         try:
+            if any(
+                worker.status is not Status.running for worker in cluster.workers.values()
+            ):  # dask-cuda says nothing
+                raise ClusterError("A worker did not start: what it printed says why.")
             client = Client(cluster)
             client.register_plugin(_LocalWorker())
             client.run_on_scheduler(dashboard.show)
