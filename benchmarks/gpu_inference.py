@@ -76,7 +76,7 @@ def compare(n_photos, rounds, device="cuda"):
             click.echo(f"round {number + 1} of {rounds} done", err=True)
         client.shutdown()
     seconds["bound"] = list(map(max, seconds[WITHOUT_FORWARD], seconds[FORWARD]))
-    return report(n_photos, rounds, seconds, not_run, os.environ.get("WORKSHOP_WEIGHTS") is not None)
+    return report(n_photos, rounds, seconds, not_run, bool(os.environ.get("WORKSHOP_WEIGHTS")))
 
 
 def write_links(folder, n_photos):

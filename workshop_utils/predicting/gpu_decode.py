@@ -34,8 +34,8 @@ def load_on_gpu(
     differently. So errors are the same as on a CPU, and a call that fails on the GPU costs time, not photos.
     The first time, a warning reaches the client. The work has a CUDA stream of its own, and is done on return.
 
-    nvJPEG repeats each sample of colour, where Pillow interpolates. With libjpeg-turbo told to repeat them, too, 943 of
-    960 photos got the same prediction as on the CPU.
+    nvJPEG repeats each sample of colour, where Pillow interpolates. On an H100, 505 of 512 photos of dogs got the same
+    prediction as from Pillow, by one ResNet-50 in float32.
     """
     images: dict[int, torch.Tensor] = {}
     stream = _stream(device) if device.type == "cuda" else None
