@@ -1,5 +1,6 @@
 """Run an answer on several ranks, and say in a hint what they wait for if they do not come to an end."""
 
+import importlib
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -12,10 +13,13 @@ import daskrun
 from daskrun import JobError, WorkerDied
 from workshop_utils.exercises import Answer, Function, NotYet, expect
 
-TIMEOUT_S = 30
-SHORT_S = 10  # time limit of a short function, on a quiet machine
+LONG_S, SHORT_S = 30, 10  # time limits on a quiet machine: of a function, and of one that only sends small messages
+TRIAL_S = 0.2  # seconds of a core after which a rank says how slow its machine is
 SIGNS_OF_A_LOST_PARTNER = ("onnection", "gloo", "Read error", "Socket")  # in what gloo raises if a rank has left
 CURE = "Call the same collectives on every rank, equally often."
+BUSY = "Your machine is busy, or a loop has no end: run the cell again."
+NOT_CALLED = "has not called it"  # of a rank that another one waits for, and which may only be slow
+AT_WORK = ("it is under way", "No rank waits in a collective")  # in what a job's end says of ranks that compute
 OUR_BARRIER = re.compile(r", at ranks\.py:\d+ in says, in barrier")  # of `expect_agreement`, in what a job's end says
 
 
@@ -26,23 +30,26 @@ def run_on_ranks(
     n_workers: int = 2,
     about: str = "",
     is_short: bool = False,
+    imports: Sequence[str] = (),
 ) -> list[Any]:
     """Return what function(*args) returns on each rank.
 
     about: the beginning of a hint, such as "with these losses, ". is_short: whether the function only sends some
-    small messages, so that ranks which wait for each other are told sooner. Raises NotYet for such ranks, or if one of
-    them died, else what a rank raised.
+    small messages, so that ranks which wait for each other are told sooner. imports: modules that it imports, which
+    does not count for its time limit. Raises NotYet for ranks that come to no end, or if one of them died, else what a
+    rank raised.
     """
     group: dict[str, Any] = {"n_workers": n_workers, "backend": "gloo", "wait_for_workers": 60}
-    start = time.monotonic()
-    daskrun.run(client, _getting_ready, **group)  # new workers take seconds, which do not count below
-    empty_job_s = time.monotonic() - start  # longer on a busy machine, where a right answer takes longer, too
-    timeout_s = min(TIMEOUT_S, SHORT_S + round(5 * empty_job_s)) if is_short else TIMEOUT_S
+    slowness = max(daskrun.run(client, _slowness, imports, **group))  # where a right answer takes longer, too
+    timeout_s = round(slowness * (SHORT_S if is_short else LONG_S))
     try:
         return daskrun.run(client, function, *args, timeout=timeout_s, **group)
     except TimeoutError as error:
         why = OUR_BARRIER.sub(", after the function has returned", str(error).split(" If all is well")[0])
-        raise NotYet(f"{about}the ranks wait for each other. {why} {CURE}") from None
+        if any(sign in why for sign in AT_WORK):
+            raise NotYet(f"{about}the ranks are still at work. {why} {BUSY}") from None
+        cure = f"{CURE} If they do, your machine is busy: run the cell again." if NOT_CALLED in why else CURE
+        raise NotYet(f"{about}the ranks wait for each other. {why} {cure}") from None
     except WorkerDied as error:
         raise NotYet(f"{about}{error}") from None  # it says what gloo does if ranks call different collectives
     except JobError:
@@ -53,8 +60,19 @@ def run_on_ranks(
         raise
 
 
-def _getting_ready():
-    pass
+def run_ours(client: Client, function: Callable, *args: Any) -> list[Any]:
+    """Return what function(*args) returns on each of two ranks. It has no time limit, and no answer is called in it."""
+    return daskrun.run(client, function, *args, n_workers=2, backend="gloo", wait_for_workers=60)
+
+
+def _slowness(imports: Sequence[str]) -> float:
+    """Import modules; then return how many seconds pass while this thread computes for one: 1 on a quiet machine."""
+    for name in imports:
+        importlib.import_module(name)
+    begin, until = time.monotonic(), time.thread_time() + TRIAL_S
+    while time.thread_time() < until:
+        pass
+    return max(1.0, (time.monotonic() - begin) / TRIAL_S)
 
 
 def ask_ranks(
