@@ -7,7 +7,6 @@ import torch
 from answers import judged
 
 from daskrun.horovod import available
-from workshop_utils.checkpoint import load_checkpoint
 from workshop_utils.exercises import NotYet, horovod
 
 
@@ -16,71 +15,8 @@ def without_horovod(monkeypatch):
     monkeypatch.setattr(horovod, "available", lambda: False)
 
 
-def resume(path, model, optimizer, *, load="rank 0", send="object", wrap="first", op="average"):
-    """An answer to exercise 1; its arguments bring in mistakes."""
-    import horovod.torch as hvd
-
-    settings = {"op": hvd.Sum} if op == "sum" else {}
-    if wrap == "first":
-        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **settings)
-    saved = load_checkpoint(path) if hvd.rank() == 0 or load == "all" else None
-    if send == "object":
-        saved = hvd.broadcast_object(saved, root_rank=0, name="saved")
-    if send == "from rank 0 alone" and hvd.rank() == 0:
-        saved = hvd.broadcast_object(saved, root_rank=0, name="saved")
-    if saved:
-        model.load_state_dict(saved["model"])
-        if load != "model":
-            optimizer.load_state_dict(saved["optimizer"])
-    if send == "weights":
-        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    if wrap == "last":
-        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **settings)
-    return optimizer
-
-
-def resume_with_rank_0_as_the_source(path, model, optimizer):
-    import horovod.torch as hvd
-
-    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
-    if hvd.rank() == 0:
-        saved = load_checkpoint(path)
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    return optimizer
-
-
-def resume_with_a_larger_rate(path, model, optimizer):
-    import horovod.torch as hvd
-
-    optimizer = resume(path, model, optimizer)
-    optimizer.param_groups[0]["lr"] *= hvd.size()
-    return optimizer
-
-
-test_resume = pytest.mark.smoke(
-    judged(
-        lambda answer, without_horovod: horovod.check_resume(answer, None),
-        (resume, "Correct"),
-        (resume_with_rank_0_as_the_source, "Correct"),
-        (horovod.given_resume, "which order"),
-        (partial(resume, load="all"), "Only rank 0 finds"),
-        (partial(resume, send="from rank 0 alone"), "rank 0 waits in broadcast_object.*rank 1 is at the end"),
-        (partial(resume, send="weights"), "on all ranks"),
-        (resume_with_a_larger_rate, "Is the rate unchanged"),
-        (partial(resume, load="model"), "momentum is gone: "),
-        (partial(resume, op="sum"), "factor 2"),
-        (partial(resume, wrap="last", op="sum"), "momentum is gone, and"),
-        (partial(resume, wrap="never"), "nobody averages"),
-        (lambda path, model, optimizer: None, "returned None"),
-    )
-)
-
-
 def unequal(model, of=torch.nn.Module.state_dict):
-    """An answer to exercise 2, which is right unless `of` gives it something else to compare."""
+    """An answer, which is right unless `of` gives it something else to compare."""
     import horovod.torch as hvd
 
     mine = of(model)
@@ -139,40 +75,42 @@ def unequal_on_any_rank(model):
     return [name for name in states[0] if any((state[name] != states[0][name]).any() for state in states)]
 
 
-test_unequal = judged(
-    lambda answer, without_horovod: horovod.check_unequal(answer, None),
-    (unequal, "Correct"),
-    (unequal_by_one_tensor_after_another, "Correct"),
-    (unequal_in_place, "Correct"),
-    (unequal_in_place_without_a_copy, "overwrites this rank's tensors"),
-    (unequal_by_what_the_threads_lack, "not built here, has no 'broadcast_async'"),
-    (lambda model: None, "a list of names, not None"),
-    (lambda model: [model.state_dict()[name] for name in unequal(model)] or ["0.weights"], "no names"),
-    (partial(unequal, of=parameters), "no parameters"),
-    (partial(unequal, of=sums), "number by number"),
-    (partial(unequal, of=buffers), "every tensor of model.state_dict"),
-    (unequal_on_any_rank, "rank 0 is not unlike itself"),
-    (lambda model: list(model.state_dict()) if unequal(model) else [], "equal to rank 0's"),
+test_unequal = pytest.mark.smoke(
+    judged(
+        lambda answer, without_horovod: horovod.check_unequal(answer, None),
+        (unequal, "Correct"),
+        (unequal_by_one_tensor_after_another, "Correct"),
+        (unequal_in_place, "Correct"),
+        (unequal_in_place_without_a_copy, "overwrites this rank's tensors"),
+        (unequal_by_what_the_threads_lack, "not built here, has no 'broadcast_async'"),
+        (lambda model: None, "a list of names, not None"),
+        (lambda model: [model.state_dict()[name] for name in unequal(model)] or ["0.weights"], "no names"),
+        (partial(unequal, of=parameters), "no parameters"),
+        (partial(unequal, of=sums), "number by number"),
+        (partial(unequal, of=buffers), "every tensor of model.state_dict"),
+        (unequal_on_any_rank, "rank 0 is not unlike itself"),
+        (lambda model: list(model.state_dict()) if unequal(model) else [], "equal to rank 0's"),
+    )
 )
 
 
-def with_what_the_threads_lack(resume):
+def by_the_local_rank(answer):
     """Return an answer that only Horovod itself can judge: the threads have no local_rank."""
 
-    def answer(path, model, optimizer):
+    def judged_by_horovod(model):
         import horovod.torch as hvd
 
         assert hvd.local_rank() in (0, 1)
-        return resume(path, model, optimizer)
+        return answer(model)
 
-    return answer
+    return judged_by_horovod
 
 
 @pytest.mark.skipif(not available(), reason="Horovod is not built: make horovod")
 @pytest.mark.timeout(240)
 def test_on_a_cluster_right_answers_pass_and_horovod_has_the_last_word(client, capsys):
-    horovod.check_resume(with_what_the_threads_lack(resume), client)
-    horovod.check_unequal(unequal, client)
+    for right in (unequal, by_the_local_rank(unequal)):
+        horovod.check_unequal(right, client)
     assert capsys.readouterr().out.count("Correct. ") == 2
-    with pytest.raises(NotYet, match="which order"):
-        horovod.check_resume(with_what_the_threads_lack(horovod.given_resume), client)
+    with pytest.raises(NotYet, match="no parameters"):
+        horovod.check_unequal(by_the_local_rank(partial(unequal, of=parameters)), client)

@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[2]
 NUMBERED = "[0-9]*.ipynb"  # the lessons; quiz.ipynb is none
 SOURCES = sorted((ROOT / "notebooks").glob(NUMBERED))
 RENDERED = ROOT / "notebook_output"
+APPENDICES = ("09-horovod.ipynb",)  # shorter: a guess, an exercise, twenty minutes
 
 
 def read(path):

@@ -86,9 +86,6 @@ class _StandIn(ModuleType):
         total = sum(self._exchange("allreduce", name, tensor.detach()))
         return total if op == self.Sum or average is False else total / self.size()
 
-    def allreduce_(self, tensor, *args, **named):
-        return tensor.data.copy_(self.allreduce(tensor, *args, **named))
-
     def allgather(self, tensor, name=None, **_):
         return torch.cat(self._exchange("allgather", name, tensor.detach()))
 
@@ -111,16 +108,3 @@ class _StandIn(ModuleType):
         tensors = [item[-1] if isinstance(item, tuple) else item for item in named]
         for mine, theirs in zip(tensors, self._exchange("broadcast_parameters", None, tensors)[root_rank], strict=True):
             mine.data.copy_(theirs)
-
-    def broadcast_optimizer_state(self, optimizer, root_rank, model=None):
-        optimizer.load_state_dict(self._exchange("broadcast_optimizer_state", None, optimizer.state_dict())[root_rank])
-
-    def DistributedOptimizer(self, optimizer, named_parameters=None, op="average", **_):
-        def average_gradients(*_):
-            for weight in (weight for group in optimizer.param_groups for weight in group["params"]):
-                weight.grad = self.allreduce(weight.grad, op=op)
-
-        distributed = type(optimizer)(optimizer.param_groups)  # without the optimiser's state, as Horovod's own
-        distributed.register_step_pre_hook(average_gradients)
-        distributed.synchronize = lambda: None
-        return distributed
