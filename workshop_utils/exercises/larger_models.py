@@ -15,9 +15,8 @@ from workshop_utils.shared import new_shared_folder
 
 N_BLOCKS, MOST_UNITS = 6, 10
 SLOW_IMPORTS = ("torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict")
-N_STEPS, CLOSE = 5, 1e-5
-GRADIENTS_CLOSE = 1e-4  # of a gradient's length; a reduction in bf16 is 20 times as far off
-RATE, LATER_RATE = 0.01, 0.002  # learning rates of a new optimiser, and of the one that is saved
+N_STEPS, RATE, LATER_RATE = 5, 0.01, 0.002  # learning rates of a new optimiser, and of the one that is saved
+CLOSE, GRADIENTS_CLOSE = 1e-5, 1e-4  # the second of a gradient's length; a reduction in bf16 is 20 times as far off
 
 
 class Part(nn.Module):

@@ -203,6 +203,34 @@ def test_a_healthy_case_is_not_called_repaired(start, capsys):
     assert "Nothing was wrong before, either." in capsys.readouterr().out
 
 
+def test_a_rerun_after_a_diagnosis_shows_where_its_losses_leave_those_before(start, capsys):
+    before = table(steps=range(9, 20), loss=lambda step: 2.0 if step < 18 else 1.5)
+    case = start(seed_of("bad gradient"), Job(before), *[Job(table(loss=lambda step: 2.0)) for _ in range(2)])
+    case.rerun("keep no tensors")
+    assert "before" not in capsys.readouterr().out  # it would help with the answer
+    case.diagnose("bad gradient", rank=0, step=18, cure="another machine")
+    case.rerun("another machine")
+    shown = capsys.readouterr().out
+    assert "where step 18 differs" in shown and shown.count("1.500 <") == 2
+    rows = {line.split()[0]: line.split()[1:] for line in shown.splitlines() if re.match(r"1[6-9] ", line)}
+    assert rows["17"] == ["2.000"] * 4 and rows["18"] == ["1.500", "<", "1.500", "<", "2.000", "2.000"]
+
+
+@pytest.mark.parametrize(
+    ("before", "shown"),
+    [
+        (table()[:0], "has logged nothing"),
+        (table().query("rank == 0"), r"9 +2.000 +none < +2.000 +2.000"),
+        (table(), "losses are those of the run before"),
+    ],
+)
+def test_a_run_before_that_logged_little_or_the_same_is_shown_as_it_was(before, shown, start, capsys):
+    case = start(seed_of("slow rank"), Job(before), Job(table()))
+    case.diagnose("slow rank", rank=0, step=18, cure="another machine")
+    case.rerun("another machine")
+    assert re.search(shown, capsys.readouterr().out)
+
+
 def test_a_rerun_of_an_older_case_ends_the_newer_one(start):
     newer = Job(table())
     older = start(seed_of("bad resume"), Job(table()), newer, Job(table()))

@@ -191,6 +191,8 @@ class Case:
     def rerun(self, cure: Answer = None, **mended: Any) -> bool:
         """Run the case again, print whether the run is as good as the clean one, and return that.
 
+        After a diagnosis it also prints where the losses of this run leave those of the one before.
+
         cure: one of `CURES`: the right one takes the fault out, and any other leaves it in. mended: instead, your own
         version of a piece of the training, in the place of the one that may be broken. With keep=function,
         function(original, *args) is called where the training calls `RunCheckpoint.keep`, the original: see
@@ -202,18 +204,20 @@ class Case:
         expect(len(mended) <= 1, "mend one piece: a rerun should show which one was broken.")
         expect(cure is None or cure in CURES, f"cure is {cure!r}: write one of {', '.join(map(repr, CURES))}.")
         _stop_all()
+        before = _tidy(self._job)
         self.stop()
         self._looks["rerun"] += 1
         truth = Diagnosis() if cure == self._truth.cure else self._truth
         with self._launch(truth, **mended) as job:
             said = _end_or_hang(job)
-        held = _invariants(_tidy(job), self._clean, said)
+        now = _tidy(job)
+        held = _invariants(now, self._clean, said)
         if said.startswith(WELL):
-            held["a step's time"] = _as_fast_as_before(_tidy(job))
+            held["a step's time"] = _as_fast_as_before(now)
         for invariant, (holds, figures) in held.items():
             print(f"{'holds ' if holds else 'FAILED'}  {invariant}: {figures}")
-        if self._truth.fault == HEALTHY and self._first is not None:  # before a diagnosis it would be the answer
-            print("Nothing was wrong before, either.")
+        if self._first is not None:  # before a diagnosis, both would help with the answer
+            print("Nothing was wrong before, either." if self._truth.fault == HEALTHY else _side_by_side(before, now))
         return all(holds for holds, _ in held.values())
 
     def stop(self) -> None:
@@ -264,6 +268,25 @@ def _tidy(job):
     if rows.empty:
         return rows
     return rows.drop(columns=HIDDEN).sort_values(["step", "rank"], ignore_index=True)
+
+
+def _side_by_side(before, now):
+    """Return a table of the losses of two runs around the first step where they differ, which it marks with <."""
+    runs = {"before": before, "now": now}
+    if before.empty or now.empty:
+        return "One of the two runs has logged nothing."
+    tables = {
+        run: rows.pivot_table("loss", "step", "rank").reindex(columns=range(N_RANKS)) for run, rows in runs.items()
+    }
+    losses = pd.concat(tables, axis=1)
+    apart = ~((losses["before"] - losses["now"]).abs() <= CLOSE * losses["now"])  # True where a run has none
+    if not apart.any(axis=None):
+        return "The losses are those of the run before."
+    first = apart.any(axis=1).idxmax()
+    shown = losses.loc[first - 2 : first + 1].map(lambda loss: "none" if pd.isna(loss) else f"{loss:.3f}")
+    for rank in apart.columns[apart.loc[first]]:
+        shown.loc[first, ("before", rank)] += " <"
+    return f"losses before and now; < marks where step {first} differs:\n{shown.to_string()}"
 
 
 def _as_fast_as_before(metrics):
