@@ -179,8 +179,8 @@ test_careful_counts = judged(
     (with_scattered_darts, "32.0 MB of arguments"),
     (lambda client: client.gather(client.map(count, client.map(throw, [0] * 4 + [1, 2, 3, 4]))), "8 counts: 5"),
     (one_round_after_another, "before the first result was asked for: 2"),
-    (one_count_after_another, "waited .* before it sent"),
-    (half_after_half, "waited .* before it sent"),
+    (one_count_after_another, "waited .* before it had sent"),
+    (half_after_half, "waited .* before it had sent"),
 )
 
 

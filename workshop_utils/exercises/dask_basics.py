@@ -97,7 +97,7 @@ def check_careful_counts(careful_counts: Function, client: Client) -> None:
     )
     waits = next((place for place, event in enumerate(events) if event.waits), len(events))
     late = sum(event.n_tasks for event in events[waits + 1 :])
-    expect(not late, f"your function waited for a result before it sent {late} of the tasks: send all, then wait.")
+    expect(not late, "your function waited for a result before it had sent the other tasks: send all, then wait.")
     passed("Each count is of other darts, and no round waited for another.")
 
 
