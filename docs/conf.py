@@ -30,13 +30,23 @@ extensions = [
     "book",
 ]
 root_doc = "docs/index"
-include_patterns = ["docs/**", "notebook_output/**", "deploy/*.md", "deploy/*/*.md"]
-FOLDERS = {"docs", "notebook_output", "deploy"}
+include_patterns = [
+    "docs/**",
+    "notebook_output/**",
+    "deploy/*.md",
+    "deploy/*/*.md",
+    "daskrun/README.md",
+    "benchmarks/NOTES.md",
+    "CONTRIBUTING.md",
+]
+FOLDERS = {"docs", "notebook_output", "deploy", "daskrun", "benchmarks"}
 # Sphinx walks the whole source folder: keep it out of virtual environments and builds.
 exclude_patterns = [
     ".*",
     "docs/_*",
     "docs/slides",
+    "daskrun/[a-z]*",
+    "benchmarks/[a-z]*",
     "**/.ipynb_checkpoints",
     *(folder.name for folder in ROOT.iterdir() if folder.is_dir() and folder.name not in FOLDERS),
 ]

@@ -109,6 +109,12 @@ def test_without_a_repository_no_page_guesses_one(pages):
         assert not re.search(r"codespaces\.new|blob/main|Source of this page", page.text), path
 
 
+def test_without_a_repository_what_was_a_link_still_names_its_file(pages):
+    for path, page in pages.items():
+        for text in re.findall(r'<span class="outside">(.*?)</span>', page.text, re.DOTALL):
+            assert "<code" in text or re.search(r"\w[/.]\w", text), f"{path}: {text}"
+
+
 @pytest.fixture(scope="module")
 def page_of(browser):
     """A function that opens a page of a width, in light or in dark."""

@@ -36,7 +36,8 @@ def resolve_links(app: Sphinx, doctree: nodes.document) -> None:
         elif path and Path(app.srcdir, path).exists() and _is_outside(app.env, path):
             url = repository_url(app, path)
             text = node.children
-            node.replace_self(nodes.reference("", "", *_bare(text), refuri=url) if url else text)
+            named = nodes.inline("", "", *text, classes=["outside"])  # a test finds those that name no file
+            node.replace_self(nodes.reference("", "", *_bare(text), refuri=url) if url else named)
 
 
 def add_badge(app: Sphinx, doctree: nodes.document) -> None:
