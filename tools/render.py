@@ -18,12 +18,12 @@ import dask
 import nbformat
 from minutes import write_minutes
 from nbclient import NotebookClient
-from schedules import fill_schedules
+from schedules import fill_readme, fill_schedules
 from tqdm import tqdm
 
 from workshop_utils.storage import whole_file
 
-SCHEDULES = Path("docs/instructor/schedules.md")
+README, SCHEDULES = Path("README.md"), Path("docs/instructor/schedules.md")
 CELL_TIMEOUT_S = 1800
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 WIDGET = "application/vnd.jupyter.widget-view+json"  # holds a random id; its plain text or HTML is kept
@@ -58,6 +58,7 @@ def main(names: tuple[str, ...]) -> None:
         raise click.ClickException("\n".join(failed))
     if SCHEDULES.is_file():
         fill_schedules(SCHEDULES)
+        fill_readme(README)
 
 
 def render(path: str | Path, output: str | Path) -> Rendered:

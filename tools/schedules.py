@@ -1,4 +1,4 @@
-"""Write times and minutes into the instructor's schedules, as the notebooks say them.
+"""Write times and minutes into the instructor's schedules, and into the README's table, as the notebooks say them.
 
 `tools/render.py` does this after each run; `python tools/schedules.py` does it after a change of the page.
 A row of a schedule begins where the row before it ends. A row that names a notebook, or a section of one, lasts as
@@ -10,7 +10,9 @@ from pathlib import Path
 
 import nbformat
 
-PAGE = Path(__file__).parents[1] / "docs/instructor/schedules.md"
+ROOT = Path(__file__).parents[1]
+PAGE, README = ROOT / "docs/instructor/schedules.md", ROOT / "README.md"
+OF_README = re.compile(r"(\| \d\d \| \[[^|]+\]\((\S+\.ipynb)\)) \| \d+ \|")
 TIMED = re.compile(r"\| (\d\d):(\d\d) \| (\d+) \| (.+) \|")
 LEFT_OUT = re.compile(r"\| (.+, section \d+) \| \d+ \| (.+) \|")
 LESSON = re.compile(r"\((\S+/\d\d-[\w-]+\.ipynb)\)(?:, section (\d+))?$")
@@ -34,6 +36,15 @@ def fill_schedules(page: Path = PAGE) -> None:
     page.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def fill_readme(page: Path = README) -> None:
+    """Bring the minutes in the table of notebooks in the README up to date."""
+
+    def filled(row):
+        return f"{row[1]} | {_minutes(page.parent, row[1].rpartition(' | ')[2])} |"
+
+    page.write_text(OF_README.sub(filled, page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
 def _minutes(folder, row):
     """Return the minutes of the notebook, or of its section, that a row names; None where it names none."""
     lesson = LESSON.search(row)
@@ -50,3 +61,4 @@ def _minutes(folder, row):
 
 if __name__ == "__main__":
     fill_schedules()
+    fill_readme()

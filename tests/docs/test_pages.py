@@ -1,6 +1,8 @@
 """What pages promise of themselves: the README's length, and the options of the command `daskrun`."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from click.testing import CliRunner
@@ -15,6 +17,12 @@ NOT_READ = re.compile(r"<!--.*?-->|!\[[^\]]*\]|\]\([^)]*\)", re.DOTALL)  # comme
 def test_the_readme_is_short():
     text = NOT_READ.sub(" ", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert len([word for word in text.split() if re.search(r"\w", word)]) <= MOST_WORDS
+
+
+def test_the_readmes_lines_of_python_run(tmp_path):
+    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.M)
+    (tmp_path / "script.py").write_text(code)
+    subprocess.run([sys.executable, tmp_path / "script.py"], check=True, timeout=200)
 
 
 def test_the_reference_has_the_options_of_the_command():
