@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import pickle
+import time
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
@@ -155,3 +156,17 @@ def test_a_link_out_of_the_folder_is_refused(client, tmp_path):
 def test_data_of_a_wrong_type_is_refused(client, data):
     with pytest.raises(ResultError, match=type(data).__name__):
         ResultsHandler(client=client).submit_result("a.json", data)
+
+
+@pytest.mark.parametrize("waits_in", ["all_reduce", "sleep"])
+def test_the_cause_comes_first_also_where_the_job_was_over_before(client, tmp_path, waits_in):
+    def send(handler):
+        if dist.get_rank() == 1:
+            raise KeyError("then it failed")
+        dist.all_reduce(torch.ones(1)) if waits_in == "all_reduce" else time.sleep(1000)
+
+    handler = ResultsHandler(client=client)
+    job = daskrun.launch(client, send, handler)
+    until(job.done)
+    with pytest.raises(KeyError, match="then it failed"):
+        handler.process_results(tmp_path, job.futures)

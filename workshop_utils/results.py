@@ -11,6 +11,7 @@ from pathlib import Path, PurePath, PurePosixPath
 
 from distributed import Client, Future, default_client, get_worker
 
+from daskrun import Stopped
 from daskrun.errors import check_client
 from daskrun.metrics import refuse_children
 from daskrun.scheduler import drop_events
@@ -101,8 +102,7 @@ class ResultsHandler:
                 while self._arrived:
                     result = self._arrived.pop(0)
                     written.append(self._keep(prefix, result["path"], result["name"]))
-                # First an error: the other ranks of a job that has failed are cancelled.
-                for future in sorted(done, key=lambda one: one.status != "error") if raise_errors else ():
+                for future in sorted(done, key=_after_its_cause) if raise_errors else ():
                     if future.status != "finished":  # what a rank returned may be large, and stays where it is
                         future.result()
                 pending = [future for future in pending if future not in done]
@@ -122,6 +122,11 @@ class ResultsHandler:
             part.write_bytes(fs.cat_file(there))
         fs.rm_file(there)
         return target
+
+
+def _after_its_cause(future):
+    """Return a key that sorts errors before what followed from them: ranks that were stopped, or cancelled."""
+    return future.status != "error", future.status == "error" and isinstance(future.exception(), Stopped)
 
 
 def _relative(path):

@@ -857,6 +857,17 @@ def test_workers_in_the_schedulers_own_process_say_what_they_see_too(monkeypatch
         assert workers_with_gpu(client) == set(client.nthreads())
 
 
+def test_no_port_of_a_job_stays_open(client):
+    def ports():
+        found = psutil.Process().net_connections("tcp")
+        return {one.laddr.port for one in found if one.status == psutil.CONN_LISTEN}
+
+    before = set().union(*client.run(ports).values())
+    opened = set().union(*daskrun.run(client, ports)) - before
+    assert opened  # the store's
+    until(lambda: not opened & set().union(*client.run(ports).values()))
+
+
 @pytest.mark.gpu
 def test_ranks_with_a_gpu_each_talk_over_nccl():
     def totals():

@@ -1,7 +1,11 @@
 """What is kept of jobs, and shown of them, from what a scheduler is told."""
 
+import time
+
 import pytest
+from distributed import Client
 from test_command import command, write
+from waiting import until
 
 import daskrun
 from daskrun.claims import Request, Worker
@@ -263,3 +267,17 @@ def test_a_script_that_is_killed_is_dead(client, tmp_path):
     job = newest(client)
     assert job.state == "failed" and "WorkerDied" in job.error and job.ranks[1].state == "dead"
     assert job.deaths == [(1, 1)]
+
+
+def test_a_job_whose_client_is_closed_is_shown_as_failed(client):
+    def chat():
+        while True:
+            daskrun.log_metrics(step=1)
+            time.sleep(0.05)
+
+    other = Client(client.scheduler.address, set_as_default=False)
+    job = daskrun.launch(other, chat, backend=None)
+    until(lambda: job.metrics().size)
+    other.close()
+    until(lambda: newest(client).is_over)
+    assert (newest(client).state, newest(client).error) == ("failed", "Its client is gone.")

@@ -1,7 +1,7 @@
 // What the theme lacks: the contents of a page follow the reader, also when they jump; feedback names its section;
 // the boxes of a checklist can be ticked; the menu shows where one is; the search quotes a page without its contents;
 // what explains a guess is open, as its cell has run; the film on the first page plays by itself; on a phone, wide tables
-// are cards, and charts are as wide as the page.
+// are cards, charts are as wide as the page, and the sections of a long page fold.
 
 const contents = () => [...document.querySelectorAll("#pst-page-toc-nav a[href^='#']")];
 const headingOf = (link) => document.getElementById(decodeURIComponent(link.hash.slice(1)));
@@ -60,6 +60,23 @@ for (const table of document.querySelectorAll(".pst-scrollable-table-container >
       if (n || /^\d/.test(cells[n].textContent)) cells[n].dataset.label = name; // a number alone heads no card
     });
   }
+}
+
+// On a phone the page of figures would be as long as twenty-five screens.
+if (innerWidth < 720) {
+  for (const heading of document.querySelectorAll("#figures > section > h2")) {
+    const fold = Object.assign(document.createElement("details"), { className: "section" });
+    const summary = Object.assign(document.createElement("summary"), { textContent: "Show" });
+    const rest = [...heading.parentElement.children].slice(1);
+    heading.after(fold);
+    fold.append(summary, ...rest);
+  }
+  const asked = () => {
+    const fold = location.hash && document.getElementById(location.hash.slice(1))?.querySelector("details.section");
+    if (fold) fold.open = true;
+  };
+  addEventListener("hashchange", asked);
+  asked();
 }
 
 for (const fold of document.querySelectorAll("details")) {

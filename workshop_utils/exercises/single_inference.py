@@ -87,9 +87,9 @@ def _are_close(answer, pairs):
 def check_calibrate(calibrate: Function, logits: torch.Tensor, truth: torch.Tensor) -> None:
     others, their_truth = _other_photos(logits, truth)
     temperature, loss = _fitted(calibrate, logits, truth, "")
-    _, loss_of_others = _fitted(calibrate, others, their_truth, "for some other photos, ")
+    their_temperature, loss_of_others = _fitted(calibrate, others, their_truth, "for some other photos, ")
     _expect_tested(temperature, loss, logits, truth)
-    _expect_tested(temperature, loss_of_others, others, their_truth)
+    _expect_tested(their_temperature, loss_of_others, others, their_truth)
     before = cross_entropy(logits[1::2], truth[1::2])
     passed(f"T = {temperature:.2f}: on the other half, the loss falls from {before:.2f} to {loss:.2f}.")
 

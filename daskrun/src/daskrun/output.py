@@ -36,7 +36,7 @@ def send_output(
     rows: of metrics, one in a line, as JSON. What it has started may hold the pipes open: after the end, only what they
     hold then is read.
     """
-    streams = {out: _Stream(), err: _Stream(), rows: _Stream()}
+    streams: dict[int, _Stream | _Rows] = {out: _Stream(), err: _Stream(), rows: _Rows()}
     with selectors.DefaultSelector() as selector:
         for file in streams:
             selector.register(file, selectors.EVENT_READ)
@@ -65,6 +65,23 @@ def send_output(
 def _n_waiting(pipe: int) -> int:
     """Return how many bytes a pipe holds."""
     return struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0]
+
+
+class _Rows:
+    """A process's rows of metrics, whole however long they are; one that it did not write to its end is dropped."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []  # of the row that is not complete
+
+    def lines(self, data: bytes, is_last: bool) -> Iterable[str]:
+        """Return the rows that are complete with this."""
+        first, *others = data.split(b"\n")
+        self._parts.append(first)
+        whole = []
+        for other in others:
+            whole.append(b"".join(self._parts).decode())
+            self._parts = [other]
+        return whole
 
 
 class _Stream:

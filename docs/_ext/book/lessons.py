@@ -26,7 +26,7 @@ MINUTES = re.compile(r"\*\*Time:\*\* (\d+) minutes in class")
 ABLE = re.compile(r"\*\*After this notebook you can\*\*\n\n((?:- .+\n)+)")
 KEY_POINTS = re.compile(r"^## Key points\n\n(?:\*.+\*\n\n)?((?:- .+\n)+)", re.MULTILINE)
 
-ROW = re.compile(r"^\| (\d\d) \| \[(.+?)\]\(notebooks/(\S+)\.ipynb\) \| (.+) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| (\d\d) \| \[(.+?)\]\(notebook_output/(\S+)\.ipynb\) \| \d+ \| (.+) \|$", re.MULTILINE)
 DRAWING = re.compile(r"!\[[^\]]*\]\((\S+\.svg)\)")
 WIDTH = 480  # pixels of a card's picture, where it is a plot or photos
 
