@@ -66,6 +66,10 @@ test_next_model = pytest.mark.smoke(
         (last_of_them, "Correct"),
         (lambda losses, n_given, n_most: None, "never started.*'a'"),
         (lambda losses, *rest: None if "d" in losses else asha(losses, *rest), "may have their next task: .'b'"),
+        (
+            lambda losses, *rest: None if losses == {"a": [2.5], "b": [2.5]} else asha(losses, *rest),
+            "may have their next task: .'a', 'b'",
+        ),
         (new_ones_first, "a new one, .*: .'b'"),
         (partial(asha, deepest=False), "the furthest first"),
         (partial(asha, past_only=True), "rounded down to 2.*still count"),

@@ -83,6 +83,7 @@ def _play(function, chance, n_workers):
 SCENES: list[tuple[Losses, Given, int]] = [  # losses so far, tasks given, and the most that a model may have
     ({"a": [], "b": [], "c": []}, {"a": 0, "b": 0, "c": 0}, 4),  # any of them may start
     ({"a": [2.5], "b": [], "c": []}, {"a": 1, "b": 0, "c": 0}, 4),  # half of one is none
+    ({"a": [2.5], "b": [2.5]}, {"a": 1, "b": 1}, 4),  # of equal losses, either may go on
     ({"a": [2.5], "b": [2.4], "c": [], "d": []}, {"a": 1, "b": 1, "c": 1, "d": 0}, 4),  # b before a new one
     ({"a": [2.4], "b": [2.5], "c": [], "d": []}, {"a": 2, "b": 1, "c": 1, "d": 0}, 4),  # a is busy and counts
     ({"a": [2.4], "b": [2.5], "c": []}, {"a": 2, "b": 1, "c": 1}, 4),  # nobody may
@@ -184,7 +185,10 @@ def _expect_new_state(before, state):
 def _expect_numbers_of_its_own(epoch, before, once):
     """Check that no two epochs draw the same numbers: all begin with the same weights here, and should end apart."""
     other = epoch(before, seed=1).result()
-    expect(not _same(once, other), "seeds 0 and 1 give the same result: use the argument `seed`.")
+    expect(
+        not _same(once, other),
+        "seeds 0 and 1 give the same result: use the argument `seed`, of which PyTorch heeds the low 32 bits.",
+    )
     later, later_of_other = once, other
     for _ in range(10):  # later epochs of both seeds
         later_of_other = epoch({**later_of_other, "model": before["model"]}, seed=1).result()

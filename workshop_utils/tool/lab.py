@@ -16,6 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
+import zmq
+from jupyter_client.manager import KernelManager
 
 from daskrun.settings import n_gpus
 from workshop_utils.cluster import PANES
@@ -81,6 +83,10 @@ def _our_settings(project, home, port, browser):
         "LanguageServerManager.autodetect": False,  # it would list twenty servers that are not installed
         "LabApp.extra_labextensions_path": HERE / "extensions",
     }
+    if hasattr(KernelManager, "transport_encryption") and zmq.has("curve"):
+        settings["KernelManager.transport_encryption"] = (
+            "auto"  # or each kernel warns that it has none, on loopback, too
+        )
     if port:
         settings["ServerApp.port"] = port
     if not browser:
