@@ -1,4 +1,4 @@
-"""The most memory that a block of code needs, on the device where it trains."""
+"""The most memory that a block of code needs: of the GPU where PyTorch sees one, else of this process."""
 
 import ctypes
 import gc
@@ -17,8 +17,9 @@ def peak_memory() -> Iterator[dict[str, float]]:
     """Measure this process in the block: on the GPU if PyTorch sees one, else its size in main memory (RSS).
 
     Yields a dict, which has two numbers in MB (10^6 bytes) after the block, also if that raises an error: "idle MB",
-    before the block, and "peak MB", what the block needs beyond that. Before the block, freed memory goes back to the
-    system, or would hide a part of the need; only glibc does so when asked. On a GPU it counts what PyTorch reserves.
+    before the block, and "peak MB", what the block needs beyond that. On a GPU it counts what PyTorch reserves; in main
+    memory, a peak between two looks, which are 5 ms apart, is missed. Before the block, freed memory goes back to the
+    system, or would hide a part of the need; only glibc does so when asked.
 
     >>> with peak_memory() as memory:
     ...     numbers = torch.ones(12_500_000)  # 50 MB
@@ -45,11 +46,12 @@ def peak_memory() -> Iterator[dict[str, float]]:
         while not done.wait(EVERY_S):
             sizes.append(process.memory_info().rss)
 
-    watcher = threading.Thread(target=watch)
+    watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
         yield found
     finally:
+        sizes.append(process.memory_info().rss)  # what the block still holds
         done.set()
         watcher.join()
         found |= {"idle MB": sizes[0] / 1e6, "peak MB": (max(sizes) - sizes[0]) / 1e6}

@@ -67,12 +67,13 @@ if (innerWidth < 720) {
   for (const heading of document.querySelectorAll("#figures > section > h2")) {
     const fold = Object.assign(document.createElement("details"), { className: "section" });
     const summary = Object.assign(document.createElement("summary"), { textContent: "Show" });
-    const rest = [...heading.parentElement.children].slice(1);
+    const rest = [...heading.parentElement.children].filter((one) => one !== heading);
     heading.after(fold);
     fold.append(summary, ...rest);
   }
   const asked = () => {
-    const fold = location.hash && document.getElementById(location.hash.slice(1))?.querySelector("details.section");
+    const at = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const fold = at && (at.closest("details.section") ?? at.querySelector("details.section"));
     if (fold) fold.open = true;
   };
   addEventListener("hashchange", asked);

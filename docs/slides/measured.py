@@ -184,7 +184,7 @@ def gains():
         "training a ResNet-18's head": float(trained["head alone"]),
         "training all its layers": float(trained["all layers"]),
     }
-    most = max(shown.values())
+    most = max(1, *shown.values())
     one = f'<span class="one" style="left: {1 / most:.0%}"></span>'
     rows = [
         (name, f"{times:.2f} ×", f"{bar(times / most, '' if times > 1 else 'slower')}{one}")

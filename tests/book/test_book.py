@@ -110,9 +110,14 @@ def test_without_a_repository_no_page_guesses_one(pages):
 
 
 def test_without_a_repository_what_was_a_link_still_names_its_file(pages):
-    for path, page in pages.items():
-        for text in re.findall(r'<span class="outside">(.*?)</span>', page.text, re.DOTALL):
-            assert "<code" in text or re.search(r"\w[/.]\w", text), f"{path}: {text}"
+    found = [
+        (path, text)
+        for path, page in pages.items()
+        for text in re.findall(r'<span class="outside">(.*?)</span>', page.text, re.DOTALL)
+    ]
+    assert found
+    for path, text in found:
+        assert "<code" in text or re.search(r"\w[/.]\w", text), f"{path}: {text}"
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,13 @@ from workshop_utils.exercises import NotYet, ranks
         (TimeoutError("Rank 1 has not called it: it is at x.py:3."), NotYet, "wait.* If they do, your machine is busy"),
         (TimeoutError("All ranks have called it, so it is under way."), NotYet, "at work.* busy.* run the cell again"),
         (TimeoutError("No rank waits in a collective: rank 0 is at x.py:3."), NotYet, "at work.* at x.py:3. .*busy"),
+        (
+            TimeoutError(
+                "No rank waits in a collective: rank 0 is at x.py:3. Rank 1 has returned, or raised an error."
+            ),
+            NotYet,
+            "wait for each other.*Call the",
+        ),
         (WorkerDied("Rank 1 died: it was killed by signal 6 (SIGABRT)."), NotYet, "here, Rank 1 died"),
         (RuntimeError("Connection closed by peer"), NotYet, "here, one rank waits for another"),
         (RuntimeError("shapes differ"), RuntimeError, "shapes differ"),
@@ -36,8 +43,10 @@ def test_ranks_that_come_to_no_end_get_a_hint_and_what_one_raises_is_raised(erro
         ranks.run_on_ranks(None, int, about="here, ")
 
 
-@pytest.mark.parametrize(("slowness", "is_short", "limit_s"), [(1, True, 10), (3.24, True, 32), (2.5, False, 75)])
-def test_ranks_have_the_more_time_the_slower_the_slowest_machine_is(slowness, is_short, limit_s, monkeypatch):
+@pytest.mark.parametrize(
+    ("slowness", "is_short", "limit_s"), [(1, True, 10), (3.24, True, 32), (2.5, False, 75), (70, False, 150)]
+)
+def test_ranks_have_the_more_time_the_busier_the_busiest_machine_is(slowness, is_short, limit_s, monkeypatch):
     limits = []
 
     def run(client, function, *args, timeout=None, **settings):

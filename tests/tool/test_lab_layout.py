@@ -21,6 +21,7 @@ import pytest
 from tornado.httpclient import HTTPRequest
 from tornado.web import Application
 from tornado.websocket import websocket_connect
+from traitlets.config import Config
 from waiting import until
 
 from workshop_utils.object_store import LOOPBACK
@@ -114,9 +115,18 @@ def is_told_to_end(process):
     return any(int(signals, 16) & 1 << signal.SIGTERM - 1 for signals in pending)
 
 
+def kernels_process(running, kernel):
+    """Return the process of a kernel of this lab, or None."""
+    children = psutil.Process(running.pid).children()
+    return next((one for one in children if kernel in " ".join(one.cmdline())), None)
+
+
 def test_a_lab_says_which_option_it_does_not_know_then_its_address_and_ends_by_sigterm(tmp_path):
     with running_lab(tmp_path, "--prot", "9") as (running, address, token):
-        post(address, "", token)
+        kernel = post(address, "", token)["id"]
+        until(lambda: kernels_process(running, kernel))
+        connection = json.loads(Path(kernels_process(running, kernel).cmdline()[-1]).read_text())
+        assert connection["curve_publickey"], "or the kernel warns, below the address, that it is not encrypted"
         running.terminate()
         running.wait()
     said = (tmp_path / "log").read_text()
@@ -129,8 +139,8 @@ def test_sigterm_ends_the_lab_also_while_a_kernel_is_restarted(tmp_path):
     patient = "--KernelManager.shutdown_wait_time=60"
     with running_lab(tmp_path, patient) as (running, address, token):
         kernel = post(address, "", token)["id"]
-        until(lambda: any(kernel in " ".join(child.cmdline()) for child in psutil.Process(running.pid).children()))
-        (process,) = [one for one in psutil.Process(running.pid).children() if kernel in " ".join(one.cmdline())]
+        until(lambda: kernels_process(running, kernel))
+        process = kernels_process(running, kernel)
         process.suspend()  # a restart asks it to end, after thirty seconds tells it, and after sixty kills it
         with ThreadPoolExecutor() as elsewhere:
             elsewhere.submit(post, address, f"/{kernel}/restart", token)
@@ -152,11 +162,12 @@ def test_a_second_lab_of_the_same_user_changes_nothing_of_the_first(monkeypatch)
         settings.append(Path(next(one for one in arguments if "app_settings_dir" in one).split("=")[1]))
         idle = SimpleNamespace(add_callback=lambda *_, **__: None)
         server = SimpleNamespace(base_url="/user/anna/", connect_url="", web_app=Application(), io_loop=idle)
+        server.kernel_manager = SimpleNamespace(config=configs[len(settings) - 1])
         server.start_app = server.cleanup_kernels = lambda: None
         server.start_ioloop = start
         return server
 
-    settings = []
+    settings, configs = [], [Config(), Config({"KernelManager": {"transport_encryption": "required"}})]
     for name in ("WORKSHOP_PANES", "TENSORBOARD_PROXY_URL"):
         monkeypatch.setenv(name, "")  # so that it is put back in the end
         monkeypatch.delenv(name)
@@ -164,4 +175,5 @@ def test_a_second_lab_of_the_same_user_changes_nothing_of_the_first(monkeypatch)
     lab.open_lab(PROJECT)
     first, second = settings
     assert first != second and not first.exists() and not second.exists()
+    assert [config.KernelManager.transport_encryption for config in configs] == ["auto", "required"]  # the user's wins
     assert os.environ["TENSORBOARD_PROXY_URL"] == "/user/anna/proxy/%PORT%/"

@@ -16,8 +16,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
-import zmq
-from jupyter_client.manager import KernelManager
 
 from daskrun.settings import n_gpus
 from workshop_utils.cluster import PANES
@@ -55,6 +53,7 @@ def open_lab(project: Path, *, port: int | None = None, browser: bool = True, ex
         arguments = [f"--{name}={value}" for name, value in ours.items() if name not in given]
         logging.getLogger("ServerApp").addFilter(_about_options())
         server = LabApp.initialize_server([*arguments, *extra])
+        _encrypt(server.kernel_manager.config.KernelManager)
         panes = Path(home) / "dashboard.json"
         serve_dashboard(server.web_app, server.base_url, panes)
         os.environ[PANES] = str(panes)  # kernels inherit this and the next
@@ -83,15 +82,20 @@ def _our_settings(project, home, port, browser):
         "LanguageServerManager.autodetect": False,  # it would list twenty servers that are not installed
         "LabApp.extra_labextensions_path": HERE / "extensions",
     }
-    if hasattr(KernelManager, "transport_encryption") and zmq.has("curve"):
-        settings["KernelManager.transport_encryption"] = (
-            "auto"  # or each kernel warns that it has none, on loopback, too
-        )
     if port:
         settings["ServerApp.port"] = port
     if not browser:
         settings |= {"ServerApp.open_browser": False, "LabApp.open_browser": False}
     return settings
+
+
+def _encrypt(settings):
+    """Have kernels encrypted, if Jupyter can do it and the user has not decided: else each warns, on loopback, too."""
+    import zmq
+    from jupyter_client.manager import KernelManager
+
+    if hasattr(KernelManager, "transport_encryption") and zmq.has("curve"):
+        settings.setdefault("transport_encryption", "auto")
 
 
 def _about_options():

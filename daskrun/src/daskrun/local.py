@@ -61,7 +61,8 @@ def start_local(
     dashboard_port: 0 for any that is free. preload: installed modules that the first cluster's fork server imports,
     too; it prints the error of one that it cannot import.
     Dask's settings for workers stay set in this process, and so do the variables that name threads, as by Dask itself.
-    Raises ClusterError where this machine has fewer GPUs than n_workers, or a script calls it while it is imported.
+    Raises ClusterError where this machine has fewer GPUs than n_workers, a script calls it while it is imported, or a
+    worker with a GPU does not start.
 
     >>> client = start_local(2)
     >>> len(client.nthreads())

@@ -75,6 +75,8 @@ class _Rows:
 
     def lines(self, data: bytes, is_last: bool) -> Iterable[str]:
         """Return the rows that are complete with this."""
+        if not data:  # as in most turns
+            return []
         first, *others = data.split(b"\n")
         self._parts.append(first)
         whole = []

@@ -276,17 +276,20 @@ def _side_by_side(before, now):
     if before.empty or now.empty:
         return "One of the two runs has logged nothing."
     tables = {
-        run: rows.pivot_table("loss", "step", "rank").reindex(columns=range(N_RANKS)) for run, rows in runs.items()
+        run: rows.pivot_table("loss", "step", "rank", dropna=False).reindex(columns=range(N_RANKS))
+        for run, rows in runs.items()
     }
-    losses = pd.concat(tables, axis=1)
+    losses = pd.concat(tables, axis=1).sort_index()
     apart = ~((losses["before"] - losses["now"]).abs() <= CLOSE * losses["now"])  # True where a run has none
     if not apart.any(axis=None):
         return "The losses are those of the run before."
     first = apart.any(axis=1).idxmax()
-    shown = losses.loc[first - 2 : first + 1].map(lambda loss: "none" if pd.isna(loss) else f"{loss:.3f}")
+    shown = losses.loc[first - 2 : first + 1].map(lambda loss: "none" if pd.isna(loss) else f"{loss:.5f}")
     for rank in apart.columns[apart.loc[first]]:
         shown.loc[first, ("before", rank)] += " <"
-    return f"losses before and now; < marks where step {first} differs:\n{shown.to_string()}"
+    table = f"losses before and now; < marks where step {first} differs:\n{shown.to_string()}"
+    ended = first > before["step"].max()
+    return f"{table}\nUp to there they are the same: the run before hung, died, or was ended." if ended else table
 
 
 def _as_fast_as_before(metrics):
