@@ -1,6 +1,5 @@
 """Show the stored output of notebook 09's cells where Horovod is not built: %load_ext workshop_utils.horovod_magic."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,12 @@ def load_ipython_extension(shell: Any) -> None:
     print("Horovod is built here." if available() else f"{NOT_BUILT}. Its cells show stored outputs.")
 
 
-def show_stored(source: str, guess: Any = None) -> None:
-    """Show what the cell with this source shows in the rendered notebook 09, below the attendee's guess, if any."""
+def show_stored(source: str) -> None:
+    """Show what the cell with this source shows in the rendered notebook 09."""
     import nbformat
     from IPython.display import publish_display_data
 
     cells = nbformat.read(RENDERED, as_version=4).cells if RENDERED.exists() else []
-    if guess is not None:
-        print(f"your guess      {guess!s:>8}")
     unknown = nbformat.v4.new_output("stream", text="There is no stored output of this cell: it was changed.\n")
     for output in next((cell.outputs for cell in cells if cell.source == source), [unknown]):
         if output.output_type == "stream":
@@ -38,6 +35,4 @@ def _run_or_show(lines):
     if available():
         return lines[1:]
     source = "".join(lines).strip()
-    guess = re.search(r"reconcile\((my_guess_\w+)", source)
-    arguments = f"{source!r}, {guess[1]}" if guess else repr(source)
-    return ["from workshop_utils.horovod_magic import show_stored\n", f"show_stored({arguments})\n"]
+    return ["from workshop_utils.horovod_magic import show_stored\n", f"show_stored({source!r})\n"]

@@ -137,7 +137,9 @@ def check_repeatable(careful_epoch: Function, client: Client, first: Future, dat
     second = epoch(first_epoch).result()
     expect(second["rows"][:-1] == once["rows"], "a second epoch should put a second row after those of its state.")
     expect(_same(once, first_epoch.result()), "your task changes the state that it was given. Copy its rows.")
-    passed("Each run gives the same result and leaves its argument as it was, so Dask may run it anywhere, and again.")
+    passed(
+        "Each run gives the same result, and leaves its argument as it was: Dask may run it again, on any equal worker."
+    )
 
 
 def _as_process(pid, function, *arguments):
