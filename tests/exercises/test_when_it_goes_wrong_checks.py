@@ -57,6 +57,19 @@ def as_rank_0_says(loss):
     return stops
 
 
+def that_waits(loss):
+    mean = loss.clone()
+    work = dist.all_reduce(mean, async_op=True)
+    work.wait()
+    return mean.item() / 2 < 1.6
+
+
+def that_does_not_wait(loss):
+    mean = loss.clone()
+    dist.all_reduce(mean, async_op=True)
+    return mean.item() / 2 < 1.6
+
+
 def with_a_total():
     """Return a `stop` that adds the losses of all steps up."""
     total = torch.zeros(())
@@ -81,6 +94,13 @@ test_stop = judged(
     (stop_below(as_a=lambda is_low: None), "it returns None"),
     (stop_below(as_a=lambda is_low: "stop" if is_low else "go on"), "it returns 'go on'"),
 )
+
+
+def test_a_stop_that_does_not_wait_for_its_sum_is_told_so(client, capsys):
+    with pytest.raises(NotYet, match=r" With async_op=True, a collective returns at once: wait\(\)"):
+        checks.check_stop(that_does_not_wait, client)
+    checks.check_stop(that_waits, client)
+    assert capsys.readouterr().out.startswith("Correct.")
 
 
 def test_a_stop_that_takes_nan_for_low_is_refused(two_ranks):

@@ -1,9 +1,11 @@
 """Run an answer on several ranks, and say in a hint what they wait for if they do not come to an end."""
 
 import importlib
+import inspect
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch.distributed as dist
@@ -21,6 +23,7 @@ CURE = "Call the same collectives on every rank, equally often."
 BUSY = "Your machine is busy, or a loop has no end: run the cell again."
 NOT_CALLED = "has not called it"  # of a rank that another one waits for, and which may only be slow
 HAS_LEFT = "returned, or raised an error"  # of a rank for which another one may wait outside a collective
+NOT_AWAITED = " With async_op=True, a collective returns at once: wait() for its work before you read the tensor."
 AT_WORK = ("it is under way", "No rank waits in a collective")  # in what a job's end says of ranks that compute
 OUR_BARRIER = re.compile(r", at ranks\.py:\d+ in says, in barrier")  # of `expect_agreement`, in what a job's end says
 
@@ -104,9 +107,17 @@ def expect_agreement(
         return "stop" if answer else "go on"
 
     first, second = ask_ranks(client, says, arguments, about, is_short=True)
+    maybe = NOT_AWAITED if _forgets_to_wait(stop) else ""
     expect(
         first == second,
         f"{about}rank 0 says {first} and rank 1 says {second}. They have to agree, or one leaves the loop and the "
-        "other waits: let them decide by a number that both have.",
+        f"other waits: let them decide by a number that both have.{maybe}",
     )
-    expect(first == ("stop" if right else "go on"), f"{about}both ranks say {first}: {why}")
+    expect(first == ("stop" if right else "go on"), f"{about}both ranks say {first}: {why}{maybe}")
+
+
+def _forgets_to_wait(function: Function) -> bool:
+    with suppress(OSError, TypeError):  # it has no source
+        source = inspect.getsource(function)
+        return "async_op" in source and ".wait(" not in source
+    return False
