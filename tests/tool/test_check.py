@@ -65,7 +65,12 @@ def test_a_good_set_up_has_a_line_for_each_thing_and_none_fails(well, monkeypatc
     lines = re.findall(r"\[(OK|FAIL)\] +([\w ]+): (.*)", said.output)  # a bar may stand before them
     assert [(ok, name) for ok, name, _ in lines] == [("OK", name) for name in of_machine + of_cluster], said.output
     assert said.exit_code == 0
-    assert "Starting a cluster" in said.output.partition(" workers: ")[0]  # this takes seconds
+    for slow, name in (
+        ("Loading PyTorch", "GPU"),
+        ("Starting a cluster", "workers"),
+        ("Starting a DataLoader", "children"),
+    ):
+        assert slow in said.output.partition(f" {name}: ")[0]  # it says what takes seconds before it begins
     texts = {name: text for _, name, text in lines}
     assert str(well.parent / "weights.pt") in texts["weights"]
     assert str(well.parent / "dogs") in texts["data"] and "1 images" in texts["data"]

@@ -45,6 +45,7 @@ def run_checks(requirements: str | Path | None, address: str | None = None) -> I
         yield _line("Python", _python, "make setup PYTHON=python3.12")
         yield _line("packages", partial(_packages, requirements), AS_PINNED)
         yield _line("cores and memory", _memory, "take a machine with more memory, or give this container more of it")
+        click.echo("Loading PyTorch, which takes longer the first time …")
         yield _line("GPU", _gpu, "install NVIDIA's current driver, or export CUDA_VISIBLE_DEVICES= to use the CPU")
         yield _line("data", _data, "unset WORKSHOP_DATA")
         theirs = "unset WORKSHOP_DATA to use the sketches, whose weights need no download"
@@ -74,6 +75,7 @@ def _of_a_cluster(address: str | None) -> Iterator[Line]:
         for client in clients:  # none, where no cluster could be joined
             started_well = 'on each machine: workshop join ADDRESS; or eval "$(workshop worker-env)", then dask worker'
             yield _line("environment", partial(_environment, client), started_well)
+            click.echo("Starting a DataLoader on each worker …")
             yield _line("children", partial(_children, client), started_well)
             share = "export WORKSHOP_SHARED=s3://BUCKET/FOLDER, here and where the workers start"
             yield _line("shared storage", partial(_shared_storage, client), share)
