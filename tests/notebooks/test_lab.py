@@ -239,6 +239,18 @@ def test_a_failed_cell_leaves_no_mark_in_the_contents(page):
     assert marked.evaluate("item => getComputedStyle(item, '::after').content") == "none"
 
 
+def test_a_long_heading_in_the_contents_wraps(page):
+    item = page.locator(".jp-TableOfContents-tree .jp-tocItem-content").first
+    text = item.inner_text()
+    item.evaluate("(item, text) => { item.textContent = text; }", 5 * text)
+    is_whole = """item => {
+        const [text, row] = [item, item.closest("jp-tree-item").shadowRoot.firstElementChild];
+        return text.scrollWidth <= text.clientWidth && text.scrollHeight <= row.clientHeight;
+    }"""
+    assert item.evaluate(is_whole)
+    item.evaluate("(item, text) => { item.textContent = text; }", text)
+
+
 def test_the_dashboards_are_dark_with_jupyterlab(page):
     page.evaluate("document.body.dataset.jpThemeLight = 'false'")
     dark = page.locator("iframe[src*='individual-ranks']").evaluate("frame => getComputedStyle(frame).filter")
