@@ -51,9 +51,10 @@ def check_plan(plan: Function) -> None:
                 right * deadline_h * price
             ),
             f"pays for the boot of one machine; {right} of them boot.": (boot_h + work_h) * price,
+            f"pays for one machine, and there are {right}.": (boot_h + work_h / right) * price,
         }
         otherwise = (
-            f"is wrong: all machines work {work_h:.2f} hours, and boot {right} times {boot_h}, at {price} an hour."
+            f"is wrong: together the machines work {work_h:.2f} hours, and boot {right} times {boot_h}, at {price} an hour."
         )
         due = (right * boot_h + work_h) * price
         expect_equal(money, due, otherwise, mistakes, within=CENT, about=f"{about}: {money:.2f} ")
@@ -75,7 +76,7 @@ def check_plan(plan: Function) -> None:
 
 def _wrong_machines(machines, right, work_h, deadline_h, boot_h):
     if machines != int(machines):
-        return f"{machines:g} machines cannot be rented; round up."
+        return f"{machines:g} machines cannot be rented; round up. (The machines come first, then the money.)"
     if machines == ceil(work_h / deadline_h):
         return f"{machines:g} machines would need all of the {deadline_h} hours for work, and each boots for {boot_h}."
     if machines == ceil(round(3600 * work_h / (deadline_h - boot_h), 9)):
@@ -208,8 +209,8 @@ def _on_a_host(move, shared, files, dies_before):
         except _HostGone:
             pass
         except WeightsError as error:
-            hint = " load_checkpoint raises WeightsError where there is no file yet: ask checkpoint_exists before."
-            raise NotYet(f"{error}{hint if 'no file' in str(error) else ''}") from None
+            hint = "load_checkpoint raises WeightsError where there is no file yet: ask checkpoint_exists before."
+            raise NotYet(hint if "no file" in str(error) else str(error)) from None
         return answer, taken, left[0] if left else _files(fs)
 
 
