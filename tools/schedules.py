@@ -1,7 +1,8 @@
 """Write times and minutes into the instructor's schedules, and into the README's table, as the notebooks say them.
 
 `tools/render.py` does this after each run; `python tools/schedules.py` does it after a change of the page.
-A row of a schedule begins where the row before it ends. A row that names a notebook, or a section of one, lasts as
+A row of a schedule begins where the row before it ends, and CHANGE minutes later where one notebook follows another,
+which has to be closed first. A row that names a notebook, or a section of one, lasts as
 long as the notebook says; the minutes of any other row, and the time at which a schedule begins, are the page's own.
 """
 
@@ -15,23 +16,29 @@ PAGE, README = ROOT / "docs/instructor/schedules.md", ROOT / "README.md"
 OF_README = re.compile(r"(\| \d\d \| \[[^|]+\]\((\S+\.ipynb)\)) \| \d+ \|")
 TIMED = re.compile(r"\| (\d\d):(\d\d) \| (\d+) \| (.+) \|")
 LEFT_OUT = re.compile(r"\| (.+, section \d+) \| \d+ \| (.+) \|")
+CHANGE = 2  # minutes for closing a notebook and opening the next
 LESSON = re.compile(r"\((\S+/\d\d-[\w-]+\.ipynb)\)(?:, section (\d+))?$")
 
 
 def fill_schedules(page: Path = PAGE) -> None:
     """Bring the times and minutes in the tables of `page` up to date with the notebooks that its rows link to."""
     lines, now = [], None  # minutes since midnight at which the next row begins
+    before = None  # the notebook of the row before
     for line in page.read_text(encoding="utf-8").splitlines():
         if timed := TIMED.fullmatch(line):
             hours, minutes, lasts, what = timed.groups()
             now = 60 * int(hours) + int(minutes) if now is None else now
             lasts = _minutes(page.parent, what) or int(lasts)
+            notebook = what.partition(",")[0] if LESSON.search(what) else None
+            if notebook and before not in (None, notebook):
+                now += CHANGE
+            before = notebook
             line = f"| {now // 60:02}:{now % 60:02} | {lasts} | {what} |"
             now += lasts
         elif left_out := LEFT_OUT.fullmatch(line):
             line = f"| {left_out[1]} | {_minutes(page.parent, left_out[1])} | {left_out[2]} |"
         else:
-            now = None
+            now = before = None
         lines.append(line)
     page.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
