@@ -89,7 +89,7 @@ def classifying(results):
     weights = "ImageNet weights" if found["real_weights"] else "random weights, which cost the same time"
     about = f"{found['photos']} JPEGs of 500×375, ResNet-50 with {weights}; medians of {found['rounds']} rounds."
     about += f" Where no precision is named, it is {found['precision']}."
-    return f"{about}\n\n{markdown(('way', 'photos/s', '× that recipe'), rows)}"
+    return f"{about}\n\n{markdown(('way', 'photos/s', '× that recipe, by round'), rows)}"
 
 
 def starting(results):
