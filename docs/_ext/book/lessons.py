@@ -6,7 +6,7 @@ lists these notebooks, and {minutes}`01 03 04` is their minutes in class, added 
 
     ```{cards}
     ```
-shows a card for each notebook: a picture, its minutes in class, and what the README says of it.
+shows a card for each notebook: two dogs, its minutes in class, and what the README says of it.
 """
 
 import base64
@@ -21,14 +21,15 @@ from PIL import Image
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
+from workshop_utils.photos import BREEDS, draw_dog
+
 TITLE = re.compile(r"^# (.+)", re.MULTILINE)
 MINUTES = re.compile(r"\*\*Time:\*\* (\d+) minutes in class")
 ABLE = re.compile(r"\*\*After this notebook you can\*\*\n\n((?:- .+\n)+)")
 KEY_POINTS = re.compile(r"^## Key points\n\n(?:\*.+\*\n\n)?((?:- .+\n)+)", re.MULTILINE)
 
 ROW = re.compile(r"^\| (\d\d) \| \[(.+?)\]\(notebook_output/(\S+)\.ipynb\) \| \d+ \| (.+) \|$", re.MULTILINE)
-DRAWING = re.compile(r"!\[[^\]]*\]\((\S+\.svg)\)")
-WIDTH = 480  # pixels of a card's picture, where it is a plot or photos
+SIDE = 224  # pixels a side of each dog on a card
 
 
 class Lesson(NamedTuple):
@@ -110,33 +111,21 @@ class Cards(SphinxDirective):
                 f":link: ../notebook_output/{name}",
                 ":link-type: doc",
             ]
-            lines += [f":img-top: {picture(Path(self.env.srcdir, 'notebook_output', f'{name}.ipynb'))}"]
-            lines += [f":img-alt: A picture of notebook {number}"]
+            address, alt = picture(number)
+            lines += [f":img-top: {address}", f":img-alt: {alt}"]
             lines += [f"*{in_words(read_lesson(self.env.srcdir, number).minutes)}*: {able}", ":::"]
         return self.parse_text_to_nodes("\n".join([*lines, "::::"]))
 
 
-def picture(notebook: Path) -> str:
-    """Return a picture of a rendered notebook: its first PNG, small, as an address `data:`; else the path of a drawing.
-
-    Raises ValueError if the notebook has none.
-    """
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    for output in (output for cell in cells for output in cell.get("outputs", [])):
-        if png := output.get("data", {}).get("image/png"):
-            return _small("".join(png))
-    for cell in cells:
-        if drawing := DRAWING.search("".join(cell["source"])):
-            return drawing[1]
-    raise ValueError(f"{notebook.name} has no picture for its card.")
-
-
-def _small(png: str) -> str:
+def picture(number: str) -> tuple[str, str]:
+    """Return two drawn dogs, of a breed that only this card has, side by side: as an address `data:`, and their name."""
+    breed, image = BREEDS[10 * int(number) - 1], Image.new("RGB", (2 * SIDE, SIDE))
+    for seed in (0, 1):
+        image.paste(draw_dog(breed, seed, SIDE), (seed * SIDE, 0))
     target = io.BytesIO()
-    with Image.open(io.BytesIO(base64.b64decode(png))) as whole:
-        whole.thumbnail((WIDTH, WIDTH))
-        whole.convert("P", palette=Image.Palette.ADAPTIVE).save(target, "png", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(target.getvalue()).decode()}"
+    image.save(target, "jpeg", quality=85)
+    written = base64.b64encode(target.getvalue()).decode()
+    return f"data:image/jpeg;base64,{written}", f"Two drawn dogs: {breed.name.replace('_', ' ')}"
 
 
 def note_notebooks(app: Sphinx, env: object, added: set[str], changed: set[str], removed: set[str]) -> list[str]:
