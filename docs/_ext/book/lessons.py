@@ -118,7 +118,7 @@ class Cards(SphinxDirective):
 
 
 def picture(number: str) -> tuple[str, str]:
-    """Return two drawn dogs, of a breed that only this card has, side by side: as an address `data:`, and their name."""
+    """Return two drawn dogs, of a breed that only this card has, side by side: an address `data:`, and their name."""
     breed, image = BREEDS[10 * int(number) - 1], Image.new("RGB", (2 * SIDE, SIDE))
     for seed in (0, 1):
         image.paste(draw_dog(breed, seed, SIDE), (seed * SIDE, 0))
