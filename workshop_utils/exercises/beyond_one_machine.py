@@ -71,7 +71,7 @@ def check_plan(plan: Function) -> None:
             f"with a deadline of {deadline_h} hours, and a boot of 0.25, no number of machines is "
             f"done in time: return None, not {late!r}.",
         )
-    passed("A shorter deadline costs more machines, and the boot of each is paid.")
+    passed("A shorter deadline costs more machines, and you pay for each boot.")
 
 
 def _wrong_machines(machines, right, work_h, deadline_h, boot_h):
