@@ -66,7 +66,7 @@ for (const table of document.querySelectorAll(".pst-scrollable-table-container >
 if (innerWidth < 720) {
   for (const heading of document.querySelectorAll("#figures > section > h2")) {
     const fold = Object.assign(document.createElement("details"), { className: "section" });
-    const summary = Object.assign(document.createElement("summary"), { textContent: "Show" });
+    const summary = Object.assign(document.createElement("summary"), { textContent: `Show: ${heading.firstChild.textContent}` });
     const rest = [...heading.parentElement.children].filter((one) => one !== heading);
     heading.after(fold);
     fold.append(summary, ...rest);

@@ -104,7 +104,7 @@ def classified():
     rows = [(name, f"{rate:.0f}", bar(rate / max(shown.values()))) for name, rate in shown.items()]
     machine, first = inference["machine"], contestant("upstream")(inference)
     return {
-        "classified": table(("", "photos a second", ""), *rows),
+        "classified": table(("", "photos/s", ""), *rows),
         "times": f"{times(contestant('classify')(inference), first):.1f}",
         "times_int8": f"{times(contestant('int8')(inference), first):.1f}",
         "times_loop": f"{times_best_loop(inference):.1f}",
@@ -120,7 +120,7 @@ def launchers():
     steps = ([run["step"] for run in result("ddp")["runs"][tool]] for tool in ("dask", "torchrun"))
     shown = []
     for tool, row in rows.items():
-        name = "**`daskrun` on Dask**" if tool == "this on Dask" else tool
+        name = "**`daskrun.launch`**" if tool == "this on Dask" else tool
         warm = f"{row['warm_s']:.1f}" if "warm_s" in row else "–"
         shown.append((name, f"{row['cold_s']:.1f}", warm, f"{row['again_s']:.1f}", f"{row['step_s']:.2f}"))
     head = ("", "cold", "warm", "after&nbsp;a&nbsp;kill", "a&nbsp;step")
