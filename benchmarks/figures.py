@@ -176,7 +176,10 @@ def reading(results):
 def launching(results):
     found, rows = results["launchers"], []
     for tool, row in found["rows"].items():
-        name = {OURS: "`daskrun.launch`, a function on Dask's workers", SCRIPT: f"`{SCRIPT}`, on workers of its own"}.get(tool, tool)
+        name = {
+            OURS: "`daskrun.launch`, a function on Dask's workers",
+            SCRIPT: f"`{SCRIPT}`, on workers of its own",
+        }.get(tool, tool)
         if row is None:
             rows.append([name, f"not run: {found['not_run'][tool]}", *[""] * 7])
             continue

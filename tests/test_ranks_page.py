@@ -1,6 +1,7 @@
 """What people see of their jobs in Dask's dashboard, in a real browser."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -100,6 +101,26 @@ def test_lines_grow_a_death_is_marked_the_next_attempt_goes_on_and_a_hang_is_tol
         job.result()
         page.get_by_text("attempt 2 of 2: finished").wait_for()
     assert len(job.failures) == 1
+
+
+def test_the_chart_shows_the_loss_once_there_is_one_and_then_what_the_viewer_chooses(client, browser, tmp_path):
+    go_on = str(tmp_path / "go-on")
+
+    def train():
+        daskrun.log_metrics(called=1.0)
+        while not os.path.exists(go_on):
+            time.sleep(0.05)
+        daskrun.log_metrics(step=1, loss=2.0)
+
+    with opened(browser, address(client)) as page, daskrun.launch(client, train, backend=None) as job:
+        page.get_by_role("columnheader", name="called").wait_for()
+        open(go_on, "w").close()
+        page.get_by_role("columnheader", name="loss").wait_for()
+        job.result()
+        page.get_by_label("Metric").select_option("called")
+        page.get_by_role("columnheader", name="called").wait_for()
+        page.get_by_text("finished").first.wait_for()
+        assert page.get_by_role("columnheader", name="called").count() == 1
 
 
 def test_what_users_have_written_is_text(client, browser):

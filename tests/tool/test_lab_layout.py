@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import re
 import signal
@@ -20,7 +21,7 @@ import psutil
 import pytest
 from tornado.httpclient import HTTPRequest
 from tornado.web import Application
-from tornado.websocket import websocket_connect
+from tornado.websocket import WebSocketClosedError, websocket_connect
 from traitlets.config import Config
 from waiting import until
 
@@ -149,6 +150,17 @@ def test_sigterm_ends_the_lab_also_while_a_kernel_is_restarted(tmp_path):
             running.wait()
         process.resume()
         until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_browser_that_is_closed_is_no_error_in_the_log():
+    def record_of(error):
+        return logging.LogRecord(
+            "tornado.application", logging.ERROR, "", 0, "Uncaught", (), (type(error), error, None)
+        )
+
+    assert not lab._is_no_gone_browser(record_of(WebSocketClosedError()))
+    assert lab._is_no_gone_browser(record_of(OSError()))
+    assert lab._is_no_gone_browser(logging.makeLogRecord({"msg": "none"}))
 
 
 def test_a_second_lab_of_the_same_user_changes_nothing_of_the_first(monkeypatch):

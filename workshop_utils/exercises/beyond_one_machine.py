@@ -54,7 +54,7 @@ def check_plan(plan: Function) -> None:
             f"pays for one machine, and there are {right}.": (boot_h + work_h / right) * price,
         }
         otherwise = (
-            f"is wrong: together the machines work {work_h:.2f} hours, and boot {right} times {boot_h}, at {price} an hour."
+            f"is wrong: together they work {work_h:.2f} hours, and boot {right} times {boot_h}, at {price} an hour."
         )
         due = (right * boot_h + work_h) * price
         expect_equal(money, due, otherwise, mistakes, within=CENT, about=f"{about}: {money:.2f} ")

@@ -209,7 +209,7 @@ def _children(client):
 
         return len(list(DataLoader(TensorDataset(torch.zeros(2)), num_workers=1)))
 
-    return f"{len(client.run(load_in_a_child))} workers may start DataLoader's processes"
+    return f"{len(client.run(load_in_a_child))} worker(s) may start DataLoader's processes"
 
 
 def _shared_storage(client):
@@ -252,4 +252,5 @@ def _ranks(client):
         return network_interface()
 
     interfaces = daskrun.run(client, meet, timeout=120)
-    return f"{len(interfaces)} met and added up, over {', '.join(sorted(set(map(str, interfaces))))}"
+    over = ", ".join(sorted(set(map(str, interfaces))))
+    return f"{len(interfaces)} met and added up, over {over}" if len(interfaces) > 1 else f"one, alone, over {over}"

@@ -64,6 +64,8 @@ def open_lab(project: Path, *, port: int | None = None, browser: bool = True, ex
         logging.disable(logging.NOTSET)
         for name in ("ServerApp", "tornado"):
             logging.getLogger(name).setLevel(logging.ERROR)  # their warnings would come below the address
+        for name in ("ServerApp", "tornado.application"):
+            logging.getLogger(name).addFilter(_is_no_gone_browser)
         address = f"JupyterLab runs until you press Ctrl-C twice. Its address:\n{server.connect_url}"
         server.io_loop.add_callback(click.echo, address, err=True)
         server.start_ioloop()
@@ -109,6 +111,13 @@ def _about_options():
         return is_new or record.levelno >= logging.ERROR
 
     return is_kept
+
+
+def _is_no_gone_browser(record):
+    """Return whether a record of the log says more than that a pane's browser was closed, which is no error."""
+    from tornado.websocket import WebSocketClosedError
+
+    return not (record.exc_info and isinstance(record.exc_info[1], WebSocketClosedError))
 
 
 def _end_in_any_case(server):

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from functools import partial
+from importlib.util import find_spec
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -18,8 +19,10 @@ from typing import Any, TextIO
 
 import click
 from distributed import CancelledError, Client
+from distributed.diagnostics.plugin import WorkerPlugin
 
-from daskrun.errors import ClusterError
+from daskrun.dashboard import PAGE
+from daskrun.errors import ClusterError, JobError
 from daskrun.group import in_process_group
 from daskrun.job import Job
 from daskrun.limits import limits
@@ -132,6 +135,8 @@ def main(
         what = what._replace(environment=_variables(names), virtual_local_rank=virtual_local_rank)
         of_job = limits(n_workers, **settings)
         is_local = standalone or not (scheduler or scheduler_file)
+        if is_local and not module and not Path(script).is_file():
+            raise JobError(f"There is no file {script} here.")
         client = _local(n_workers) if is_local else _joined(scheduler, scheduler_file)
         if log_dir:
             log_dir.mkdir(parents=True, exist_ok=True)
@@ -187,7 +192,18 @@ def _variables(names: Iterable[str]) -> dict[str, str]:
 
 def _local(n_workers: int | tuple[int, int] | None) -> Client:
     click.echo("Starting local workers.", err=True)
-    return start_local(n_workers[1] if isinstance(n_workers, tuple) else n_workers)
+    client = start_local(n_workers[1] if isinstance(n_workers, tuple) else n_workers)
+    client.register_plugin(_OnlyToldByTheCommand())
+    if find_spec("bokeh"):
+        click.echo(f"Where each rank is: {client.dashboard_link.removesuffix('/status')}{PAGE}", err=True)
+    return client
+
+
+class _OnlyToldByTheCommand(WorkerPlugin):
+    """Keeps a worker where SIGTERM goes to the whole process group, as from Slurm or timeout: its script may save."""
+
+    def setup(self, worker: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _joined(address: str | None, file: str | None) -> Client:

@@ -53,11 +53,12 @@ class Ranks(DashboardComponent):
     def __init__(self, scheduler: Scheduler, **_: Any) -> None:
         self._scheduler, self._record = scheduler, record_of(scheduler)
         self._drawn: tuple = ()  # what the chart shows
+        self._default = ""  # the metric that is shown until the viewer chooses another
         self._rest_until = 0.0
         _viewers.add(self)
         self._asking: asyncio.Task[str] | None = None
         self._jobs, self._ranks, self._title = _text_box(150), _text_box(480), _text_box(60)
-        self._said = PreText(text="", sizing_mode="stretch_width", styles={"white-space": "pre-wrap"})
+        self._said = PreText(text="", sizing_mode="stretch_width", stylesheets=["pre {white-space: pre-wrap}"])
         self._job = Select(title="Job", options=list[Any]([NEWEST]), value=NEWEST, width=140)
         self._metric = Select(title="Metric", options=[], value="", width=110)
         self._by = Select(title="Against", options=list[Any](["step", "seconds"]), value="step", width=90)
@@ -78,7 +79,7 @@ class Ranks(DashboardComponent):
         self._ranks.styles = {"overflow": "auto", "max-height": "480px", **BESIDE}
         self._chart.sizing_mode, self._chart.styles = "stretch_width", BESIDE
         beside = row(self._ranks, self._chart, sizing_mode="stretch_width", styles={"flex-wrap": "wrap"})
-        return column(self._jobs, controls, self._title, beside, self._said, sizing_mode="stretch_width")
+        return column(self._jobs, controls, self._said, self._title, beside, sizing_mode="stretch_width")
 
     @property
     def pane(self) -> LayoutDOM:
@@ -95,8 +96,8 @@ class Ranks(DashboardComponent):
 
     def _update(self, now: float) -> None:
         jobs = dict(self._record.in_order())
-        self._chart.visible = bool(jobs)
         if not jobs:
+            self._chart.visible = False
             self._title.text = escape(NONE)
             return
         started = {name: datetime.fromtimestamp(time.time() - now + job.since) for name, job in jobs.items()}
@@ -115,6 +116,7 @@ class Ranks(DashboardComponent):
         )
         self._title.text = f"<b>{escape(job.name)}</b>, attempt {_attempt(job)}: {job.state}"
         self._choose_metric(job)
+        self._chart.visible = bool(job.names)
         self._ranks.text = _table_of_ranks(job, self._metric.value, now)
         drawn = (name, self._record.version, self._metric.value, self._by.value)
         if self._drawn != drawn:
@@ -139,11 +141,12 @@ class Ranks(DashboardComponent):
         return chart
 
     def _choose_metric(self, job: JobRecord) -> None:
-        names = list(job.names)
-        if names:  # what was chosen stays, until the next job logs something else
-            self._metric.options = list[Any](names)
-        if names and self._metric.value not in names:
-            self._metric.value = "loss" if "loss" in names else names[0]
+        if not (names := list(job.names)):
+            return
+        self._metric.options = list[Any](names)
+        # What the viewer has chosen stays while there is such a metric.
+        if self._metric.value == self._default or self._metric.value not in names:
+            self._metric.value = self._default = "loss" if "loss" in names else names[0]
 
     def _draw(self, job: JobRecord) -> None:
         lines = job.lines(self._metric.value, self._by.value == "step")
@@ -197,11 +200,12 @@ def _table_of_ranks(job: JobRecord, metric: str, now: float) -> str:
         silent = "" if line.silent_s is None else f"{line.silent_s:.1f} s"
         value = "" if line.value is None else f"{line.value:.4g}"
         filled = f"background: linear-gradient(90deg, #a6cee3 {line.share:.0%}, transparent {line.share:.0%})"
+        step = f"{line.step:g}" if line.step else ""
         rows.append(
             [
                 f'<span style="color: {_colour(number)}" aria-hidden="true">&#9632;</span> {number}',
                 f'<span class="{line.state}">{line.state}</span>',
-                f'<div class="bar" style="{filled}">{line.step:g}</div>',
+                f'<div class="bar" style="{filled}">{step}</div>',
                 f'<span class="late">{silent}</span>' if line.is_late else silent,
                 value,
                 escape(line.worker),
