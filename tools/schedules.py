@@ -17,7 +17,7 @@ OF_README = re.compile(r"(\| \d\d \| \[[^|]+\]\((\S+\.ipynb)\)) \| \d+ \|")
 TIMED = re.compile(r"\| (\d\d):(\d\d) \| (\d+) \| (.+) \|")
 LEFT_OUT = re.compile(r"\| (.+, section \d+) \| \d+ \| (.+) \|")
 CHANGE = 2  # minutes for closing a notebook and opening the next
-LESSON = re.compile(r"\((\S+/\d\d-[\w-]+\.ipynb)\)(?:, section (\d+))?$")
+LESSON = re.compile(r"\((\S+/\d\d-[\w-]+\.ipynb)\)(?:, sections? (\d+)(?: to (\d+))?)?$")
 
 
 def fill_schedules(page: Path = PAGE) -> None:
@@ -53,17 +53,19 @@ def fill_readme(page: Path = README) -> None:
 
 
 def _minutes(folder, row):
-    """Return the minutes of the notebook, or of its section, that a row names; None where it names none."""
+    """Return the minutes of the notebook, or of its sections, that a row names; None where it names none."""
     lesson = LESSON.search(row)
     if not lesson:
         return None
-    path, section = lesson.groups()
+    path, first, last = lesson.groups()
     cells = nbformat.read(folder / path, as_version=4).cells
     prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-    said = rf"^## {section} · .+\n\n\*(\d+) minutes?\*" if section else r"\*\*Time:\*\* (\d+) minutes in class"
-    if not (found := re.search(said, prose, re.MULTILINE)):
+    sections = range(int(first), int(last or first) + 1) if first else ()
+    patterns = [rf"^## {section} · .+\n\n\*(\d+) minutes?\*" for section in sections]
+    found = [re.search(said, prose, re.MULTILINE) for said in patterns or [r"\*\*Time:\*\* (\d+) minutes in class"]]
+    if not all(found):
         raise ValueError(f"the row {row!r} names a lesson or section that says no minutes: correct the row, or render")
-    return int(found[1])
+    return sum(int(one[1]) for one in found if one)
 
 
 if __name__ == "__main__":
