@@ -1,4 +1,6 @@
-"""Train on Dask workers, and go on from the checkpoint after a death: python train.py CHECKPOINT EPOCHS --workers 2
+"""Train on Dask workers, and go on from the checkpoint after a death:
+
+python train.py CHECKPOINT EPOCHS --workers 2
 
 It needs PyTorch and daskrun only. Copy it, and put your own model and data in.
 """
@@ -18,7 +20,7 @@ BATCH_SIZE = 32  # of a rank; all ranks together take this many times the number
 
 
 def train(path, epochs):
-    """Train as one rank; return its mean loss in the last epoch, or None if all epochs were done before."""
+    """Train as one rank; return its mean loss in the last epoch, or None if all were done before."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)  # the same model and data on all ranks
     x = torch.randn(16_384, 16)
@@ -49,11 +51,10 @@ def train(path, epochs):
 
 
 def load(path, model, optimizer):
-    """Load the checkpoint, if there is one; return the number of the epoch to begin with, the same on all ranks."""
-    if not os.path.isdir(os.path.dirname(path)):
-        raise RuntimeError(
-            f"There is no folder {os.path.dirname(path)!r} on this worker: give a checkpoint's path in one."
-        )
+    """Load the checkpoint, if there is one; return the epoch to begin with, the same on all ranks."""
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        raise RuntimeError(f"There is no folder {folder!r} on this worker: give a checkpoint's path in one.")
     first = 0
     if os.path.exists(path):
         try:
@@ -66,9 +67,7 @@ def load(path, model, optimizer):
     firsts = [None] * dist.get_world_size()
     dist.all_gather_object(firsts, first)
     if len(set(firsts)) > 1:
-        raise RuntimeError(
-            f"The ranks would begin with epochs {firsts}: put {path} where all workers see the same file."
-        )
+        raise RuntimeError(f"The ranks would begin with epochs {firsts}: put {path} where all workers see it.")
     return first
 
 
@@ -86,7 +85,12 @@ def main():
     parser.add_argument("--workers", type=int, default=2, help="ranks; 2 if not given")
     given = parser.parse_args()
     running = "DASK_SCHEDULER_ADDRESS" in os.environ  # a cluster that Client() joins
-    limits = {"n_workers": given.workers, "max_restarts": 3, "wait_for_workers": 600, "wait_for_successors": 600}
+    limits = {
+        "n_workers": given.workers,
+        "max_restarts": 3,
+        "wait_for_workers": 600,
+        "wait_for_successors": 600,
+    }
     print(f"looking for {given.workers} workers, for ten minutes at most", flush=True)
     client = Client() if running else daskrun.start_local(given.workers)
     n_told = 0
@@ -96,7 +100,8 @@ def main():
                 print(death, flush=True)
             n_told = len(job.failures)
             if row["rank"] == 0:
-                print("process {process}  attempt {attempt}  epoch {epoch}  loss {loss:.4f}".format(**row), flush=True)
+                line = "process {process}  attempt {attempt}  epoch {epoch}  loss {loss:.4f}"
+                print(line.format(**row), flush=True)
         losses = job.result()
     print("All epochs were done before." if None in losses else f"loss of each rank: {losses}")
 

@@ -218,6 +218,7 @@ def _in_options(error: str) -> str:
     """Return an error with the names of options for settings of `launch`, above what a script has printed."""
     ours, lines, printed = error.partition(LINES)
     ours = ours.replace("give launch ", "give ")
+    ours = ours.replace("a pair (fewest, most) of them, or None", "a pair such as 2:8, or leave it out")
     named = SETTINGS.sub(lambda setting: f"--{setting[0].replace('_', '-')}", ours)
     return named.replace("--n-workers", "--nproc-per-node") + lines + printed
 
