@@ -126,7 +126,7 @@ def run_script(script: Script) -> None:
         raise WorkerDied(f"Rank {mine.rank} died: the process of {script.path} on {here} {how}.\n\n{said}")
     if code:
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        raise JobError(f"{script.path} ended with {how}.\n\n{said}")
+        raise JobError(f"{script.path} ended with {how}.{' Its last lines:' if said else ''}\n\n{said}")
 
 
 def _run(script: Script, folder: str, number: int, last: deque[str]) -> int:
