@@ -15,9 +15,10 @@ ROOT = Path(__file__).parents[1]
 PAGE, README = ROOT / "docs/instructor/schedules.md", ROOT / "README.md"
 OF_README = re.compile(r"(\| \d\d \| \[[^|]+\]\((\S+\.ipynb)\)) \| \d+ \|")
 TIMED = re.compile(r"\| (\d\d):(\d\d) \| (\d+) \| (.+) \|")
-LEFT_OUT = re.compile(r"\| (.+, section \d+) \| \d+ \| (.+) \|")
+LEFT_OUT = re.compile(r"\| (.+, sections? \d+(?: to \d+)?) \| \d+ \| (.+) \|")
 CHANGE = 2  # minutes for closing a notebook and opening the next
 LESSON = re.compile(r"\((\S+/\d\d-[\w-]+\.ipynb)\)(?:, sections? (\d+)(?: to (\d+))?)?$")
+NAMED = re.compile(r"/\d\d-[\w-]+\.ipynb\)")
 
 
 def fill_schedules(page: Path = PAGE) -> None:
@@ -55,8 +56,10 @@ def fill_readme(page: Path = README) -> None:
 def _minutes(folder, row):
     """Return the minutes of the notebook, or of its sections, that a row names; None where it names none."""
     lesson = LESSON.search(row)
-    if not lesson:
+    if not lesson and not NAMED.search(row):
         return None
+    if not lesson or int(lesson[3] or 99) < int(lesson[2] or 0):
+        raise ValueError(f"the row {row!r} should end with the notebook, ', section 2' or ', sections 1 to 3'")
     path, first, last = lesson.groups()
     cells = nbformat.read(folder / path, as_version=4).cells
     prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")

@@ -115,7 +115,8 @@ def test_scripts_of_local_workers_may_save_when_the_terminal_is_gone(tmp_path):
 
 
 def test_scripts_of_local_workers_may_save_when_sigterm_goes_to_the_whole_process_group(tmp_path):
-    write(tmp_path, *SAVES)
+    as_alone = "print('as alone:', signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)"  # so that its children end
+    write(tmp_path, "import signal", as_alone, *SAVES)
     with (tmp_path / ".out").open("w") as out, (tmp_path / ".err").open("w") as err:
         process = subprocess.Popen(  # as from timeout, or Slurm
             [BIN / "daskrun", "-n", "2", "script.py"], cwd=tmp_path, stdout=out, stderr=err, start_new_session=True
@@ -124,6 +125,7 @@ def test_scripts_of_local_workers_may_save_when_sigterm_goes_to_the_whole_proces
         os.killpg(process.pid, signal.SIGTERM)
         assert process.wait(GIVE_UP_S) == 0, (tmp_path / ".err").read_text()
     assert printed(tmp_path, "saved after SIGTERM\n") == 2
+    assert printed(tmp_path, "as alone: True\n") == 2
 
 
 def test_a_signal_while_workers_start_leaves_no_semaphore(tmp_path):

@@ -119,5 +119,5 @@ def expect_agreement(
 def _forgets_to_wait(function: Function) -> bool:
     with suppress(OSError, TypeError):  # it has no source
         source = inspect.getsource(function)
-        return "async_op" in source and ".wait(" not in source
+        return bool(re.search(r"async_op *= *True", source)) and ".wait(" not in source
     return False

@@ -193,17 +193,18 @@ def _variables(names: Iterable[str]) -> dict[str, str]:
 def _local(n_workers: int | tuple[int, int] | None) -> Client:
     click.echo("Starting local workers.", err=True)
     client = start_local(n_workers[1] if isinstance(n_workers, tuple) else n_workers)
-    client.register_plugin(_OnlyToldByTheCommand())
+    client.register_plugin(_GroupOfItsOwn())
     if find_spec("bokeh"):
-        click.echo(f"Where each rank is: {client.dashboard_link.removesuffix('/status')}{PAGE}", err=True)
+        with suppress(KeyError):  # Dask's setting of the link names a variable that is not set
+            click.echo(f"Where each rank is: {client.dashboard_link.removesuffix('/status')}{PAGE}", err=True)
     return client
 
 
-class _OnlyToldByTheCommand(WorkerPlugin):
-    """Keeps a worker where SIGTERM goes to the whole process group, as from Slurm or timeout: its script may save."""
+class _GroupOfItsOwn(WorkerPlugin):
+    """Keeps a worker where the command's process group gets SIGTERM, as from timeout: its script may save."""
 
     def setup(self, worker: Any) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.setpgid(0, 0)
 
 
 def _joined(address: str | None, file: str | None) -> Client:

@@ -53,7 +53,7 @@ class Ranks(DashboardComponent):
     def __init__(self, scheduler: Scheduler, **_: Any) -> None:
         self._scheduler, self._record = scheduler, record_of(scheduler)
         self._drawn: tuple = ()  # what the chart shows
-        self._default = ""  # the metric that is shown until the viewer chooses another
+        self._default = ""  # the metric that is shown until the viewer chooses another, then ""
         self._rest_until = 0.0
         _viewers.add(self)
         self._asking: asyncio.Task[str] | None = None
@@ -147,6 +147,8 @@ class Ranks(DashboardComponent):
         # What the viewer has chosen stays while there is such a metric.
         if self._metric.value == self._default or self._metric.value not in names:
             self._metric.value = self._default = "loss" if "loss" in names else names[0]
+        else:
+            self._default = ""
 
     def _draw(self, job: JobRecord) -> None:
         lines = job.lines(self._metric.value, self._by.value == "step")
