@@ -664,11 +664,17 @@ def test_a_worker_whose_precision_was_set_by_its_new_name_takes_jobs_which_may_s
 
 
 @pytest.mark.parametrize("backend", [None, "auto"])
-def test_a_group_that_could_not_be_made_does_not_break_the_next_job(client, backend):
+def test_a_group_that_could_not_be_made_does_not_break_the_next_job(client, backend, tmp_path):
+    has_left = tmp_path / "has-left"
+
     def alone():  # rank 1 never comes
         if dist.is_initialized():
             dist.destroy_process_group()
-        if os.environ["RANK"] == "0":
+        if os.environ["RANK"] == "1":
+            has_left.touch()
+        else:
+            while not has_left.exists():  # else rank 0 may find rank 1's first group, by the same name
+                time.sleep(0.01)
             with pytest.raises(RuntimeError, match="(?i)timeout|timed out"):
                 dist.init_process_group("gloo", timeout=timedelta(seconds=1))
 
