@@ -56,17 +56,19 @@ def fill_readme(page: Path = README) -> None:
 def _minutes(folder, row):
     """Return the minutes of the notebook, or of its sections, that a row names; None where it names none."""
     lesson = LESSON.search(row)
-    if not lesson and not NAMED.search(row):
+    if not lesson:
+        if NAMED.search(row):
+            raise ValueError(f"the row {row!r} should end with the notebook, ', section 2' or ', sections 1 to 3'")
         return None
-    if not lesson or int(lesson[3] or 99) < int(lesson[2] or 0):
-        raise ValueError(f"the row {row!r} should end with the notebook, ', section 2' or ', sections 1 to 3'")
     path, first, last = lesson.groups()
     cells = nbformat.read(folder / path, as_version=4).cells
     prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-    sections = range(int(first), int(last or first) + 1) if first else ()
-    patterns = [rf"^## {section} · .+\n\n\*(\d+) minutes?\*" for section in sections]
-    found = [re.search(said, prose, re.MULTILINE) for said in patterns or [r"\*\*Time:\*\* (\d+) minutes in class"]]
-    if not all(found):
+    patterns = [r"\*\*Time:\*\* (\d+) minutes in class"]
+    if first:
+        sections = range(int(first), int(last or first) + 1)
+        patterns = [rf"^## {section} · .+\n\n\*(\d+) minutes?\*" for section in sections]
+    found = [re.search(said, prose, re.MULTILINE) for said in patterns]
+    if not found or not all(found):
         raise ValueError(f"the row {row!r} names a lesson or section that says no minutes: correct the row, or render")
     return sum(int(one[1]) for one in found if one)
 
