@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import pickle
 import shutil
@@ -22,6 +23,7 @@ from PIL import Image
 from samples import ODD_NAMES, http_server
 from torchvision.transforms.functional import pil_to_tensor
 
+from workshop_utils import photos
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.photos import (
     BadPhoto,
@@ -321,7 +323,25 @@ def test_a_storage_that_cannot_be_opened_costs_no_file_of_another(tmp_path):
                 decode_photo(contents[path], path)
 
 
-def test_a_disk_is_asked_for_many_files_at_the_same_time(tmp_path):
+@pytest.mark.parametrize(("patience_s", "in_turn"), [(math.inf, True), (0, False)])
+def test_files_are_handed_to_threads_only_where_a_disk_takes_long(patience_s, in_turn, tmp_path, monkeypatch):
+    paths = [str(tmp_path / f"{number}.jpg") for number in range(20)]
+    for path in paths:
+        Path(path).write_bytes(path.encode())
+    readers, read = [], photos._read_local
+
+    def noted(path):
+        readers.append(threading.current_thread())
+        return read(path)
+
+    monkeypatch.setattr(photos, "_read_local", noted)
+    monkeypatch.setattr(photos, "PATIENCE_S", patience_s)
+    assert read_files(paths) == [path.encode() for path in paths]
+    assert [reader is threading.current_thread() for reader in readers] == [in_turn] * 20
+
+
+def test_a_slow_disk_is_asked_for_many_files_at_the_same_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(photos, "PATIENCE_S", 0)
     pipes = [str(tmp_path / f"{number}.jpg") for number in range(8)]
     for pipe in pipes:
         os.mkfifo(pipe)
