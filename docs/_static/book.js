@@ -1,7 +1,7 @@
 // What the theme lacks: the contents of a page follow the reader, also when they jump; feedback names its section;
-// the boxes of a checklist can be ticked; the menu shows where one is; the search quotes a page without its contents;
-// what explains a guess is open, as its cell has run; the film on the first page plays by itself; on a phone, wide tables
-// are cards, charts are as wide as the page, and the sections of a long page fold.
+// the boxes of a checklist can be ticked; the menu shows where one is; the search has messages first, and quotes a page
+// without its contents; what explains a guess is open, as its cell has run; the film on the first page plays by itself;
+// on a phone, wide tables are cards, charts are as wide as the page, and the sections of a long page fold.
 
 const contents = () => [...document.querySelectorAll("#pst-page-toc-nav a[href^='#']")];
 const headingOf = (link) => document.getElementById(decodeURIComponent(link.hash.slice(1)));
@@ -90,12 +90,13 @@ addEventListener("load", () => {
   if (entry) menu.scrollTop += entry.getBoundingClientRect().top - menu.clientHeight / 2;
 });
 
-addEventListener("DOMContentLoaded", () => {
-  if (typeof Search === "undefined") return;
+if (typeof Search !== "undefined") {
+  // Who looks for the words of an error wants to know what to do about it.
+  Scorer.score = ([page, , , , score, , kind]) => score + (page === "docs/troubleshooting" && kind === "title" ? 100 : 0);
   const textOf = Search.htmlToText;
   Search.htmlToText = (html, anchor) => {
     const page = new DOMParser().parseFromString(html, "text/html");
     page.querySelectorAll(".bd-sidebar-secondary, #jb-print-docs-body, .bd-header-article").forEach((part) => part.remove());
     return textOf(page.documentElement.outerHTML, anchor);
   };
-});
+}

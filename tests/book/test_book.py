@@ -166,9 +166,16 @@ def test_imports_and_solutions_are_folded_until_they_are_wanted_and_lessons_open
     expect(page.get_by_text("Show the code", exact=True)).to_have_count(2)  # it measures, and is no solution
 
 
-def test_the_search_begins_with_the_reference_for_an_argument(page, site):
-    page.goto(f"{site}/search.html?q=max_restarts")
-    expect(page.locator("#search-results li a").first).to_have_attribute("href", re.compile("docs/reference/daskrun"))
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        ("max_restarts", "docs/reference/daskrun"),
+        ("The workers had different weights", "docs/troubleshooting.html#the-workers-had-different-weights"),
+    ],
+)
+def test_the_search_begins_with_the_reference_for_an_argument_and_with_the_cure_for_a_message(words, first, page, site):
+    page.goto(f"{site}/search.html?q={words}")
+    expect(page.locator("#search-results li a").first).to_have_attribute("href", re.compile(first))
 
 
 def test_the_film_has_controls_for_who_wants_them_and_the_first_page_has_a_card_for_each_lesson(page, site):

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/instructor/troubleshooting.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
 OURS = re.compile(r"^### `([^`]+)` *$", re.MULTILINE)  # another library's are followed by its name
 
 
