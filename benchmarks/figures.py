@@ -235,16 +235,17 @@ def how_fast(results):
             f"{ours} photos/s",
             f"{naive} with one task per photo, {loop} with the best `DataLoader` loop{beside}",
         ],
-        ["a batch from S3, with `ImageFolder`", *from_s3(s3, NEAR)],
+        ["a batch from an S3 server on the same machine, with `ImageFolder`", *from_s3(s3, NEAR)],
         [
-            "from `launch`, on a cluster that runs, to the first training step",
+            "from `daskrun.launch` on a running cluster to the first training step",
             *pair(here["warm_s"], there["cold_s"], 1),
         ],
         [
-            f"from the kill of a rank until its job goes on ({runs(launchers['kills'])} each)",
+            f"from the kill of a rank until `daskrun.launch` goes on ({runs(launchers['kills'])} each)",
             *pair(here["again_s"], there["again_s"], 1),
         ],
     ]
+    rows[3][2] += f"; `daskrun train.py` {launchers['rows']['daskrun train.py']['again_s']:.1f} s"
     rows[2][2] += f", which starts Python each time; with the start of a cluster, {here['cold_s']:.1f} s here"
     where = " and on ".join(dict.fromkeys(on(found["machine"]) for found in (photos, s3, launchers)))
     about = f"Measured on {where}, each row on one machine. All tables are in [figures](docs/figures.md)."

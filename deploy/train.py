@@ -54,7 +54,7 @@ def load(path, model, optimizer):
     """Load the checkpoint, if there is one; return the epoch to begin with, the same on all ranks."""
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
-        raise RuntimeError(f"There is no folder {folder!r} on this worker: give a checkpoint's path in one.")
+        raise RuntimeError(f"There is no folder {folder!r} on this worker: make it, or give another path.")
     first = 0
     if os.path.exists(path):
         try:
@@ -67,7 +67,7 @@ def load(path, model, optimizer):
     firsts = [None] * dist.get_world_size()
     dist.all_gather_object(firsts, first)
     if len(set(firsts)) > 1:
-        raise RuntimeError(f"The ranks would begin with epochs {firsts}: put {path} where all workers see it.")
+        raise RuntimeError(f"Ranks would begin with epochs {firsts}: put {path} where all see it.")
     return first
 
 
@@ -100,6 +100,7 @@ def main():
                 print(death, flush=True)
             n_told = len(job.failures)
             if row["rank"] == 0:
+                row["attempt"] += 1  # counted from 1, as on the page of ranks
                 line = "process {process}  attempt {attempt}  epoch {epoch}  loss {loss:.4f}"
                 print(line.format(**row), flush=True)
         losses = job.result()

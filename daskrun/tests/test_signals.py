@@ -73,6 +73,17 @@ def test_scripts_that_do_not_end_after_a_signal_are_killed_and_it_is_said(client
     assert "1 s after SIGTERM (--shutdown-timeout)" in (tmp_path / ".err").read_text()
 
 
+def test_who_stops_scripts_does_not_read_their_lines_twice(client, tmp_path):
+    write(tmp_path, "import time", "print('begun')", "time.sleep(1000)")
+    with command(client, tmp_path, "script.py") as process:
+        until(lambda: printed(tmp_path, "begun\n") == 2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(GIVE_UP_S) == 1
+    said = (tmp_path / ".err").read_text()
+    assert said.count("KeyboardInterrupt") == 2
+    assert said.endswith("\n\nStopped by SIGINT. script.py ended with SIGINT.\n")
+
+
 def test_the_others_of_a_rank_that_fails_may_save(client, tmp_path):
     write(tmp_path, "import os", "if os.environ['RANK'] == '1': raise SystemExit(3)", *SAVES)
     with command(client, tmp_path, "script.py") as process:

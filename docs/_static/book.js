@@ -66,7 +66,7 @@ for (const table of document.querySelectorAll(".pst-scrollable-table-container >
 if (innerWidth < 720) {
   for (const heading of document.querySelectorAll("#figures > section > h2")) {
     const fold = Object.assign(document.createElement("details"), { className: "section" });
-    const summary = Object.assign(document.createElement("summary"), { textContent: `Show: ${heading.firstChild.textContent}` });
+    const summary = Object.assign(document.createElement("summary"), { textContent: "Show the tables" });
     const rest = [...heading.parentElement.children].filter((one) => one !== heading);
     heading.after(fold);
     fold.append(summary, ...rest);
@@ -91,8 +91,9 @@ addEventListener("load", () => {
 });
 
 if (typeof Search !== "undefined") {
-  // Who looks for the words of an error wants to know what to do about it.
-  Scorer.score = ([page, , , , score, , kind]) => score + (page === "docs/troubleshooting" && kind === "title" ? 100 : 0);
+  // Who looks for a term, or for the words of an error, wants to know what it means, or what to do about it.
+  const answers = ["docs/glossary", "docs/troubleshooting"];
+  Scorer.score = ([page, , , , score, , kind]) => score + (answers.includes(page) && kind === "title" ? 100 : 0);
   const textOf = Search.htmlToText;
   Search.htmlToText = (html, anchor) => {
     const page = new DOMParser().parseFromString(html, "text/html");

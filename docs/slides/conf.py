@@ -14,16 +14,18 @@ from measured import numbers  # noqa: E402, as it is beside this file
 
 
 def begin(address):
-    """Return what to type first, and where the workshop is: nothing if this build knows no address."""
+    """Return what to type first, and where the workshop is; this build may know no address."""
     clone = (
         f"git clone {address} \\\n  workshop && cd workshop"
         if address
         else "cd workshop  # your copy of the repository"
     )
-    link = f"Notebooks, book, slides: [{address.partition('://')[2]}]({address})"
+    links = ['<a href="../docs/index.html">The workshop\'s pages</a>']
+    if address:
+        links.insert(0, f"[{address.partition('://')[2]}]({address})")
     return {
         "begin": f"```sh\n{clone}\nmake lab\n```",
-        "address": f"{{.address}}\n{link}" if address else "",
+        "address": "{.address}\n" + " · ".join(links),
     }
 
 

@@ -104,6 +104,11 @@ def test_the_address_of_the_site_leads_to_the_front_page(pages):
     assert 'url=docs/index.html"' in pages["index.html"].text
 
 
+def test_each_picture_says_what_it_shows(pages):
+    said = [(path, alt) for path, page in pages.items() for alt in re.findall(r'<img[^>]* alt="([^"]*)"', page.text)]
+    assert said and [(path, alt) for path, alt in said if not alt or "_images/" in alt] == []
+
+
 def test_without_a_repository_no_page_guesses_one(pages):
     for path, page in pages.items():
         assert not re.search(r"codespaces\.new|blob/main|Source of this page", page.text), path

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.weekly
 
 SOURCE = Path(__file__).parents[2] / "docs/slides"
 ADDRESS = "https://github.com/someone/workshop"

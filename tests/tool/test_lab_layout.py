@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -122,15 +123,20 @@ def kernels_process(running, kernel):
     return next((one for one in children if kernel in " ".join(one.cmdline())), None)
 
 
-def test_a_lab_says_which_option_it_does_not_know_then_its_address_and_ends_by_sigterm(tmp_path):
-    with running_lab(tmp_path, "--prot", "9") as (running, address, token):
-        kernel = post(address, "", token)["id"]
-        until(lambda: kernels_process(running, kernel))
-        connection = json.loads(Path(kernels_process(running, kernel).cmdline()[-1]).read_text())
-        assert connection["curve_publickey"], "or the kernel warns, below the address, that it is not encrypted"
-        running.terminate()
-        running.wait()
+def test_a_lab_says_which_option_it_does_not_know_and_that_a_port_is_busy_then_its_address_and_ends_by_sigterm(
+    tmp_path,
+):
+    with socket.create_server((LOOPBACK, 0)) as busy:
+        port = busy.getsockname()[1]
+        with running_lab(tmp_path, "--prot", "9", "--port", str(port)) as (running, address, token):
+            kernel = post(address, "", token)["id"]
+            until(lambda: kernels_process(running, kernel))
+            connection = json.loads(Path(kernels_process(running, kernel).cmdline()[-1]).read_text())
+            assert connection["curve_publickey"], "or the kernel warns, below the address, that it is not encrypted"
+            running.terminate()
+            running.wait()
     said = (tmp_path / "log").read_text()
+    assert f"Port {port} is busy: it is {urlsplit(address).port} instead." in said
     assert said.count("'prot', it will have no effect") == 1 and "dask_labextension" not in said
 
 

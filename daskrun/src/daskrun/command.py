@@ -27,7 +27,7 @@ from daskrun.group import in_process_group
 from daskrun.job import Job
 from daskrun.limits import limits
 from daskrun.local import start_local
-from daskrun.script import ENDS, run_script, script_here
+from daskrun.script import ENDS, ITS_LAST_LINES, run_script, script_here
 
 LINES = "\n\n"  # between an error and what a script had printed
 # Variables that tell a rank its place: no user's.
@@ -127,6 +127,7 @@ def main(
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal may lack a script's letters
     warnings.simplefilter("always", UserWarning)
     warnings.showwarning = lambda message, *_: click.echo(message, err=True)
+    stopped_by: list[int] = []
     caught = [number for number in ENDS if signal.getsignal(number) != signal.SIG_IGN]  # as nohup ignores SIGHUP
     for number in caught:
         signal.signal(number, signal.default_int_handler)
@@ -146,12 +147,17 @@ def main(
             function.__name__ = name.encode(errors="replace").decode()  # the job's name
             bootstrap = partial(in_process_group, backend=None)
             with Job(client, bootstrap, function, (), {}, of_job) as job:
+
+                def stop(number: int, _: object) -> None:
+                    stopped_by.append(number)
+                    _pass_on(job, number)
+
                 for number in caught:
-                    signal.signal(number, lambda number, _: _pass_on(job, number))
+                    signal.signal(number, stop)
                 _show(job, log_dir)
     except (RuntimeError, OSError, ValueError, ImportError, CancelledError) as error:
         logging.disable()  # of connections that end now: the error comes last
-        click.echo("\n".join(["", *map(_in_options, [*getattr(error, "__notes__", []), str(error)])]), err=True)
+        click.echo(_last_words(error, stopped_by), err=True)
         sys.exit(1)
 
 
@@ -213,6 +219,15 @@ def _joined(address: str | None, file: str | None) -> Client:
         return Client(address, scheduler_file=file)
     except Exception as error:  # of many kinds, such as an AssertionError for a file without an address
         raise ClusterError(f"No Dask scheduler answers at {file or address}: {error!r}. Start one, or wait.") from error
+
+
+def _last_words(error: Exception, stopped_by: list[int]) -> str:
+    """Return what the command says of an error. stopped_by: the signals that were passed on before."""
+    said = [*getattr(error, "__notes__", []), str(error)]
+    if stopped_by:  # who stops it need not read again what the scripts have printed
+        how = str(error).partition(LINES)[0].removesuffix(ITS_LAST_LINES)
+        said = [f"Stopped by {signal.Signals(stopped_by[0]).name}. {how}"]
+    return "\n".join(["", *map(_in_options, said)])
 
 
 def _in_options(error: str) -> str:

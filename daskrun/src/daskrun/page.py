@@ -36,10 +36,10 @@ DRAWN = {
 BESIDE: dict[str, str | None] = {"flex": "1 1 340px", "min-width": "0"}
 STYLE = """
 table {border-collapse: collapse; font: 12px Helvetica, Arial, sans-serif; width: 100%}
-th, td {text-align: left; padding: 2px 8px; border-bottom: 1px solid #ddd; white-space: nowrap}
+th, td {text-align: left; padding: 2px 5px; border-bottom: 1px solid #ddd; white-space: nowrap}
 th {position: sticky; top: 0; background: #fafafa}
 td:last-child {white-space: normal}
-.bar {min-width: 60px}
+.bar {min-width: 36px}
 .late, .failed, .dead {color: #b00020; font-weight: bold}
 """
 

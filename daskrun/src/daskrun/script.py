@@ -37,6 +37,7 @@ ANSWER_S = 3  # time limit for a script's answer to how it looks
 FIRST_S = 1  # for another rank, whose failure may have broken the communication, to tell of it first
 TIDY_S = 1.0  # for what a script has left behind to end by itself, such as a filter of its output
 MOST_SHIPPED = 64 * 2**20  # bytes
+ITS_LAST_LINES = " Its last lines:"
 MOST_LINES, MOST_SAID = 40, 8_000  # the last lines, and characters, that the error of a script repeats
 PROCESS = str(Path(__file__).with_name("script_process.py"))
 
@@ -126,7 +127,7 @@ def run_script(script: Script) -> None:
         raise WorkerDied(f"Rank {mine.rank} died: the process of {script.path} on {here} {how}.\n\n{said}")
     if code:
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        raise JobError(f"{script.path} ended with {how}.{' Its last lines:' if said else ''}\n\n{said}")
+        raise JobError(f"{script.path} ended with {how}.{ITS_LAST_LINES if said else ''}\n\n{said}")
 
 
 def _run(script: Script, folder: str, number: int, last: deque[str]) -> int:

@@ -1,6 +1,6 @@
 """Notebooks and docs/glossary.md lead to each other: a term's first use to its entry, an entry to where it is taught.
 
-Both places are in the book's index, and so the search finds them first.
+Where it is taught is in the book's index, so the search finds it at once.
 """
 
 import re
@@ -80,13 +80,12 @@ def link_terms(app: Sphinx, doctree: nodes.document, docname: str) -> None:
 
 
 def index_terms(app: Sphinx, doctree: nodes.document) -> None:
-    """Put each entry of the glossary into the index, and each section that teaches a term."""
+    """Put each section that teaches a term of the glossary into the index."""
     docname = app.env.docname
     if docname.startswith("notebook_output/"):
         app.env.note_dependency(f"{PAGE}.md")  # so that the page is built again when the glossary has changed
-    for term in read_terms(Path(app.srcdir)):
-        section = _section(doctree, slug(term)) if docname == PAGE else _home(app, doctree, docname, term)
-        if section:
+    for term in read_homes(Path(app.srcdir)):
+        if section := _home(app, doctree, docname, term):
             entry = ("single", term, section["ids"][0], "main", None)
             section.insert(1, addnodes.index(entries=[entry]))  # behind the heading
 

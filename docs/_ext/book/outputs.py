@@ -1,4 +1,4 @@
-"""Stored notebooks as a page needs them: imports and charts folded, no output that works only where it was made."""
+"""Stored notebooks as a page needs them: imports and charts folded, pictures with alt text, no dead output."""
 
 import ast
 import json
@@ -27,6 +27,7 @@ def adapt_notebook(app: Sphinx, docname: str, source: list[str]) -> None:
             outputs = [json.dumps(output).replace("<th></th>", "<td></td>") for output in cell["outputs"]]
             cell["outputs"] = [json.loads(output) for output in outputs if LIVE not in output]
             fold(cell)
+            describe_picture(cell)
             if not ALIGNED.search("".join("".join(output.get("text", "")) for output in cell["outputs"])):
                 cell["metadata"]["tags"].append("prose")
     source[0] = json.dumps(notebook)
@@ -43,6 +44,13 @@ def fold(cell: dict[str, Any]) -> None:
     if prompt and not {"exercise", "guess"} & set(tags):
         tags += [] if "hide-input" in tags else ["hide-input"]
         cell["metadata"]["mystnb"] = {"code_prompt_show": prompt, "code_prompt_hide": prompt.replace("Show", "Hide")}
+
+
+def describe_picture(cell: dict[str, Any]) -> None:
+    """Give myst-nb the alt text of a cell's picture, which it would take from the cell's metadata alone."""
+    for output in cell["outputs"]:
+        if alt := output.get("metadata", {}).get("image/png", {}).get("alt"):
+            cell["metadata"].setdefault("mystnb", {})["image"] = {"alt": alt}
 
 
 def folded(source: str) -> str:
