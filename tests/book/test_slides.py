@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-
 SOURCE = Path(__file__).parents[2] / "docs/slides"
 ADDRESS = "https://github.com/someone/workshop"
 READABLE = 20  # pixels of a slide that is 720 high
