@@ -78,8 +78,8 @@ style: setup-test
 lint: style
 	$(BIN)/mypy
 
-unit: setup-test  # all tests but those of several hosts, and the weekly ones
-	$(SIDE_BY_SIDE) --junitxml=build/unit.xml
+unit: setup-test  # all tests but those of several hosts, and the weekly ones; three at a time, as many wait
+	$(SIDE_BY_SIDE) -n 3 --junitxml=build/unit.xml
 
 test-notebooks: setup-test  # all of them, or ONLY="01 06"
 	$(COMPARE) --side-by-side $(ONLY)
