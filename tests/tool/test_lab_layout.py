@@ -136,7 +136,7 @@ def test_a_lab_says_which_option_it_does_not_know_and_that_a_port_is_busy_then_i
             running.terminate()
             running.wait()
     said = (tmp_path / "log").read_text()
-    assert f"Port {port} is busy: it is {urlsplit(address).port} instead." in said
+    assert f"Port {port} is busy, so JupyterLab has {urlsplit(address).port}." in said
     assert said.count("'prot', it will have no effect") == 1 and "dask_labextension" not in said
 
 
