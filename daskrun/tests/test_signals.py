@@ -84,6 +84,19 @@ def test_who_stops_scripts_does_not_read_their_lines_twice(client, tmp_path):
     assert said.endswith("\n\nStopped by SIGINT. script.py ended with SIGINT.\n")
 
 
+def test_of_a_script_that_fails_as_it_is_stopped_the_rank_is_named(client, tmp_path):
+    write(tmp_path, "import os, time", "print('begun')", "try: time.sleep(1000)", "except KeyboardInterrupt:")
+    with (tmp_path / "script.py").open("a") as script:
+        script.write("    if os.environ['RANK'] == '1': raise OSError('disk full') from None\n")
+    with command(client, tmp_path, "script.py") as process:
+        until(lambda: printed(tmp_path, "begun\n") == 2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(GIVE_UP_S) == 1
+    said = (tmp_path / ".err").read_text()
+    assert "[rank1]: OSError: disk full\n" in said and "Raised by rank 1 of 2" in said
+    assert said.endswith("Stopped by SIGINT. script.py ended with exit code 1.\n")
+
+
 def test_the_others_of_a_rank_that_fails_may_save(client, tmp_path):
     write(tmp_path, "import os", "if os.environ['RANK'] == '1': raise SystemExit(3)", *SAVES)
     with command(client, tmp_path, "script.py") as process:

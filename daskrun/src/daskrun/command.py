@@ -223,11 +223,12 @@ def _joined(address: str | None, file: str | None) -> Client:
 
 def _last_words(error: Exception, stopped_by: list[int]) -> str:
     """Return what the command says of an error. stopped_by: the signals that were passed on before."""
-    said = [*getattr(error, "__notes__", []), str(error)]
+    notes, said = getattr(error, "__notes__", []), str(error)
     if stopped_by:  # who stops it need not read again what the scripts have printed
-        how = str(error).partition(LINES)[0].removesuffix(ITS_LAST_LINES)
-        said = [f"Stopped by {signal.Signals(stopped_by[0]).name}. {how}"]
-    return "\n".join(["", *map(_in_options, said)])
+        name, how = signal.Signals(stopped_by[0]).name, said.partition(LINES)[0].removesuffix(ITS_LAST_LINES)
+        notes = [] if how.endswith(f" {name}.") else notes  # of another end they say which rank's it was
+        said = f"Stopped by {name}. {how}"
+    return "\n".join(["", *map(_in_options, [*notes, said])])
 
 
 def _in_options(error: str) -> str:
