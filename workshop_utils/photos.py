@@ -241,7 +241,7 @@ def _read_from_one_storage(paths, storage_options):
 
 
 def _read_from_disk(paths):
-    """Return what `read_files` does. To hand a file in memory to a thread takes ten times as long as to read it."""
+    """Return what `read_files` does. To hand a file in memory to a thread takes longer than to read it."""
     contents: list[bytes | Exception] = []
     start = time.monotonic()
     while len(contents) < len(paths) and time.monotonic() - start < PATIENCE_S:

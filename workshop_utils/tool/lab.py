@@ -66,7 +66,7 @@ def open_lab(project: Path, *, port: int | None = None, browser: bool = True, ex
             logging.getLogger(name).setLevel(logging.ERROR)  # their warnings would come below the address
         for name in ("ServerApp", "tornado.application"):
             logging.getLogger(name).addFilter(_is_no_gone_browser)
-        if port and server.port != port:
+        if port and "ServerApp.port" not in given and server.port != port:
             click.echo(f"Port {port} is busy, so JupyterLab has {server.port}.", err=True)
         address = f"JupyterLab runs until you press Ctrl-C twice. Its address:\n{server.connect_url}"
         server.io_loop.add_callback(click.echo, address, err=True)
