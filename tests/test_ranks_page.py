@@ -90,7 +90,7 @@ def test_lines_grow_a_death_is_marked_the_next_attempt_goes_on_and_a_hang_is_tol
         assert page.evaluate(DATA, "deaths") == {"x": [3], "y": [pytest.approx(4 / 3)]}
         assert page.evaluate(DATA, "starts") == {"x": [3]}
         page.get_by_role("button", name="Who waits?").click()
-        page.get_by_text("Rank 0 waits in all_reduce 2 of [10]").wait_for()
+        page.get_by_text("Rank 0 waits in all_reduce number 2, of [10]").wait_for()
         page.get_by_text("in train").first.wait_for()
         row_of(page, 0).get_by_text("waits").wait_for()
         page.get_by_label("Metric").select_option("lr")

@@ -14,7 +14,7 @@ import nbformat
 ROOT = Path(__file__).parents[1]
 PAGE, README = ROOT / "docs/instructor/schedules.md", ROOT / "README.md"
 OF_README = re.compile(r"(\| \d\d \| \[[^|]+\]\((\S+\.ipynb)\)) \| \d+ \|")
-TIMED = re.compile(r"\| (\d\d):(\d\d) \| (\d+) \| (.+) \|")
+TIMED = re.compile(r"\| (\d\d):(\d\d) \| (\d*) ?\| (.+) \|")
 LEFT_OUT = re.compile(r"\| (.+, sections? \d+(?: to \d+)?) \| \d+ \| (.+) \|")
 CHANGE = 2  # minutes for closing a notebook and opening the next
 LESSON = re.compile(r"\((\S+/\d\d-[\w-]+\.ipynb)\)(?:, sections? (\d+)(?: to (\d+))?)?$")
@@ -29,12 +29,12 @@ def fill_schedules(page: Path = PAGE) -> None:
         if timed := TIMED.fullmatch(line):
             hours, minutes, lasts, what = timed.groups()
             now = 60 * int(hours) + int(minutes) if now is None else now
-            lasts = _minutes(page.parent, what) or int(lasts)
+            lasts = _minutes(page.parent, what) or int(lasts or 0)
             notebook = what.partition(",")[0] if LESSON.search(what) else None
             if notebook and before not in (None, notebook):
                 now += CHANGE
             before = notebook
-            line = f"| {now // 60:02}:{now % 60:02} | {lasts} | {what} |"
+            line = f"| {now // 60:02}:{now % 60:02} | {f'{lasts} ' if lasts else ''}| {what} |"
             now += lasts
         elif left_out := LEFT_OUT.fullmatch(line):
             line = f"| {left_out[1]} | {_minutes(page.parent, left_out[1])} | {left_out[2]} |"

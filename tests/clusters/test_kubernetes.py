@@ -1,5 +1,6 @@
 """The manifests are what the operator's schema and the package ask for: checked field by field, not deployed."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,16 @@ def read(name):
 @both
 def test_the_operators_schema_takes_the_manifest(kind, refusals):
     assert refusals(read(kind)) == []
+
+
+@both
+def test_the_operators_schema_takes_the_readmes_shared_folder(kind, refusals):
+    (added,) = re.findall(r"^```yaml\n(.*?)^```", (KUBERNETES / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    added, manifest = yaml.safe_load(added), read(kind)
+    pod = manifest["spec"]["worker"]["spec"]
+    pod["volumes"] += added["volumes"]
+    pod["containers"][0]["volumeMounts"] += added["volumeMounts"]
+    assert refusals(manifest) == []
 
 
 @both

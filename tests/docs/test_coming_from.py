@@ -19,7 +19,8 @@ BIN = Path(sys.executable).parent
 
 def code(name, whose):
     (section,) = [section for section in SECTIONS if section.startswith(f"{name}\n")]
-    return BLOCK.search(section, section.index(f":sync: {whose}")).group(1)
+    ours, theirs = BLOCK.findall(section)
+    return {"ours": ours, "theirs": theirs}[whose]
 
 
 NAMES = [section.split("\n")[0] for section in SECTIONS]

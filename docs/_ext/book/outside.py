@@ -1,6 +1,7 @@
 """Links from a page to what is not in the book: to the repository where it is known, otherwise plain text."""
 
 import posixpath
+import re
 from pathlib import Path
 from urllib.parse import quote
 
@@ -10,6 +11,7 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
 TO_FILL_IN = "https://github.com/OWNER/NAME"  # for a reader of the files; the book fills it in where it can
+HOW_TO_FILL_IN = re.compile(r"^# Replace OWNER/NAME.*\n", re.MULTILINE)
 CODESPACES = "https://codespaces.new/{owner_and_name}?quickstart=1"
 
 
@@ -58,7 +60,7 @@ def fill_in_repository(app: Sphinx, doctree: nodes.document) -> None:
     """Write the repository's address into commands, where it is known."""
     for block in doctree.findall(nodes.literal_block):
         if app.config.book_repository and TO_FILL_IN in block.astext():
-            text = block.astext().replace(TO_FILL_IN, app.config.book_repository)
+            text = HOW_TO_FILL_IN.sub("", block.astext()).replace(TO_FILL_IN, app.config.book_repository)
             block.rawsource, block.children = text, []
             block += nodes.Text(text)
 

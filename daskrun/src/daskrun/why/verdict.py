@@ -207,7 +207,7 @@ def _wait_in(group: str, recorder: str, looks: Sequence[Look], all_at_work: bool
         return f"The ranks' collective {number}{in_group} is not the same: {'; '.join(ways)}."
     waiting = [rank for rank, call in calls.items() if not call.done]
     name, _, shape = calls[waiting[0]].what.partition(" ")
-    what = f"{name} {number} {shape}".rstrip() + in_group
+    what = f"{name} number {number}" + (f", {shape}" if shape else "") + in_group
     inside = [rank for rank in waiting if members[rank].waits]  # others may have gone on after an asynchronous call
     said = []
     if inside:
