@@ -16,6 +16,7 @@ from table import NEAR, OURS, SCRIPT, cells, contestant, judge_all, ratios, stor
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/figures.md")
 DEVICE = "cpu2"
+HYPHEN = "\u2011"  # at which no line ends
 STOPPED = re.compile(r"(\d+) of (\d+) cells were stopped; each ran afterwards")
 PART = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
@@ -45,7 +46,8 @@ def machines(results):
         groups.setdefault(where, {}).setdefault(of["date"], []).append(f"`{name}`")
     lines = []
     for where, days in groups.items():
-        when = "; ".join(f"{', '.join(names)} on {date}" for date, names in sorted(days.items()))
+        days = {date.replace("-", HYPHEN): names for date, names in sorted(days.items())}
+        when = "; ".join(f"{', '.join(names)} on {date}" for date, names in days.items())
         lines.append(f"- {where}: {when}")
     return "\n".join(lines)
 
@@ -169,7 +171,7 @@ def reading(results):
         ratio = times(contestant("ImageFolder", condition)(found), seconds["S3ImageFolder"])
         rows.append([latency, children, *(f"{rate(found, seconds[name]):.1f}" for name in names), f"{ratio:.1f}"])
     about = f"{found['photos']} photos, medians of {found['rounds']} rounds, in photos per second."
-    head = ("latency added to a request", "children of the DataLoader", *(f"`{name}`" for name in names))
+    head = ("latency", "children", *(name if " " in name else f"`{name}`" for name in names))
     return f"{about}\n\n{markdown((*head, '× `S3ImageFolder`'), rows)}"
 
 

@@ -132,7 +132,7 @@ def test_a_script_without_a_gpu_of_its_local_rank_is_told_the_option(client, tmp
 def test_the_example_of_the_readme_prints_what_stands_there(tmp_path):
     example = re.search(r"```python\n(import argparse.*?)```\n\n```text\n(.*?)```", README.read_text(), re.DOTALL)
     (tmp_path / "train.py").write_text(example[1])
-    command = re.search(r"```sh\ndaskrun (.*?)  ", README.read_text())[1].split()
+    command = re.search(r"^daskrun (.*?)  ", README.read_text(), re.MULTILINE)[1].split()
     done = subprocess.run([BIN / "daskrun", *command], cwd=tmp_path, capture_output=True, text=True, timeout=GIVE_UP_S)
     assert sorted(done.stdout.splitlines()) == sorted(example[2].splitlines()), done.stderr
 

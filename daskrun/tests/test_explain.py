@@ -153,7 +153,7 @@ def test_a_rank_outside_of_a_group_is_not_said_to_miss_its_collective():
 def test_calls_in_which_shapes_may_differ_are_the_same_call(source, other):
     first, second = at(0, calls=[(2, source, False)]), at(1, calls=[(2, other, True)])
     said = verdict([first, second, at(2, "train.py:9 in load")])
-    assert said.startswith(f"Rank 0 waits in {source.split()[0]} 2") and "Rank 2 has not called it" in said
+    assert said.startswith(f"Rank 0 waits in {source.split()[0]} number 2") and "Rank 2 has not called it" in said
     assert "Rank 1" not in said
 
 

@@ -145,9 +145,10 @@ def shards():
         (f"**{name}**", f"{peaks[way][0]} MB", f"{peaks[way][1]} MB", f"{sent[way]} MB", f"**{fate[way]}**")
         for way, name in {"DDP": "DDP", "by layer": "FSDP2, by layer"}.items()
     ]
-    head = ("each rank", "keeps", "peaks at", "sends in a step", "limited to 80 % of DDP's peak")
     [(n_parameters,)] = printed("11", r"^([\d,]+) parameters, a file of")
-    return {"shards": table(head, *rows), "parameters": f"{int(n_parameters.replace(',', '')) / 1e6:.0f} million"}
+    millions = f"{int(n_parameters.replace(',', '')) / 1e6:.0f} million"
+    head = (f"{millions} parameters", "a rank keeps", "peaks at", "sends in a step", "limited to 80 % of DDP's peak")
+    return {"shards": table(head, *rows), "parameters": millions}
 
 
 def faults():

@@ -180,11 +180,11 @@ def _cores_of_a_worker(n_workers: int, Cluster: type) -> int:
 
 def _warn_of_idle_gpus() -> None:
     """Warn of GPUs that PyTorch does not see, if nobody has hidden them."""
-    import torch
-
     hidden = "CUDA_VISIBLE_DEVICES" in os.environ and not gpu_ids()
     if hidden or not (ROOT / "dev/nvidiactl").exists():  # a container may see the driver, and have no device
         return
+    import torch
+
     with suppress(OSError):
         text = (ROOT / "proc/driver/nvidia/version").read_text(errors="replace")
         driver = (re.findall(r"\d+\.\d+[.\d]*", text) or ["of unknown version"])[0]

@@ -16,7 +16,8 @@ from distributed.comm import get_address_host
 from daskrun.errors import check_client
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # PyTorch uses the smallest of them
-GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # of NVIDIA, of WSL, of AMD
+# Of NVIDIA, of NVIDIA's Jetson boards, of WSL, of AMD.
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvgpu", "/dev/nvhost-gpu", "/dev/dxg", "/dev/kfd")
 
 
 def worker_settings(torch_threads: int) -> dict[str, str]:
@@ -72,19 +73,19 @@ def given_threads() -> int | None:
 
 
 def n_gpus() -> int:
-    """Return how many CUDA devices PyTorch sees in this process."""
+    """Return how many CUDA devices PyTorch sees in this process.
+
+    PyTorch is not imported for it, which takes seconds, where this machine has no GPU.
+    """
+    if "torch" not in sys.modules and not any(map(os.path.exists, GPU_DEVICES)):
+        return 0
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 async def has_gpu() -> bool:
-    """Return whether PyTorch sees a GPU in this process. It is not imported, which takes seconds, where there is none.
-
-    A worker's event loop goes on meanwhile.
-    """
-    if "torch" not in sys.modules and not any(map(os.path.exists, GPU_DEVICES)):
-        return False
+    """Return whether PyTorch sees a GPU in this process. A worker's event loop goes on meanwhile."""
     return bool(await asyncio.to_thread(n_gpus))
 
 
