@@ -143,7 +143,7 @@ def test_what_users_have_written_is_text(client, browser):
 
 def make_up(n_ranks, dask_scheduler=None):
     """Tell the record of a job with many ranks, of which one is dead and one lags."""
-    record, name, then = record_of(dask_scheduler), f"made-up-{n_ranks}", time.monotonic() - 20
+    record, name, then = record_of(dask_scheduler), f"made-up-{n_ranks}", time.monotonic() - 2000
     record.wants(Request(name, "nobody", attempts=3), then)
     workers = [
         Worker(f"tcp://10.0.0.{rank}:1", f"{rank}", f"{rank}", f"10.0.0.{rank}", str(rank)) for rank in range(n_ranks)
@@ -153,8 +153,8 @@ def make_up(n_ranks, dask_scheduler=None):
         record.hear("began", name, [0, rank, ""], then)
         for step in range(5 if rank == 3 else 20):
             row = {"rank": rank, "attempt": 0, "step": step, "loss": 1 / (step + 1) + rank / 50}
-            record.hear("row", name, [row], then + step)
-    record.hear("gone", name, ["5"], then + 20)
+            record.hear("row", name, [row], then + 100 * step)  # a slow browser changes little
+    record.hear("gone", name, ["5"], then + 2000)
 
 
 @pytest.fixture
