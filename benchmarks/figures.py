@@ -170,9 +170,12 @@ def reading(results):
         latency, children = condition.removesuffix(" children").split(", ")
         ratio = times(contestant("ImageFolder", condition)(found), seconds["S3ImageFolder"])
         rows.append([latency, children, *(f"{rate(found, seconds[name]):.1f}" for name in names), f"{ratio:.1f}"])
-    about = f"{found['photos']} photos, medians of {found['rounds']} rounds, in photos per second."
+    about = (
+        f"{found['photos']} photos, medians of {found['rounds']} rounds, in photos per second. The ratio is that of "
+        "`ImageFolder` to `S3ImageFolder`."
+    )
     head = ("latency", "children", *(name if " " in name else f"`{name}`" for name in names))
-    return f"{about}\n\n{markdown((*head, '× `S3ImageFolder`'), rows)}"
+    return f"{about}\n\n{markdown((*head, 'ratio'), rows)}"
 
 
 def launching(results):
@@ -248,7 +251,8 @@ def how_fast(results):
         ],
     ]
     rows[3][2] += f"; `daskrun train.py` {launchers['rows']['daskrun train.py']['again_s']:.1f} s"
-    rows[2][2] += f", which starts Python each time; with the start of a cluster, {here['cold_s']:.1f} s here"
+    rows[2][1] += f"; {here['cold_s']:.1f} s with the start of a cluster"
+    rows[2][2] += ", which starts Python each time"
     where = " and on ".join(dict.fromkeys(on(found["machine"]) for found in (photos, s3, launchers)))
     about = f"Measured on {where}, each row on one machine. All tables are in [figures](docs/figures.md)."
     return f"{about}\n\n{markdown(('what', 'here', 'compared with'), rows, right=(1,))}"

@@ -1,7 +1,8 @@
 // What the theme lacks: the contents of a page follow the reader, also when they jump; feedback names its section;
 // the boxes of a checklist can be ticked; the menu shows where one is; the search has messages first, and quotes a page
 // without its contents; what explains a guess is open, as its cell has run; the film on the first page plays by itself;
-// on a phone, wide tables are cards, charts are as wide as the page, and the sections of a long page fold.
+// on a phone, wide tables are cards, charts and what cells have printed are as wide as the page, comments of the cheat
+// sheet stand above their lines, and tables of figures fold.
 
 const contents = () => [...document.querySelectorAll("#pst-page-toc-nav a[href^='#']")];
 const headingOf = (link) => document.getElementById(decodeURIComponent(link.hash.slice(1)));
@@ -62,14 +63,27 @@ for (const table of document.querySelectorAll(".pst-scrollable-table-container >
   }
 }
 
+// On a phone what a cell has printed gets smaller letters, down to 9 px, before it has to be scrolled.
+if (innerWidth < 720) {
+  for (const printed of document.querySelectorAll(".cell_output div.highlight pre, #the-command pre")) {
+    const size = parseFloat(getComputedStyle(printed).fontSize) * (printed.clientWidth / printed.scrollWidth);
+    if (printed.scrollWidth > printed.clientWidth) printed.style.fontSize = `${Math.max(9, size)}px`;
+  }
+  for (const comment of document.querySelectorAll("#cheat-sheet pre .c1")) {
+    comment.previousSibling.textContent = comment.previousSibling.textContent.trimEnd();
+    let first = comment; // of its line
+    while (first.previousSibling && !first.previousSibling.textContent.includes("\n")) first = first.previousSibling;
+    const indent = first.previousSibling?.textContent.split("\n").pop() ?? "";
+    first.before(comment, `\n${indent}`);
+  }
+}
+
 // On a phone the page of figures would be as long as twenty-five screens.
 if (innerWidth < 720) {
-  for (const heading of document.querySelectorAll("#figures > section > h2")) {
+  for (const table of document.querySelectorAll("#figures .pst-scrollable-table-container")) {
     const fold = Object.assign(document.createElement("details"), { className: "section" });
-    const summary = Object.assign(document.createElement("summary"), { textContent: "Show the tables" });
-    const rest = [...heading.parentElement.children].filter((one) => one !== heading);
-    heading.after(fold);
-    fold.append(summary, ...rest);
+    table.before(fold);
+    fold.append(Object.assign(document.createElement("summary"), { textContent: "Show the table" }), table);
   }
   const asked = () => {
     const at = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));

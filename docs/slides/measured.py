@@ -75,7 +75,7 @@ def ladder():
     [(delay_ms,)] = printed("04", r"^delay added to the storage: (\d+) ms")
     return {
         "delay_ms": f"{delay_ms} ms",
-        "ladder": table(("", "a photo takes", ""), *rows),
+        "ladder": table(("", "a worker’s time for a photo", ""), *rows),
         "bar_work": '<span class="bar key"></span>',
         "bar_waiting": '<span class="bar key waiting"></span>',
     }
@@ -120,7 +120,7 @@ def launchers():
     steps = ([run["step"] for run in result("ddp")["runs"][tool]] for tool in ("dask", "torchrun"))
     shown = []
     for tool, row in rows.items():
-        name = "**`daskrun.launch`**" if tool == "this on Dask" else tool
+        name = {"this on Dask": "**`daskrun.launch`**", "daskrun train.py": "**`daskrun train.py`**"}.get(tool, tool)
         warm = f"{row['warm_s']:.1f}" if "warm_s" in row else "–"
         shown.append((name, f"{row['cold_s']:.1f}", warm, f"{row['again_s']:.1f}", f"{row['step_s']:.2f}"))
     head = ("", "cold", "warm", "after&nbsp;a&nbsp;kill", "a&nbsp;step")
@@ -187,9 +187,10 @@ def gains():
     }
     most = max(1, *shown.values())
     one = f'<span class="one" style="left: {1 / most:.0%}"></span>'
+    fastest_first = sorted(shown.items(), key=lambda item: -item[1])
     rows = [
         (name, f"{times:.2f} ×", f"{bar(times / most, '' if times > 1 else 'slower')}{one}")
-        for name, times in shown.items()
+        for name, times in fastest_first
     ]
     return {"gains": table(("", "times as fast", ""), *rows)}
 
