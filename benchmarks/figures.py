@@ -14,7 +14,7 @@ import click
 from table import NEAR, OURS, SCRIPT, cells, contestant, judge_all, ratios, stored
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/figures.md")
+PAGES = ("README.md", "docs/figures.md", "daskrun/README.md")
 DEVICE = "cpu2"
 HYPHEN = "\u2011"  # at which no line ends
 STOPPED = re.compile(r"(\d+) of (\d+) cells were stopped; each ran afterwards")
@@ -227,6 +227,23 @@ def stepping(results):
     return markdown(("ranks", "predicted", "measured"), shown, right=range(3))
 
 
+def deciding(results):
+    """Return what speaks for `daskrun`, and against it, on its README's first screen."""
+    rows = results["launchers"]["rows"]
+    function, script, there = rows[OURS], rows[SCRIPT], rows["torchrun"]
+    lines = [
+        "**Take it** for many jobs from a notebook or a program, on workers that run already: the next job was at its "
+        f"first training step {function['warm_s']:.1f} s after the call, and trained again {function['again_s']:.1f} s "
+        f"after a rank was killed. torchrun, which starts Python each time, took {there['cold_s']:.1f} s and "
+        f"{there['again_s']:.1f} s.",
+        "**Leave it** for one long training from a shell: `daskrun train.py` took "
+        f"{script['cold_s']:.1f} s to the first step, and {script['again_s']:.1f} s after a kill. Leave it, too, where "
+        "hosts join while a job trains. On several GPUs it has not run yet ([what it is not](#what-it-is-not)).",
+    ]
+    measured = "[Measured](../docs/figures.md#which-launcher-and-when) with two ranks on two cores."
+    return "\n".join([*(f"- {line}" for line in lines), "", measured])
+
+
 def how_fast(results):
     """Return the README's table of four rows; `docs/figures.md` has all."""
     photos, s3, launchers = (results[name] for name in ("inference", "storage", "launchers"))
@@ -308,6 +325,7 @@ PARTS = {
         launching,
         growing,
         stepping,
+        deciding,
         how_fast,
     )
 }
