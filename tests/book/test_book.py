@@ -238,7 +238,7 @@ def test_on_a_phone_the_figures_fold_and_a_link_opens_its_section(page_of, site)
     expect(folds.first).to_be_visible()
     opened = [fold for fold in folds.all() if fold.get_attribute("open") is not None]
     assert len(opened) == 1 < folds.count() and "Ray Train" in opened[0].inner_text()
-    assert page.evaluate("document.body.scrollHeight") < 9000
+    assert page.evaluate("document.body.scrollHeight") < 10_500  # with all tables open it is more than twice that
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
