@@ -65,7 +65,8 @@ for (const table of document.querySelectorAll(".pst-scrollable-table-container >
 
 // On a phone what a cell has printed, and commands, get smaller letters, down to 9 px, before they have to be scrolled.
 if (innerWidth < 720) {
-  for (const printed of document.querySelectorAll(".cell_output div.highlight pre, div.highlight-sh pre, #the-command pre")) {
+  const whole = ".cell_output div.highlight pre, div.highlight-sh pre, #the-command pre";
+  for (const printed of document.querySelectorAll(whole)) {
     const size = parseFloat(getComputedStyle(printed).fontSize) * (printed.clientWidth / printed.scrollWidth);
     if (printed.scrollWidth > printed.clientWidth) printed.style.fontSize = `${Math.max(9, size)}px`;
   }
