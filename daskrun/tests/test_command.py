@@ -16,6 +16,7 @@ from processes import has_ended
 from waiting import GIVE_UP_S, until
 
 from daskrun.command import main
+from daskrun.settings import GPU_DEVICES
 
 BIN = Path(sys.executable).parent
 README = Path(__file__).parents[1] / "README.md"
@@ -135,6 +136,19 @@ def test_the_example_of_the_readme_prints_what_stands_there(tmp_path):
     command = re.search(r"^daskrun (.*?)  ", README.read_text(), re.MULTILINE)[1].split()
     done = subprocess.run([BIN / "daskrun", *command], cwd=tmp_path, capture_output=True, text=True, timeout=GIVE_UP_S)
     assert sorted(done.stdout.splitlines()) == sorted(example[2].splitlines()), done.stderr
+
+
+@pytest.mark.skipif(any(map(os.path.exists, GPU_DEVICES)), reason="PyTorch is asked about this machine's GPU")
+def test_the_command_itself_imports_no_pytorch_which_takes_seconds(tmp_path):
+    write(tmp_path, "print('hello')")
+    program = (
+        "import atexit, sys; from daskrun.command import main\n"
+        "atexit.register(lambda: print('torch' in sys.modules)); main(['-n', '1', 'script.py'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=GIVE_UP_S
+    )
+    assert done.stdout == "[rank0]: hello\nFalse\n", done.stderr
 
 
 def test_of_two_numbers_the_larger_one_is_started_here(tmp_path):

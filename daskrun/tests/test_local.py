@@ -327,6 +327,16 @@ def test_dask_cudas_workers_that_did_not_start_are_an_error_too(tmp_path):
     assert done.returncode == 1 and last.endswith("if __name__ == '__main__':")
 
 
+def test_a_program_that_imports_pytorch_after_the_start_has_its_own_threads(tmp_path):
+    program = (
+        "from daskrun import start_local\n"
+        "with start_local(2, threads_per_worker=1) as client, client.cluster:\n"
+        "    import torch; print(torch.get_num_threads())"
+    )
+    (tmp_path / "alone.py").write_text("import torch; print(torch.get_num_threads())")
+    assert python("-c", program).stdout == python(tmp_path / "alone.py").stdout
+
+
 @forks
 def test_a_script_on_standard_input_has_workers(forks, tmp_path):
     done = python("-", input=SUM_IN_A_WORKER, cwd=tmp_path, env={"DASK_DASKRUN__FORK_WORKERS": str(forks)})

@@ -26,7 +26,7 @@ from daskrun.errors import ClusterError, JobError
 from daskrun.group import in_process_group
 from daskrun.job import Job
 from daskrun.limits import limits
-from daskrun.local import start_local
+from daskrun.local import start_workers
 from daskrun.script import ENDS, ITS_LAST_LINES, run_script, script_here
 
 LINES = "\n\n"  # between an error and what a script had printed
@@ -121,7 +121,7 @@ def main(
 ) -> None:
     """Run SCRIPT, written for torchrun, as one rank on each of several Dask workers.
 
-    Its standard input is closed. Ctrl-C, SIGTERM and SIGHUP are passed on to it; a second Ctrl-C ends it at once.
+    Its standard input is empty. Ctrl-C, SIGTERM and SIGHUP are passed on to it; a second Ctrl-C ends it at once.
     """
     if sys.stdout:
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal may lack a script's letters
@@ -198,7 +198,7 @@ def _variables(names: Iterable[str]) -> dict[str, str]:
 
 def _local(n_workers: int | tuple[int, int] | None) -> Client:
     click.echo("Starting local workers.", err=True)
-    client = start_local(n_workers[1] if isinstance(n_workers, tuple) else n_workers)
+    client = start_workers(n_workers[1] if isinstance(n_workers, tuple) else n_workers)
     client.register_plugin(_GroupOfItsOwn())
     if find_spec("bokeh"):
         with suppress(KeyError):  # Dask's setting of the link names a variable that is not set
@@ -218,7 +218,10 @@ def _joined(address: str | None, file: str | None) -> Client:
     try:
         return Client(address, scheduler_file=file)
     except Exception as error:  # of many kinds, such as an AssertionError for a file without an address
-        raise ClusterError(f"No Dask scheduler answers at {file or address}: {error!r}. Start one, or wait.") from error
+        raise ClusterError(
+            f"No Dask scheduler answers at {file or address}: {error!r}. Start one, or wait. The port is the "
+            "scheduler's, 8786 unless told otherwise, not the dashboard's; with TLS, the address begins with tls://."
+        ) from error
 
 
 def _last_words(error: Exception, stopped_by: list[int]) -> str:

@@ -132,6 +132,7 @@ class Ranks(DashboardComponent):
 
     def _new_chart(self) -> figure:
         chart = figure(height=300, tools="pan,box_zoom,wheel_zoom,reset,save")
+        chart.axis.minor_tick_line_color = None  # in a pane they would be a comb
         lines = chart.multi_line(
             "xs", "ys", source=self._lines, line_color="colour", line_dash="dash", line_alpha="alpha", line_width=2
         )
