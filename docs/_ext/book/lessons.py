@@ -107,7 +107,7 @@ class Sections(SphinxRole):
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
         """Return the text's node."""
         sections = read_lesson(self.env.srcdir, self.text).sections
-        return [nodes.Text("; ".join(f"{title.replace('`', '')}: {minutes}" for title, minutes in sections))], []
+        return [nodes.Text(", ".join(f"{title.replace('`', '')} ({minutes})" for title, minutes in sections))], []
 
 
 class Cards(SphinxDirective):
