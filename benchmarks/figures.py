@@ -56,25 +56,37 @@ def on(machine):
     return f"{machine['cores']} cores of {machine['processor']}"
 
 
+GOALS = {  # the heading of each result's goals
+    "inference": "Goals of classifying",
+    "storage": "Goals of storage",
+    "ddp": "Goals of DDP",
+    "launchers": "Goals of DDP",
+    "many_models": "Many models beside their peers",
+    "scale": "Goals of what grows",
+    "installing": "What an installation takes",
+}
+
+
 def goals(results):
-    """Return the table of `workshop bench --table`, of what was measured; a peer's line says why it was not."""
+    """Return `workshop bench --table` of what was measured, in parts; a peer's line says why it was not."""
     lines = [line for line in judge_all(results) if line["result"] in results and (line["ours"] or line["peer"])]
     head = ("what", "ours", "peer", "peer's", "ratio", "rounds", "goal", "reached")
-    rows, reasons = [], {}
-    for *row, goal, reached in cells(lines):
+    tables, reasons = {}, {}
+    for line, (*row, goal, reached) in zip(lines, cells(lines), strict=True):
         reached, _, reason = reached.partition(": ")
         if reason:
             reasons.setdefault(reason, row[2] or row[0])  # the first that has it names it
+        rows = tables.setdefault(GOALS[line["result"]], [])
         rows.append((*row, goal.replace(" ", "\u00a0"), reached))  # a goal stays on one line
-    why = "".join(f"\n\nNot measured, {name}: {reason}" for reason, name in reasons.items())
-    return markdown(head, rows, right=(1, 3, 4, 5, 6)) + why
+    shown = [f"### {of}\n\n{markdown(head, rows, right=(1, 3, 4, 5, 6))}" for of, rows in tables.items()]
+    return "\n\n".join(shown + [f"Not measured, {name}: {reason}" for reason, name in reasons.items()])
 
 
 def classifying(results):
     found = results["inference"]
     recipe = contestant("upstream")(found)
     ways = {
-        "the recipe of the workshop that this one succeeds: a task per photo, the model loaded per batch, fp32": "up",
+        "upstream's recipe: a task per photo, the model loaded per batch, fp32": "up",
         "best `DataLoader` loop in fp32": "DataLoader, fp32",
         "best `DataLoader` loop in bf16": "DataLoader, bf16",
         "Ray Data": "Ray Data",
@@ -167,14 +179,14 @@ def reading(results):
     found, rows = results["storage"], []
     names = list(next(iter(found["seconds"].values())))
     for condition, seconds in found["seconds"].items():
-        latency, children = condition.removesuffix(" children").split(", ")
         ratio = times(contestant("ImageFolder", condition)(found), seconds["S3ImageFolder"])
-        rows.append([latency, children, *(f"{rate(found, seconds[name]):.1f}" for name in names), f"{ratio:.1f}"])
+        where = condition.replace(" 0 children", " no children")
+        rows.append([where, *(f"{rate(found, seconds[name]):.1f}" for name in names), f"{ratio:.1f}"])
     about = (
         f"{found['photos']} photos, medians of {found['rounds']} rounds, in photos per second. The ratio is that of "
         "`ImageFolder` to `S3ImageFolder`."
     )
-    head = ("latency", "children", *(name if " " in name else f"`{name}`" for name in names))
+    head = ("latency, children", *(name if " " in name else f"`{name}`" for name in names))
     return f"{about}\n\n{markdown((*head, 'ratio'), rows)}"
 
 
@@ -245,7 +257,15 @@ def deciding(results):
 
 
 def how_fast(results):
-    """Return the README's table of four rows; `docs/figures.md` has all."""
+    """Return the README's part: the table in short, and where it was measured."""
+    measured = (results[name] for name in ("inference", "storage", "launchers"))
+    where = " and on ".join(dict.fromkeys(on(found["machine"]) for found in measured))
+    about = f"Measured on {where}, each row on one machine. All tables are in [figures](docs/figures.md)."
+    return f"{about}\n\n{in_short(results)}"
+
+
+def in_short(results):
+    """Return a table of four rows."""
     photos, s3, launchers = (results[name] for name in ("inference", "storage", "launchers"))
     ours, naive, loop = (f"{rate(photos, contestant(start)(photos)):.1f}" for start in ("classify", "up", "DataLoader"))
     peers = [name for name in ("Ray Data", "Daft") if any(way.startswith(name) for way in photos["seconds"])]
@@ -270,9 +290,7 @@ def how_fast(results):
     rows[3][2] += f"; `daskrun train.py` {launchers['rows']['daskrun train.py']['again_s']:.1f} s"
     rows[2][1] += f"; {here['cold_s']:.1f} s with the start of a cluster"
     rows[2][2] += ", which starts Python each time"
-    where = " and on ".join(dict.fromkeys(on(found["machine"]) for found in (photos, s3, launchers)))
-    about = f"Measured on {where}, each row on one machine. All tables are in [figures](docs/figures.md)."
-    return f"{about}\n\n{markdown(('what', 'here', 'compared with'), rows, right=(1,))}"
+    return markdown(("what", "here", "compared with"), rows, right=(1,))
 
 
 def from_s3(found, condition):
@@ -327,6 +345,7 @@ PARTS = {
         stepping,
         deciding,
         how_fast,
+        in_short,
     )
 }
 MEASURED = ("inference", "installing", "ddp", "storage", "launchers", "many_models", "faults", "scale", "steps")
