@@ -78,7 +78,7 @@ def goals(results):
             reasons.setdefault(reason, row[2] or row[0])  # the first that has it names it
         rows = tables.setdefault(GOALS[line["result"]], [])
         rows.append((*row, goal.replace(" ", "\u00a0"), reached))  # a goal stays on one line
-    shown = [f"### {of}\n\n{markdown(head, rows, right=(1, 3, 4, 5, 6))}" for of, rows in tables.items()]
+    shown = [f"### {of}\n\n{without_empty_columns(head, rows, right=(1, 3, 4, 5, 6))}" for of, rows in tables.items()]
     return "\n\n".join(shown + [f"Not measured, {name}: {reason}" for reason, name in reasons.items()])
 
 
@@ -328,6 +328,12 @@ def markdown(head, rows, right=None):
     rule = ["---:" if number in right else "---" for number in range(len(head))]
     lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
     return "\n".join([lines[0], f"|{'|'.join(rule)}|", *lines[1:]])
+
+
+def without_empty_columns(head, rows, right):
+    kept = [column for column in range(len(head)) if any(row[column] for row in rows)]
+    head, *rows = ([row[column] for column in kept] for row in (head, *rows))
+    return markdown(head, rows, right=[kept.index(column) for column in right if column in kept])
 
 
 PARTS = {
