@@ -135,6 +135,8 @@ def test_what_users_have_written_is_text(client, browser):
         with opened(browser, address(client, path)) as page:
             page.get_by_text("<b>bold name</b>").first.wait_for()
             page.get_by_role("columnheader", name="<b>bold metric</b>").wait_for()
+            if path == dashboard.PANE:  # which has no room beside its axes
+                page.get_by_text("; <b>bold metric</b> against step").wait_for()
             assert not page.locator("b", has_text="bold").filter(has_not_text="<b>").count()
             assert not page.locator("img[src=x]").count()
             if path == dashboard.PAGE:
@@ -216,6 +218,7 @@ def test_the_menu_and_jupyterlab_offer_it_and_the_pane_shows_the_newest_job(clie
     with opened(browser, address(client, dashboard.PANE), PANE) as page:
         page.get_by_text("attempt 1 of 1: finished").wait_for()
         row_of(page, 1).get_by_text("over").wait_for()
+        expect(page.get_by_role("columnheader")).to_have_text(["rank", "state", "step", "ago", "worker"])
 
 
 def test_each_scheduler_of_a_process_has_it_in_its_menu(client):

@@ -454,7 +454,7 @@ def test_a_file_without_a_schedulers_address_is_named(tmp_path):
         (["--env", "RANK=3"], "ranks get RANK from daskrun"),
         (["-n", "two"], "'two' is neither a number of ranks nor two, such as 2:8"),
         (["--scheduler-file", "nowhere"], "does not exist"),
-        (["--nowhere", "3"], "No such option"),
+        (["--nowhere", "3"], "Options of the script follow its name"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_to_write(words, says):

@@ -67,12 +67,24 @@ def _ranks(ctx: click.Context, param: click.Parameter, value: str | None) -> Any
     return (fewest, *most) if most else fewest
 
 
+class _Command(click.Command):
+    """Says where a script's options belong."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            where = "Options of the script follow its name: daskrun -n 2 train.py --epochs 3."
+            raise click.UsageError(f"{error.format_message()} {where}", ctx) from None
+
+
 @click.command(
+    cls=_Command,
     context_settings={
         "allow_interspersed_args": False,
         "token_normalize_func": lambda name: name.replace("_", "-"),  # as torchrun takes both
         "help_option_names": ["-h", "--help"],
-    }
+    },
 )
 @click.option(
     "-n",

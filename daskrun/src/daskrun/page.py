@@ -9,7 +9,7 @@ from typing import Any
 from weakref import WeakSet
 
 from bokeh.layouts import column, row
-from bokeh.models import ColumnDataSource, HoverTool, LayoutDOM
+from bokeh.models import BasicTicker, ColumnDataSource, HoverTool, LayoutDOM
 from bokeh.models.widgets import Button, Div, PreText, Select
 from bokeh.plotting import figure
 from distributed import Scheduler
@@ -39,6 +39,7 @@ table {border-collapse: collapse; font: 12px Helvetica, Arial, sans-serif; width
 th, td {text-align: left; padding: 2px 5px; border-bottom: 1px solid #ddd; white-space: nowrap}
 th {position: sticky; top: 0; background: #fafafa}
 td:last-child {white-space: normal}
+.output {min-width: 18em}
 .bar {min-width: 36px}
 .late, .failed, .dead {color: #b00020; font-weight: bold}
 """
@@ -53,6 +54,7 @@ class Ranks(DashboardComponent):
     def __init__(self, scheduler: Scheduler, **_: Any) -> None:
         self._scheduler, self._record = scheduler, record_of(scheduler)
         self._drawn: tuple = ()  # what the chart shows
+        self._is_pane = False
         self._default = ""  # the metric that is shown until the viewer chooses another, then ""
         self._rest_until = 0.0
         _viewers.add(self)
@@ -69,6 +71,7 @@ class Ranks(DashboardComponent):
         self._lines, self._deaths, self._starts = (
             ColumnDataSource({column: [] for column in columns}, name=name) for name, columns in DRAWN.items()
         )
+        self._ticker = BasicTicker()  # of what is below the chart
         self._chart = self._new_chart()
 
     @property
@@ -83,9 +86,10 @@ class Ranks(DashboardComponent):
 
     @property
     def pane(self) -> LayoutDOM:
-        """The pane."""
+        """The pane, which may be 200 pixels high: the title says what the axes are."""
+        self._is_pane = True
         self._chart.sizing_mode, self._chart.toolbar_location = "stretch_both", None
-        self._ranks.styles = {"overflow": "auto", "max-height": "45%"}
+        self._ranks.styles = {"overflow": "auto", "max-height": "40%"}
         return column(self._title, self._chart, self._ranks, sizing_mode="stretch_both")
 
     def update(self) -> None:  # type: ignore[override]
@@ -114,9 +118,10 @@ class Ranks(DashboardComponent):
                 for name, job in jobs.items()
             ),
         )
-        self._title.text = f"<b>{escape(job.name)}</b>, attempt {_attempt(job)}: {job.state}"
         self._choose_metric(job)
         self._chart.visible = bool(job.names)
+        axes = f"; {self._metric.value} against {self._by.value}" if self._is_pane and job.names else ""
+        self._title.text = f"<b>{escape(job.name)}</b>, attempt {_attempt(job)}: {job.state}{escape(axes)}"
         self._ranks.text = _table_of_ranks(job, self._metric.value, now)
         drawn = (name, self._record.version, self._metric.value, self._by.value)
         if self._drawn != drawn:
@@ -132,6 +137,7 @@ class Ranks(DashboardComponent):
 
     def _new_chart(self) -> figure:
         chart = figure(height=300, tools="pan,box_zoom,wheel_zoom,reset,save")
+        chart.xaxis.ticker = self._ticker
         chart.axis.minor_tick_line_color = None  # in a pane they would be a comb
         lines = chart.multi_line(
             "xs", "ys", source=self._lines, line_color="colour", line_dash="dash", line_alpha="alpha", line_width=2
@@ -167,7 +173,9 @@ class Ranks(DashboardComponent):
         self._deaths.data = {"x": [x for x, _ in deaths], "y": [y for _, y in deaths]}
         firsts = {attempt: min(xs[0] for other, _, xs, _ in lines if other == attempt) for attempt, *_ in lines}
         self._starts.data = {"x": [x for attempt, x in firsts.items() if attempt > 1]}
-        self._chart.yaxis.axis_label, self._chart.xaxis.axis_label = self._metric.value, self._by.value
+        if not self._is_pane:
+            self._chart.yaxis.axis_label, self._chart.xaxis.axis_label = self._metric.value, self._by.value
+        self._ticker.min_interval = 1 if self._by.value == "step" else 0  # there is no half step
 
     def _ask(self) -> None:
         if self._record.jobs and not self._asking:
@@ -196,7 +204,7 @@ async def _explained(scheduler: Scheduler, name: str) -> str:
 def _table_of_ranks(job: JobRecord, metric: str, now: float) -> str:
     lines = job.table(metric, now)
     several = len({line.host for line in lines}) > 1
-    names = ["rank", "state", "step", "ago", metric or "value", "worker"]
+    names = ["rank", "state", "step", "ago", *[metric] * bool(metric), "worker"]
     names += ["host"] * several + ["output"] * job.is_script
     rows = []
     for number, line in enumerate(lines):
@@ -210,10 +218,10 @@ def _table_of_ranks(job: JobRecord, metric: str, now: float) -> str:
                 f'<span class="{line.state}">{line.state}</span>',
                 f'<div class="bar" style="{filled}">{step}</div>',
                 f'<span class="late">{silent}</span>' if line.is_late else silent,
-                value,
+                *[value] * bool(metric),
                 escape(line.worker),
                 *[escape(line.host)] * several,
-                *[escape(line.printed)] * job.is_script,
+                *[f'<div class="output">{escape(line.printed)}</div>'] * job.is_script,
             ]
         )
     return _table(map(escape, names), rows)

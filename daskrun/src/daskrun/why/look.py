@@ -217,5 +217,6 @@ def _call(entry: dict[str, Any]) -> Call:
 
 def _shapes(entry: dict[str, Any]) -> str:
     kinds = zip(entry["input_sizes"], entry["input_dtypes"], strict=True)
-    shapes = [str(size) if kind == "Float" else f"{size} ({kind})" for size, kind in kinds]
+    sizes = ((size or "one number", kind) for size, kind in kinds)
+    shapes = [str(size) if kind == "Float" else f"{size} ({kind})" for size, kind in sizes]
     return ", ".join(shapes[:3]) + (f" and {len(shapes) - 3} more" if len(shapes) > 3 else "")
