@@ -13,7 +13,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-sys.path.insert(0, str(HERE / "_ext"))
+sys.path[:0] = [str(HERE / "_ext"), str(ROOT / "tools")]
 
 project = "Introduction to PyTorch with Dask"
 author = "the authors of this workshop"

@@ -34,6 +34,12 @@ def write_minutes(path: Path, notebook: nbformat.NotebookNode, seconds: list[flo
     nbformat.write(source, path)
 
 
+def opening(notebook: nbformat.NotebookNode) -> int:
+    """Return the minutes of what stands before the first section, without those that its cells run."""
+    n_cells = sum(cell.cell_type == "code" for cell in notebook.cells)
+    return round(_of_sections(notebook, [0] * n_cells)[""])
+
+
 def _of_sections(notebook, seconds):
     minutes, section, took = defaultdict[str, float](float), "", iter(seconds)
     stub: set[str] = set()

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 import nbformat
+from minutes import opening
 
 ROOT = Path(__file__).parents[1]
 PAGE, README = ROOT / "docs/instructor/schedules.md", ROOT / "README.md"
@@ -61,8 +62,8 @@ def _minutes(folder, row):
             raise ValueError(f"the row {row!r} should end with the notebook, ', section 2' or ', sections 1 to 3'")
         return None
     path, first, last = lesson.groups()
-    cells = nbformat.read(folder / path, as_version=4).cells
-    prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    notebook = nbformat.read(folder / path, as_version=4)
+    prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
     patterns = [r"\*\*Time:\*\* (\d+) minutes in class"]
     if first:
         sections = range(int(first), int(last or first) + 1)
@@ -70,7 +71,7 @@ def _minutes(folder, row):
     found = [re.search(said, prose, re.MULTILINE) for said in patterns]
     if not found or not all(found):
         raise ValueError(f"the row {row!r} names a lesson or section that says no minutes: correct the row, or render")
-    return sum(int(one[1]) for one in found if one)
+    return sum(int(one[1]) for one in found if one) + (opening(notebook) if first == "1" else 0)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 DPI = 100  # of charts: pixels per inch
 # The colours of charts, in this order: no two look alike to people who confuse red and green, or blue and green.
 PALETTE = ["#2166ac", "#d8870f", "#1b7837", "#882255", "#88ccee"]
+LOAD, WAIT, COMPUTE = PALETTE[:3]  # where a step's time goes, in all notebooks
 COLOURS = {None: "#333333", True: "#1b7837", False: "#b2182b"}  # the colour of each mark in a gallery
 
 
@@ -88,7 +89,7 @@ def ladder(rungs: "pd.DataFrame", alt: str) -> IPython.display.Image:
         + p9.geom_text(p9.aes(label="label"), data=labels, ha="left", size=10)
         + p9.scale_x_discrete(limits=list(rungs.rung)[::-1])
         + p9.scale_y_continuous(limits=(0, 1.2 * total_ms.max()))
-        + p9.scale_fill_manual(dict(zip(parts.values(), [PALETTE[1], PALETTE[2]], strict=True)))
+        + p9.scale_fill_manual(dict(zip(parts.values(), [WAIT, COMPUTE], strict=True)))
         + p9.coord_flip()
         + p9.labs(x="", y="milliseconds of a worker for each photo", fill="")
         + p9.theme_minimal(base_size=12)

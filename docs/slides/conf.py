@@ -48,7 +48,7 @@ def setup(app):
     app.connect("build-finished", print_pdf)
 
 
-project = "Dask-accelerated deep learning"
+project = "Introduction to PyTorch with Dask"
 html_title = project
 extensions = ["myst_parser", "sphinx_revealjs"]
 myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "substitution"]

@@ -72,9 +72,11 @@ def ladder():
         rest, name = int(ms) - int(waiting), name.replace("float32 again", "this CPU is not faster in bf16: f again")
         bars = f"{bar(rest / slowest)}{bar(int(waiting) / slowest, 'waiting')}"
         rows.append((f"**{letter}** {name}", f"{ms} ms", bars))
+    [(n_rung,)] = printed("04", r"^[\d,]+ sketches, (\d+) of them for the ladder")
     [(delay_ms,)] = printed("04", r"^delay added to the storage: (\d+) ms")
     return {
         "delay_ms": f"{delay_ms} ms",
+        "n_rung": n_rung,
         "ladder": table(("", "a worker’s time for a photo", ""), *rows),
         "bar_work": '<span class="bar key"></span>',
         "bar_waiting": '<span class="bar key waiting"></span>',
@@ -191,7 +193,7 @@ def gains():
         "training a ResNet-18's head": float(trained["head alone"]),
         "training all its layers": float(trained["all layers"]),
     }
-    most = max(1, *shown.values())
+    most = 1.04 * max(1, *shown.values())
     one = f'<span class="one" style="left: {1 / most:.0%}"></span>'
     fastest_first = sorted(shown.items(), key=lambda item: -item[1])
     rows = [

@@ -126,3 +126,17 @@ def test_the_schedules_and_the_readme_have_the_minutes_of_the_notebooks(tmp_path
     readme.write_text(README.read_text(encoding="utf-8").replace(" | 40 | ", " | 41 | "), encoding="utf-8")
     fill_readme(readme)
     assert readme.read_bytes() == README.read_bytes(), "run: python tools/schedules.py"
+
+
+def test_the_guide_says_what_the_seeds_for_a_room_hide():
+    from workshop_utils.exercises.gym.faults import draw
+
+    page = (ROOT / "docs/instructor/notebooks.md").read_text(encoding="utf-8").partition("### Seeds for a room")[2]
+    rows = re.findall(r"^\| (\d+) \| (.+?) \| (.*?) ?\| (\d*) ?\| .+ \|$", page, re.MULTILINE)
+    assert len(rows) > 5
+    for seed, fault, rank, step in rows:
+        truth = draw(int(seed))
+        of_all = "" if truth.step is None else "all"
+        assert fault == truth.fault
+        assert rank == (of_all if truth.rank is None else str(truth.rank))
+        assert step == ("" if truth.step is None else str(truth.step))

@@ -2,8 +2,8 @@
 
     ```{lessons} 01 03 04
     ```
-lists these notebooks, {minutes}`01 03 04` is their minutes in class, added up, and {sections}`04` the minutes of each
-section of one.
+lists these notebooks, {minutes}`01 03 04` is their minutes in class, added up, and {sections}`04` the minutes of one's
+opening and of each of its sections.
 
     ```{cards}
     ```
@@ -17,7 +17,9 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+import nbformat
 from docutils import nodes
+from minutes import opening
 from PIL import Image
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective, SphinxRole
@@ -102,12 +104,14 @@ class Minutes(SphinxRole):
 
 
 class Sections(SphinxRole):
-    """The sections of a notebook, with their minutes in class."""
+    """The opening of a notebook and its sections, with their minutes in class."""
 
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
         """Return the text's node."""
-        sections = read_lesson(self.env.srcdir, self.text).sections
-        return [nodes.Text(", ".join(f"{title.replace('`', '')} ({minutes})" for title, minutes in sections))], []
+        lesson = read_lesson(self.env.srcdir, self.text)
+        before = opening(nbformat.read(Path(self.env.srcdir, lesson.path), as_version=4))
+        parts = [("before section 1", before), *lesson.sections]
+        return [nodes.Text(", ".join(f"{title.replace('`', '')} ({minutes})" for title, minutes in parts))], []
 
 
 class Cards(SphinxDirective):
