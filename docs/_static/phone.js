@@ -9,7 +9,6 @@ for (const chart of document.querySelectorAll(".cell_output > img")) {
 // A table becomes cards (see book.css) if what is behind its first column is longer than a line of text.
 const LINE = 46 * parseFloat(getComputedStyle(document.documentElement).fontSize);
 for (const table of document.querySelectorAll(".pst-scrollable-table-container > table")) {
-  if (table.closest(".handout")) continue; // made for paper
   table.style.cssText = "width: max-content; font-size: 1rem";
   table.classList.toggle("cards", table.offsetWidth - table.rows[0].cells[0].offsetWidth > LINE);
   table.removeAttribute("style");
@@ -25,49 +24,62 @@ for (const table of document.querySelectorAll(".pst-scrollable-table-container >
 // One element for each line of a block. A tag that is open where a line ends is closed there, and opened again in the next.
 function linesOf(block) {
   let open = "";
-  return block.innerHTML.trimEnd().split("\n").map((line) => {
-    const html = open + line;
+  return block.innerHTML.trimEnd().split("\n").map((text) => {
+    const html = open + text;
     open = html.match(/<span[^>]*>(?!.*<)/)?.[0] ?? "";
-    const whole = Object.assign(document.createElement("span"), { className: "line", innerHTML: html.replace(INDENT, "$1") });
-    whole.prepend(indentOf(html.match(INDENT)?.[2] ?? ""));
-    return whole;
+    const [, tags, spaces] = html.match(/^((?:<[^>]*>)*)( *)/);
+    const line = Object.assign(document.createElement("span"), { className: "line" });
+    line.innerHTML = `<span class="indent">${spaces}</span>${tags}${html.slice(tags.length + spaces.length)}`;
+    line.style.setProperty("--indent", `${spaces.length}ch`);
+    return line;
   });
 }
 
-const INDENT = /^((?:<[^>]*>)*)( +)/;
-const indentOf = (spaces) => Object.assign(document.createElement("span"), { className: "indent", textContent: spaces });
-
-// A line that does not fit goes on below, indented (see book.css); a comment at its end stands above it.
+// A line that does not fit goes on below, indented, as does the comment at its end (see book.css). Three or more lines of
+// one length, one after the other, are a table as pandas prints it: it stays whole.
 function fold(block, letters) {
-  const lines = linesOf(block).flatMap((line) => {
-    const indent = line.querySelector(".indent");
-    const comment = line.querySelector(".c1");
-    line.style.setProperty("--indent", `${indent.textContent.length}ch`);
-    if (line.textContent.length <= letters || !comment || line.textContent.trim() === comment.textContent) return [line];
-    const above = line.cloneNode();
-    above.append(indent.cloneNode(true), comment);
-    return [above, line];
+  const lines = linesOf(block);
+  const lengths = lines.map((line) => line.textContent.length);
+  const comments = lines.map((line) => (line.textContent.trim()[0] === "#" ? null : line.querySelector(".c1")));
+  const areBelow = lines.some((_, n) => comments[n] && lengths[n] > letters);
+  lines.forEach((line, n) => {
+    const isLike = (k) => lengths[k] === lengths[n];
+    const isInTable = (isLike(n - 1) && (isLike(n - 2) || isLike(n + 1))) || (isLike(n + 1) && isLike(n + 2));
+    if (lengths[n] > letters) {
+      if (isInTable) line.classList.add("whole");
+      else offerBreaks(line);
+    }
+    comments[n]?.classList.toggle("below", areBelow);
+    (areBelow && comments[n] ? comments[n] : line).append("\n"); // for who copies it
   });
-  lines.forEach((line) => line.append("\n")); // for who copies it
   block.replaceChildren(...lines);
 }
 
-// Text that has been printed gets smaller letters, down to 9 px. What is wider is folded, but for tables as pandas prints
-// them: their lines are all of one length.
-function fit(block, letters) {
-  const tooLong = block.textContent.split("\n").map((line) => line.length).filter((length) => length > letters);
-  if (!tooLong.length) return;
-  const size = (parseFloat(getComputedStyle(block).fontSize) * letters) / Math.max(...tooLong);
-  const isTable = tooLong.length > 2 && new Set(tooLong).size === 1;
-  if (size >= 9 || isTable) block.style.fontSize = `${Math.max(9, size)}px`;
-  else fold(block, letters);
+// Before a word is cut, a line may end behind one of these.
+function offerBreaks(line) {
+  const texts = document.createTreeWalker(line, NodeFilter.SHOW_TEXT);
+  const all = [];
+  while (texts.nextNode()) all.push(texts.currentNode);
+  for (const text of all) {
+    const parts = text.data.split(/(?<=[(,_=/[]|\.(?!\d))/);
+    text.replaceWith(...parts.flatMap((part) => [part, document.createElement("wbr")]).slice(0, -1));
+  }
 }
 
+// Printed text that is too wide gets letters of 9 px; what is still too wide is folded.
+function fit(block, letters) {
+  const longest = Math.max(...block.textContent.split("\n").map((line) => line.length));
+  if (longest <= letters) return;
+  block.classList.add("small");
+  const most = Math.floor((letters * 0.7 * REM) / 9);
+  if (longest > most) fold(block, most);
+}
+
+const REM = parseFloat(getComputedStyle(document.documentElement).fontSize);
 if (innerWidth < 720) {
   const blocks = [...document.querySelectorAll(".bd-article div.highlight pre")];
-  const rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
-  const room = Math.max(...blocks.map((block) => block.clientWidth)) - 2 * rem; // those in closed folds have no width yet
-  const letters = Math.floor(room / (0.6 * 0.7 * rem)); // of 0.7 rem; each is 0.6 times as wide as high
+  const room = Math.max(...blocks.map((block) => block.clientWidth)) - 2 * REM; // those in closed folds have no width yet
+  const letters = Math.floor(room / (0.6 * 0.7 * REM)); // of 0.7 rem; each is 0.6 times as wide as high
   for (const block of blocks) {
     if (block.closest(".cell_output, #the-command")) fit(block, letters);
     else fold(block, letters);
