@@ -93,12 +93,8 @@ def main():
     }
     print(f"looking for {given.workers} workers, for ten minutes at most", flush=True)
     client = Client() if running else daskrun.start_local(given.workers)
-    n_told = 0
     with client, daskrun.launch(client, train, given.checkpoint, given.epochs, **limits) as job:
         for row in job.rows():
-            for death in job.failures[n_told:]:
-                print(death, flush=True)
-            n_told = len(job.failures)
             if row["rank"] == 0:
                 row["attempt"] += 1  # counted from 1, as on the page of ranks
                 line = "process {process}  attempt {attempt}  epoch {epoch}  loss {loss:.4f}"

@@ -1,5 +1,6 @@
 """What is kept of jobs, and shown of them, from what a scheduler is told."""
 
+import math
 import time
 
 import pytest
@@ -115,10 +116,26 @@ def test_what_is_kept_is_bounded():
     assert len(job.ranks[0].last_line) == LONGEST and max(map(len, job.names)) <= LONGEST
 
 
-def test_only_finite_numbers_are_shown():
+def test_only_numbers_are_shown_and_one_that_is_none_does_not_hide():
     record, job = begun()
     log(record, 3, step=1, loss=float("nan"), phase="train", nothing=None, ok=True, output=0.5)
-    assert list(job.names) == ["ok", "output"]
+    assert list(job.names) == ["loss", "ok", "output"]
+    assert math.isnan(job.table("loss", 4)[0].value)
+
+
+def test_where_all_hang_each_is_late_once_it_is_silent_for_longer_than_ever():
+    record, job = begun(2)
+    for second in (30, 31, 34):  # the first row is late, as it loads what it needs
+        for rank in range(2):
+            log(record, second, rank, step=second, loss=1.0)
+    assert [line.is_late for line in job.table("loss", 43)] == [False, False]
+    assert [line.is_late for line in job.table("loss", 45)] == [True, True]
+
+
+def test_a_job_that_its_user_cancelled_has_not_failed():
+    record, job = begun()
+    record.ends(next(iter(record.jobs)), "CancelledError: train-1 was cancelled.")
+    assert job.state == "cancelled"
 
 
 def test_a_rank_that_lags_has_a_shorter_bar_and_one_that_is_silent_for_long_is_late():

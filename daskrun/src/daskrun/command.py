@@ -22,14 +22,13 @@ from distributed import CancelledError, Client
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from daskrun.dashboard import PAGE
-from daskrun.errors import ClusterError, JobError
+from daskrun.errors import LINES, ClusterError, JobError, without_lines
 from daskrun.group import in_process_group
 from daskrun.job import Job
 from daskrun.limits import limits
 from daskrun.local import start_workers
-from daskrun.script import ENDS, ITS_LAST_LINES, run_script, script_here
+from daskrun.script import ENDS, run_script, script_here
 
-LINES = "\n\n"  # between an error and what a script had printed
 # Variables that tell a rank its place: no user's.
 OF_RANK = re.compile("(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|TORCHELASTIC_.*|CUDA_VISIBLE_DEVICES")
 WORKERS = "Here each Dask worker is a rank, on whatever host it is: -n says how many, and --scheduler where they meet."
@@ -54,6 +53,8 @@ TORCHRUNS: dict[str, tuple[str, tuple[str, ...] | None]] = {
 SETTINGS = re.compile(
     r"(?<![\w./])(n_workers|max_restarts|stall_after|wait_for_workers|wait_for_successors|shutdown_timeout)(?![\w/]|\.\w)"
 )
+
+PAIR = re.compile(r"\((\d+), (\d+)\)")
 
 
 def _ranks(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
@@ -84,6 +85,7 @@ class _Command(click.Command):
         "allow_interspersed_args": False,
         "token_normalize_func": lambda name: name.replace("_", "-"),  # as torchrun takes both
         "help_option_names": ["-h", "--help"],
+        "show_default": True,
     },
 )
 @click.option(
@@ -98,11 +100,15 @@ class _Command(click.Command):
 @click.option("--scheduler-file", type=click.Path(exists=True), help="The file in which a scheduler has written it.")
 @click.option("--max-restarts", default=0, help="Starts after the death of a rank. An exception is never retried.")
 @click.option("--timeout", type=float, help="Seconds that the whole job may take.")
-@click.option("--stall-after", type=float, help="Seconds without output after which ranks are asked where they stand.")
+@click.option(
+    "--stall-after", default=300.0, help="Seconds without output after which ranks are asked where they stand."
+)
 @click.option("--wait-for-workers", default=0.0, help="Seconds to wait for idle workers.")
 @click.option("--wait-for-successors", default=30.0, help="Seconds to wait for another worker after a death.")
 @click.option(
-    "--log-dir", type=click.Path(path_type=Path), help="A folder in which each rank's output is added to its file."
+    "--log-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="A folder in which each rank's output is added to its file.",
 )
 @click.option("--shutdown-timeout", default=30.0, help="Seconds that scripts have to end after a signal, or a failure.")
 @click.option(
@@ -138,7 +144,7 @@ def main(
     if sys.stdout:
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal may lack a script's letters
     warnings.simplefilter("always", UserWarning)
-    warnings.showwarning = lambda message, *_: click.echo(message, err=True)
+    warnings.showwarning = lambda message, *_: _print(f"{_in_options(str(message))}\n")
     stopped_by: list[int] = []
     caught = [number for number in ENDS if signal.getsignal(number) != signal.SIG_IGN]  # as nohup ignores SIGHUP
     for number in caught:
@@ -153,6 +159,7 @@ def main(
         client = _local(n_workers) if is_local else _joined(scheduler, scheduler_file)
         if log_dir:
             log_dir.mkdir(parents=True, exist_ok=True)
+        _say_where_to_look(client)
         with client:
             function: Any = partial(run_script, what)
             name = script.rpartition(".")[2] if module else Path(script).stem
@@ -212,10 +219,13 @@ def _local(n_workers: int | tuple[int, int] | None) -> Client:
     click.echo("Starting local workers.", err=True)
     client = start_workers(n_workers[1] if isinstance(n_workers, tuple) else n_workers)
     client.register_plugin(_GroupOfItsOwn())
+    return client
+
+
+def _say_where_to_look(client: Client) -> None:
     if find_spec("bokeh"):
         with suppress(KeyError):  # Dask's setting of the link names a variable that is not set
             click.echo(f"Where each rank is: {client.dashboard_link.removesuffix('/status')}{PAGE}", err=True)
-    return client
 
 
 class _GroupOfItsOwn(WorkerPlugin):
@@ -240,7 +250,7 @@ def _last_words(error: Exception, stopped_by: list[int]) -> str:
     """Return what the command says of an error. stopped_by: the signals that were passed on before."""
     notes, said = getattr(error, "__notes__", []), str(error)
     if stopped_by:  # who stops it need not read again what the scripts have printed
-        name, how = signal.Signals(stopped_by[0]).name, said.partition(LINES)[0].removesuffix(ITS_LAST_LINES)
+        name, how = signal.Signals(stopped_by[0]).name, without_lines(error)
         notes = [] if how.endswith(f" {name}.") else notes  # of another end they say which rank's it was
         said = f"Stopped by {name}. {how}"
     return "\n".join(["", *map(_in_options, [*notes, said])])
@@ -251,6 +261,7 @@ def _in_options(error: str) -> str:
     ours, lines, printed = error.partition(LINES)
     ours = ours.replace("give launch ", "give ")
     ours = ours.replace("a pair (fewest, most) of them, or None", "a pair such as 2:8, or leave it out")
+    ours = PAIR.sub(r"\1:\2", ours).replace(", or None", ", or leave it out")
     named = SETTINGS.sub(lambda setting: f"--{setting[0].replace('_', '-')}", ours)
     return named.replace("--n-workers", "--nproc-per-node") + lines + printed
 
@@ -267,33 +278,29 @@ def _pass_on(job: Job, number: int, why: str = "") -> None:
 
 
 def _show(job: Job, log_dir: Path | None) -> None:
-    """Print what ranks print, and which deaths the job survives, until it ends; then raise what it raised."""
-    n_told, unheard = 0, None
+    """Print what ranks print until the job ends; then raise what it raised."""
+    unheard = None
     files: dict[tuple[int, int], TextIO] = {}
     with ExitStack() as stack:
-        try:
-            for row in job.rows(keep=False):
-                n_told = _tell(job, n_told)
-                if "output" not in row:  # metrics, which the script has printed, too
-                    continue
-                rank, attempt = row["rank"], row["attempt"]
-                for is_error, lines in groupby(row["output"], key=itemgetter(0)):
-                    try:
-                        _print("".join(f"[rank{rank}]: {line}\n" for _, line in lines), is_error)
-                    except OSError as error:  # nobody reads it any more, or the disk is full: the scripts may save
-                        if not unheard:
-                            _pass_on(job, signal.SIGTERM, f"{error}: no more can be shown. ")
-                        unheard = error
-                if not log_dir:
-                    continue
-                if (rank, attempt) not in files:
-                    file = stack.enter_context((log_dir / f"rank{rank}.log").open("a", encoding="utf-8"))
-                    file.write(f"--- attempt {attempt}, {datetime.now():%Y-%m-%d %H:%M:%S} ---\n")
-                    files[rank, attempt] = file
-                files[rank, attempt].writelines(f"{line}\n" for _, line in row["output"])
-                files[rank, attempt].flush()
-        finally:
-            _tell(job, n_told)
+        for row in job.rows(keep=False):
+            if "output" not in row:  # metrics, which the script has printed, too
+                continue
+            rank, attempt = row["rank"], row["attempt"]
+            for is_error, lines in groupby(row["output"], key=itemgetter(0)):
+                try:
+                    _print("".join(f"[rank{rank}]: {line}\n" for _, line in lines), is_error)
+                except OSError as error:  # nobody reads it any more, or the disk is full: the scripts may save
+                    if not unheard:
+                        _pass_on(job, signal.SIGTERM, f"{error}: no more can be shown. ")
+                    unheard = error
+            if not log_dir:
+                continue
+            if (rank, attempt) not in files:
+                file = stack.enter_context((log_dir / f"rank{rank}.log").open("a", encoding="utf-8"))
+                file.write(f"--- attempt {attempt}, {datetime.now():%Y-%m-%d %H:%M:%S} ---\n")
+                files[rank, attempt] = file
+            files[rank, attempt].writelines(f"{line}\n" for _, line in row["output"])
+            files[rank, attempt].flush()
     if unheard:
         raise unheard
 
@@ -304,13 +311,6 @@ def _print(text: str, is_error: bool = True) -> None:
     except OSError as error:
         if error.errno != errno.EIO:  # the terminal is gone: the scripts are told by SIGHUP, and may save
             raise
-
-
-def _tell(job: Job, n_told: int) -> int:
-    """Print the deaths that the job has survived since so many; return how many there are."""
-    for death in job.failures[n_told:]:
-        _print(f"{str(death).partition(LINES)[0]} Starting again.\n")
-    return len(job.failures)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any
 from daskrun.attempt import Attempt
 from daskrun.claims import KINDS, Claimed, Denied, Request
 from daskrun.cluster import Cluster, tasks_lost
-from daskrun.errors import JobError, WorkerDied, add_note, listed, own_mistake, ranks_named
+from daskrun.errors import JobError, WorkerDied, add_note, listed, own_mistake, ranks_named, without_lines
 from daskrun.limits import Limits
 from daskrun.rank import AttemptId
 from daskrun.state import State
@@ -89,6 +89,7 @@ class Control(State):
                 if self.is_last or len(self.failures) == self.limits.max_restarts:
                     raise Ended(death)
                 self.failures.append(death)
+                self._tell_of(death)
                 again, ended = True, _in_a_line(death)
             except BaseException as error:
                 ended = _in_a_line(error)
@@ -96,6 +97,14 @@ class Control(State):
             finally:
                 await self._free(attempt, again, ended)
             last, self.attempt = attempt, None
+
+    def _tell_of(self, death: WorkerDied) -> None:
+        """Have the user told at once of a death that the job survives: the next row may be minutes away."""
+        limits, n = self.limits, len(self.failures)
+        self.warnings.append(
+            f"{without_lines(death)} Starting again ({n} of max_restarts={limits.max_restarts}); another "
+            f"worker has wait_for_successors={limits.wait_for_successors:g} seconds to take its place."
+        )
 
     async def _claim(self, last: Attempt | None) -> Attempt:
         """Return a new attempt, whose workers are the job's own from now on. last: the one before."""
@@ -186,6 +195,8 @@ class Control(State):
             add_note(attempt.error, f"{ranks_named(dead).capitalize()} died after that.")
         if attempt.error_is_cause or not dead:
             assert attempt.error is not None
+            if self.limits.max_restarts:
+                add_note(attempt.error, "It was not started again: max_restarts is for deaths, not for exceptions.")
             raise Ended(attempt.error)
         ends = await self.cluster.how_they_ended([attempt.members[rank] for rank in dead])
         deaths = dict(zip(dead, ends, strict=True))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from distributed import Client
 
+LINES, ITS_LAST_LINES = "\n\n", " Its last lines:"  # between an error and what a script had printed
 GO_ON = "To go on after a death, give launch max_restarts, and let the function resume from a checkpoint."
 
 
@@ -56,6 +57,11 @@ def warn(text: str) -> None:
     while frame.f_back and Path(frame.f_code.co_filename).is_relative_to(Path(__file__).parent):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, stacklevel=level)
+
+
+def without_lines(error: BaseException) -> str:
+    """Return what an error says, without what a script had printed."""
+    return str(error).partition(LINES)[0].removesuffix(ITS_LAST_LINES)
 
 
 def add_note(error: BaseException | None, note: str) -> None:

@@ -44,7 +44,8 @@ def launch(
     `hvd.shutdown()` is after it.
     timeout: seconds that the whole job may take; None for no limit.
     max_restarts: how often the function is started again, on all ranks, after the death of a worker; it should then
-    continue from its checkpoint. An exception is never retried.
+    continue from its checkpoint. Whoever waits for the job is warned of each death at once. An exception is never
+    retried.
     wait_for_workers: seconds to wait until so many workers (the most of a pair) are there and idle. For those that are
     being replaced after another job, it waits up to 30 s in any case. All have to be idle at the same moment: a stream
     of short tasks may keep them from that, so submit it afterwards. An adaptive cluster starts workers for tasks, not

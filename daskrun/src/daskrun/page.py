@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from html import escape
+from math import isfinite
 from typing import Any
 from weakref import WeakSet
 
@@ -44,6 +45,7 @@ td:last-child {white-space: normal}
 .late, .failed, .dead {color: #b00020; font-weight: bold}
 """
 
+SAID = "pre {white-space: pre-wrap; max-height: 240px; overflow: auto}"
 
 _viewers: "WeakSet[Ranks]" = WeakSet()
 
@@ -60,7 +62,7 @@ class Ranks(DashboardComponent):
         _viewers.add(self)
         self._asking: asyncio.Task[str] | None = None
         self._jobs, self._ranks, self._title = _text_box(150), _text_box(480), _text_box(60)
-        self._said = PreText(text="", sizing_mode="stretch_width", stylesheets=["pre {white-space: pre-wrap}"])
+        self._said = PreText(text="", sizing_mode="stretch_width", stylesheets=[SAID])
         self._job = Select(title="Job", options=list[Any]([NEWEST]), value=NEWEST, width=140)
         self._metric = Select(title="Metric", options=[], value="", width=110)
         self._by = Select(title="Against", options=list[Any](["step", "seconds"]), value="step", width=90)
@@ -89,7 +91,8 @@ class Ranks(DashboardComponent):
         """The pane, which may be 200 pixels high: the title says what the axes are."""
         self._is_pane = True
         self._chart.sizing_mode, self._chart.toolbar_location = "stretch_both", None
-        self._ranks.styles = {"overflow": "auto", "max-height": "40%"}
+        self._ranks.styles = {"overflow": "auto", "max-height": "45%"}
+        self._ranks.stylesheets = [STYLE, "th, td {padding: 0 5px}"]
         return column(self._title, self._chart, self._ranks, sizing_mode="stretch_both")
 
     def update(self) -> None:  # type: ignore[override]
@@ -120,8 +123,12 @@ class Ranks(DashboardComponent):
         )
         self._choose_metric(job)
         self._chart.visible = bool(job.names)
-        axes = f"; {self._metric.value} against {self._by.value}" if self._is_pane and job.names else ""
-        self._title.text = f"<b>{escape(job.name)}</b>, attempt {_attempt(job)}: {job.state}{escape(axes)}"
+        title = f"<b>{escape(job.name)}</b>, attempt {_attempt(job)}: "
+        if self._is_pane:
+            axes = f"; {self._metric.value} against {self._by.value}" if job.names else ""
+            self._title.text = f'{title}{_state(job)}{escape(axes)}. <a href="ranks" target="_blank">Who waits?</a>'
+        else:
+            self._title.text = title + job.state
         self._ranks.text = _table_of_ranks(job, self._metric.value, now)
         drawn = (name, self._record.version, self._metric.value, self._by.value)
         if self._drawn != drawn:
@@ -210,6 +217,8 @@ def _table_of_ranks(job: JobRecord, metric: str, now: float) -> str:
     for number, line in enumerate(lines):
         silent = "" if line.silent_s is None else f"{line.silent_s:.1f} s"
         value = "" if line.value is None else f"{line.value:.4g}"
+        if line.value is not None and not isfinite(line.value):
+            value = f'<span class="failed">{value}</span>'
         filled = f"background: linear-gradient(90deg, #a6cee3 {line.share:.0%}, transparent {line.share:.0%})"
         step = f"{line.step:g}" if line.step else ""
         rows.append(

@@ -17,6 +17,7 @@ ENDED, ROWS, LONGEST = 10, 2_000, 200
 NAMES = 50  # metrics of one job that can be shown
 RATE_S = 10  # over which a script's lines per second are counted
 ENDING = "ending its ranks"
+HANGS = 10  # seconds
 LATE = 3  # how many times as long as the others a rank has to be silent to be called late
 OF_EACH_ROW = ("rank", "attempt", "time", "worker", "step")  # what rows hold beside metrics
 
@@ -26,8 +27,9 @@ class Rank:
     """One rank of a job's latest attempt.
 
     state: "starting", "started" (its task runs), "running" (it logs), "over", "failed", "dead" or "ended". step: the
-    last that it has logged, or how many rows if it logs none; last_at: when its last row came, or it began. values: the
-    last of each metric. lines: (when, how many) of a script's output.
+    last that it has logged, or how many rows if it logs none; last_at: when its last row came, or it began; longest_s:
+    the longest time from one row to the next. values: the last of each metric. lines: (when, how many) of a script's
+    output.
     """
 
     worker: Worker
@@ -35,6 +37,7 @@ class Rank:
     step: float = 0
     has_steps: bool = False
     last_at: float = 0.0
+    longest_s: float | None = None
     values: dict[str, float] = field(default_factory=dict)
     lines: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=100))
     last_line: str = ""
@@ -43,6 +46,10 @@ class Rank:
     def is_at_work(self) -> bool:
         """Whether the rank's function runs."""
         return self.state in ("started", "running")
+
+    def hangs(self, silent_s: float) -> bool:
+        """Return whether it has been silent for long, for this rank."""
+        return self.longest_s is not None and silent_s > max(HANGS, LATE * self.longest_s)
 
     def lines_per_s(self, now: float) -> float:
         """Return how many lines a second its script has printed of late."""
@@ -53,7 +60,8 @@ class Line(NamedTuple):
     """A rank, as it is shown.
 
     share: of the steps of the rank that is first. silent_s: seconds since its last row, while it is at work. is_late:
-    whether that is more than LATE times what is usual among the ranks at work, and more than LATE seconds.
+    whether that is more than LATE times what is usual among the ranks at work, and more than LATE seconds; or, as where
+    all hang, more than LATE times the longest so far, and more than HANGS seconds.
     """
 
     state: str
@@ -92,7 +100,7 @@ class JobRecord:
 
     def shows(self, name: str, value: Any) -> bool:
         """Return whether a metric's value can be shown; its name is kept."""
-        if name in OF_EACH_ROW or not _is_finite(value):
+        if name in OF_EACH_ROW or not isinstance(value, int | float):
             return False
         if len(self.names) < NAMES and len(name) <= LONGEST:
             self.names.setdefault(name)
@@ -109,7 +117,7 @@ class JobRecord:
                 step=rank.step,
                 share=max(0.0, rank.step / most) if most > 0 else 0.0,
                 silent_s=seconds,
-                is_late=seconds is not None and seconds > LATE * max(1.0, usual),
+                is_late=seconds is not None and (seconds > LATE * max(1.0, usual) or rank.hangs(seconds)),
                 value=rank.values.get(metric),
                 worker=rank.worker.name or rank.worker.address,
                 host=rank.worker.host,
@@ -214,7 +222,8 @@ class Record:
             if rank.is_at_work or rank.state == "starting":
                 rank.state = "ended" if error or again else "over"
         job.error = "" if not error else error.splitlines()[0][:LONGEST]
-        job.state, job.waiting = ENDING if again else "failed" if error else "finished", frozenset()
+        how = "cancelled" if error.startswith("CancelledError") else "failed" if error else "finished"
+        job.state, job.waiting = ENDING if again else how, frozenset()
         job.is_over = not again
         over = [name for name, other in self.jobs.items() if other.is_over]
         for name in over[:-ENDED]:
@@ -234,6 +243,8 @@ class Record:
 
     def _logs(self, job: JobRecord, row: Mapping[str, Any], now: float) -> None:
         rank, job.waiting = job.ranks[row["rank"]], frozenset()
+        if rank.state == "running":  # its first row is late where it loads what it needs
+            rank.longest_s = max(rank.longest_s or 0.0, now - rank.last_at)
         rank.last_at = now
         if rank.is_at_work:
             rank.state = "running"

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from distributed import get_worker
 
 from daskrun import rank
-from daskrun.errors import JobError, WorkerDied
+from daskrun.errors import ITS_LAST_LINES, JobError, WorkerDied
 from daskrun.family import OF_RANK, ROWS
 from daskrun.output import Lines, send_output
 from daskrun.settings import THREADS
@@ -37,7 +37,6 @@ ANSWER_S = 3  # time limit for a script's answer to how it looks
 FIRST_S = 1  # for another rank, whose failure may have broken the communication, to tell of it first
 TIDY_S = 1.0  # for what a script has left behind to end by itself, such as a filter of its output
 MOST_SHIPPED = 64 * 2**20  # bytes
-ITS_LAST_LINES = " Its last lines:"
 MOST_LINES, MOST_SAID = 40, 8_000  # the last lines, and characters, that the error of a script repeats
 PROCESS = str(Path(__file__).with_name("script_process.py"))
 
