@@ -12,6 +12,7 @@ import pytest
 from waiting import until
 
 import daskrun
+from daskrun.errors import warn
 
 LEFT: list = []  # in each worker: the errors of threads that a job has left
 
@@ -71,6 +72,9 @@ def test_a_warning_points_at_the_users_line(client):
         list(daskrun.launch(client, take, 3, stall_after=1).rows())
     said = [(str(warning.message).partition(" for ")[0], warning.filename) for warning in caught]
     assert [file for _, file in said] == [__file__] * 3, said
+    with pytest.warns(UserWarning, match="^said$") as caught:
+        exec(compile("\nwarn('said')", "/tmp/ipykernel_1/2.py", "exec"), {"warn": warn})
+    assert (caught[0].filename, caught[0].lineno) == ("cell", 2)  # of a notebook
 
 
 def test_the_rows_of_a_job_need_not_be_kept(client):

@@ -226,7 +226,7 @@ def test_on_a_phone_a_wide_table_is_cards_that_name_each_column(page_of, site):
     card = cells.evaluate_all("all => all.map(it => [getComputedStyle(it, '::before').content, it.offsetLeft])")
     assert [label for label, _ in card] == ["none", *(f'"{name}"' for name in names[1:])]
     assert len({left for _, left in card}) == 1, "the cells of a card stand below each other"
-    expect(page.locator("table", has_text="× that recipe").locator("thead")).to_be_visible()  # fits as it is
+    expect(page.locator("table", has_text="× upstream").locator("thead")).to_be_visible()  # fits as it is
     shown = "all => all.filter(it => it.checkVisibility() && it.scrollWidth > it.clientWidth).length"
     assert page.locator(".pst-scrollable-table-container").evaluate_all(shown) == 0
 
@@ -256,7 +256,7 @@ def test_on_a_phone_the_figures_fold_and_a_link_opens_its_section(page_of, site)
     expect(folds.first).to_be_visible()
     opened = [fold for fold in folds.all() if fold.get_attribute("open") is not None]
     assert len(opened) == 1 < folds.count() and "Ray Train" in opened[0].inner_text()
-    assert page.evaluate("document.body.scrollHeight") < 12_000  # with all tables open it is twice that
+    assert page.evaluate("document.body.scrollHeight") < 13_000  # with all tables open it is nearly twice that
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

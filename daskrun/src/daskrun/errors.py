@@ -56,7 +56,10 @@ def warn(text: str) -> None:
     level, frame = 1, sys._getframe()
     while frame.f_back and Path(frame.f_code.co_filename).is_relative_to(Path(__file__).parent):
         level, frame = level + 1, frame.f_back
-    warnings.warn(text, stacklevel=level)
+    if "ipykernel_" in frame.f_code.co_filename:  # a file that is nowhere
+        warnings.warn_explicit(text, UserWarning, "cell", frame.f_lineno)
+    else:
+        warnings.warn(text, stacklevel=level)
 
 
 def without_lines(error: BaseException) -> str:
