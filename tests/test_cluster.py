@@ -138,13 +138,16 @@ def test_leaving_a_joined_cluster_leaves_it_running():
 
 
 @pytest.mark.parametrize("listens", [False, True])
-def test_an_address_without_a_scheduler_is_named_with_the_cure(listens):
+def test_an_address_without_a_scheduler_is_named_with_the_cure(listens, monkeypatch):
     with socket.create_server((LOOPBACK, 0)) as server:
         address = f"tcp://{LOOPBACK}:{server.getsockname()[1]}"
         if not listens:
             server.close()
-        with pytest.raises(ClusterError, match=f"(?s){address}.*unset DASK_SCHEDULER_ADDRESS"):
+        if listens:
+            monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", address)
+        with pytest.raises(ClusterError, match=f"(?s){address}.*not the dashboard's") as said:
             start_cluster(address=address, timeout_s=2)
+        assert ("unset DASK_SCHEDULER_ADDRESS" in str(said.value)) == listens
 
 
 def test_the_stop_button_ends_the_wait_for_a_scheduler():

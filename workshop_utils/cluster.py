@@ -138,10 +138,12 @@ def _ask(address, timeout_s):
         while cause.__cause__:  # the first cause says most, such as a certificate that is not trusted
             cause = cause.__cause__
         why = f" ({cause})" if str(cause) else ""
+        is_set = address == os.environ.get("DASK_SCHEDULER_ADDRESS")
+        else_here = "; or unset DASK_SCHEDULER_ADDRESS to start a cluster on this machine" if is_set else ""
         raise ClusterError(
             f"No Dask scheduler answered at {address!r} within {timeout_s} s{why}. Check that it runs, "
             "that it is tcp:// or tls:// as you write, and that this is the scheduler's port, not the "
-            "dashboard's; or unset DASK_SCHEDULER_ADDRESS to start a cluster on this machine."
+            f"dashboard's{else_here}."
         ) from error
 
 

@@ -80,7 +80,7 @@ def test_a_good_set_up_has_a_line_for_each_thing_and_none_fails(well, monkeypatc
 def test_the_command_fails_where_one_thing_is_wrong(well, monkeypatch):
     monkeypatch.setattr(check, "run_checks", lambda *_: iter([("data", False, "none"), ("weights", True, "auto")]))
     said = CliRunner().invoke(main, ["check"])
-    assert said.output == "[FAIL] data: none\n[OK]   weights: auto\n" and said.exit_code == 1
+    assert said.output == "[FAIL] data: none\n[OK]   weights: auto\n1 of 2 checks failed.\n" and said.exit_code == 1
 
 
 def test_other_versions_than_the_pins(tmp_path):

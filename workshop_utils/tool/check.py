@@ -62,7 +62,7 @@ def _of_a_cluster(address: str | None) -> Iterator[Line]:
         def start() -> str:
             from workshop_utils.cluster import describe_workers, start_cluster
 
-            client = start_cluster(None if address else 1, address=address)
+            client = start_cluster(None if address else _n_workers(), address=address)
             stack.enter_context(client.cluster or nullcontext())  # a cluster that was joined goes on running
             clients.append(stack.enter_context(client))
             workers = describe_workers(client)
@@ -80,6 +80,13 @@ def _of_a_cluster(address: str | None) -> Iterator[Line]:
             share = "export WORKSHOP_SHARED=s3://BUCKET/FOLDER, here and where the workers start"
             yield _line("shared storage", partial(_shared_storage, client), share)
             yield _line("ranks", partial(_ranks, client), "open all ports between the workers' machines")
+
+
+def _n_workers() -> int:
+    """Return how many show whether ranks meet; on a machine with a GPU, one has it."""
+    import torch
+
+    return 1 if torch.cuda.is_available() else 2
 
 
 def _line(name: str, look: Callable[[], str], cure: str) -> Line:

@@ -40,11 +40,13 @@ def check(address: str | None) -> None:
     """
     from workshop_utils.tool.check import run_checks
 
-    failed = False
+    all_ok = []
     for name, ok, text in run_checks(None if address else _project(PINS) / PINS, address):
         click.echo(f"{'[OK]  ' if ok else '[FAIL]'} {name}: {text}")
-        failed |= not ok
-    sys.exit(failed)
+        all_ok.append(ok)
+    n_failed = all_ok.count(False)
+    click.echo(f"{n_failed} of {len(all_ok)} checks failed." if n_failed else f"All {len(all_ok)} checks passed.")
+    sys.exit(n_failed > 0)
 
 
 @main.command()
