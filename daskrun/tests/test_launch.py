@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -967,3 +968,24 @@ def test_ranks_that_share_a_gpu_are_refused_nccl_and_get_gloo():
         assert daskrun.run(client, dist.get_backend, timeout=120) == ["gloo"] * 2
         with pytest.raises(JobError, match="needs a GPU of its own"):
             daskrun.run(client, dist.get_backend, backend="nccl", timeout=120)
+
+
+def test_a_survived_death_is_told_at_once_also_to_a_loop_that_is_slower_than_the_ranks(client):
+    def train():
+        attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        for step in range(30):
+            daskrun.log_metrics(step=step)
+            time.sleep(0.02)
+            if attempt == 0 and step == 5 and os.environ["RANK"] == "1":
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        told_before = []
+        with daskrun.launch(client, train, max_restarts=1, backend=None) as job:
+            for row in job.rows():
+                time.sleep(0.05)
+                if row["attempt"] == 1:
+                    told_before.append(bool(caught))
+    assert told_before[-1] and "Starting again (1 of max_restarts=1)" in str(caught[0].message)
+    assert told_before.index(True) < 30, "of 60 rows of the second attempt"

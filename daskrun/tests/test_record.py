@@ -121,6 +121,10 @@ def test_only_numbers_are_shown_and_one_that_is_none_does_not_hide():
     log(record, 3, step=1, loss=float("nan"), phase="train", nothing=None, ok=True, output=0.5)
     assert list(job.names) == ["loss", "ok", "output"]
     assert math.isnan(job.table("loss", 4)[0].value)
+    log(record, 5, step=2, loss=float("inf"))
+    [(_, _, steps, losses)] = job.lines("loss", by_step=True)
+    assert steps == [1, 2] and all(map(math.isnan, losses))  # a chart with infinity shows nothing
+    assert job.table("loss", 5)[0].value == math.inf
 
 
 def test_where_all_hang_each_is_late_once_it_is_silent_for_longer_than_ever():
@@ -135,7 +139,7 @@ def test_where_all_hang_each_is_late_once_it_is_silent_for_longer_than_ever():
 def test_a_job_that_its_user_cancelled_has_not_failed():
     record, job = begun()
     record.ends(next(iter(record.jobs)), "CancelledError: train-1 was cancelled.")
-    assert job.state == "cancelled"
+    assert (job.state, job.error) == ("cancelled", "")
 
 
 def test_a_rank_that_lags_has_a_shorter_bar_and_one_that_is_silent_for_long_is_late():

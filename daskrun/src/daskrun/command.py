@@ -101,7 +101,11 @@ class _Command(click.Command):
 @click.option("--max-restarts", default=0, help="Starts after the death of a rank. An exception is never retried.")
 @click.option("--timeout", type=float, help="Seconds that the whole job may take.")
 @click.option(
-    "--stall-after", default=300.0, help="Seconds without output after which ranks are asked where they stand."
+    "--stall-after",
+    type=click.FloatRange(0),
+    default=300.0,
+    callback=lambda ctx, param, value: value or None,
+    help="Seconds without output after which ranks are asked where they stand; 0 for never.",
 )
 @click.option("--wait-for-workers", default=0.0, help="Seconds to wait for idle workers.")
 @click.option("--wait-for-successors", default=30.0, help="Seconds to wait for another worker after a death.")

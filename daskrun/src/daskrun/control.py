@@ -195,7 +195,7 @@ class Control(State):
             add_note(attempt.error, f"{ranks_named(dead).capitalize()} died after that.")
         if attempt.error_is_cause or not dead:
             assert attempt.error is not None
-            if self.limits.max_restarts:
+            if self.limits.max_restarts and not self.is_last:
                 add_note(attempt.error, "It was not started again: max_restarts is for deaths, not for exceptions.")
             raise Ended(attempt.error)
         ends = await self.cluster.how_they_ended([attempt.members[rank] for rank in dead])

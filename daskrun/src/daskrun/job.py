@@ -126,6 +126,7 @@ class Job(Generic[T]):
         while not (self.done() and seen >= len(rows)):
             self._wait(lambda: self.done() or len(rows) > seen)  # noqa: B023  it is called within the turn
             while seen < len(rows):
+                self._warn()  # also where the loop's body is slower than the ranks
                 yield rows[seen] if keep else rows.pop(0)
                 seen += keep
         try:
@@ -194,11 +195,14 @@ class Job(Generic[T]):
             reached = False
             while not reached:
                 reached = self._reach(condition)
-                while self._control.warnings:
-                    _warn(self._control.warnings.pop(0))
+                self._warn()
                 if rows := len(self._control.rows):
                     line.set_postfix_str(_counted(rows, "row") + " of metrics", refresh=False)
                 line.update(0)
+
+    def _warn(self) -> None:
+        while self._control.warnings:
+            _warn(self._control.warnings.pop(0))
 
     def _reach(self, condition: Callable[[], object]) -> bool:
         """Return whether the condition holds, after LOOK_S at the latest."""

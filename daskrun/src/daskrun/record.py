@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from math import isfinite
+from math import isfinite, nan
 from statistics import median_low
 from typing import Any, NamedTuple
 
@@ -129,10 +129,10 @@ class JobRecord:
     def lines(self, metric: str, by_step: bool) -> list[tuple[int, int, list[float], list[float]]]:
         """Return (attempt, rank, xs, ys) of one metric, for each rank of each attempt that has logged it.
 
-        xs: steps, or seconds since the launch.
+        xs: steps, or seconds since the launch. ys: NaN, a gap in a chart, for what is not finite.
         """
         points = [
-            (attempt, rank, step if by_step else at - self.since, values[metric])
+            (attempt, rank, step if by_step else at - self.since, values[metric] if isfinite(values[metric]) else nan)
             for at, attempt, rank, step, values in self.rows
             if metric in values
         ]
@@ -221,8 +221,8 @@ class Record:
         for rank in job.ranks:
             if rank.is_at_work or rank.state == "starting":
                 rank.state = "ended" if error or again else "over"
-        job.error = "" if not error else error.splitlines()[0][:LONGEST]
         how = "cancelled" if error.startswith("CancelledError") else "failed" if error else "finished"
+        job.error = error.splitlines()[0][:LONGEST] if how == "failed" else ""
         job.state, job.waiting = ENDING if again else how, frozenset()
         job.is_over = not again
         over = [name for name, other in self.jobs.items() if other.is_over]
