@@ -81,6 +81,7 @@ if (innerWidth < 720) {
   const room = Math.max(...blocks.map((block) => block.clientWidth)) - 2 * REM; // those in closed folds have no width yet
   const letters = Math.floor(room / (0.6 * 0.7 * REM)); // of 0.7 rem; each is 0.6 times as wide as high
   for (const block of blocks) {
+    if (block.closest(".tag_prose .cell_output")) continue; // sentences, which go on below by themselves
     if (block.closest(".cell_output, #the-command")) fit(block, letters);
     else fold(block, letters);
   }

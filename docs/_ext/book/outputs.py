@@ -27,6 +27,8 @@ def adapt_notebook(app: Sphinx, docname: str, source: list[str]) -> None:
             outputs = [json.dumps(output).replace("<th></th>", "<td></td>") for output in cell["outputs"]]
             cell["outputs"] = [json.loads(output) for output in outputs if LIVE not in output]
             fold(cell)
+            if "".join(cell["source"]).startswith("ask("):  # a part of the quiz
+                cell["metadata"]["tags"].append("remove-input")
             describe_picture(cell)
             if not ALIGNED.search("".join("".join(output.get("text", "")) for output in cell["outputs"])):
                 cell["metadata"]["tags"].append("prose")
