@@ -174,6 +174,7 @@ def test_the_last_lines_before_a_death_arrive_and_the_job_starts_again(client, t
     assert [part.splitlines() for part in logged] == [[], *said]
     assert re.search(r"Rank 1 died: the process of script.py on worker \S+ was killed by signal 9 \(SIGKILL\)", err)
     assert "Starting again (1 of --max-restarts=1); another worker has --wait-for-successors=30 seconds" in err
+    assert "Where each rank is: http://127.0.0.1:" in err  # also of a cluster that was joined
     assert code == 0
 
 
