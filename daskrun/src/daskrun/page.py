@@ -123,12 +123,11 @@ class Ranks(DashboardComponent):
         )
         self._choose_metric(job)
         self._chart.visible = bool(job.names)
-        title = f"<b>{escape(job.name)}</b>, attempt {_attempt(job)}: "
+        self._title.text = f"<b>{escape(job.name)}</b>, attempt {_attempt(job)}: {job.state}"
         if self._is_pane:
             axes = f"; {self._metric.value} against {self._by.value}" if job.names else ""
-            self._title.text = f'{title}{_state(job)}{escape(axes)}. <a href="ranks" target="_blank">Who waits?</a>'
-        else:
-            self._title.text = title + job.state
+            self._title.text += f'{escape(axes)}. <a href="ranks" target="_blank">Who waits?</a>'
+            self._title.text += f"<br>{escape(job.error)}" if job.is_over else ""
         self._ranks.text = _table_of_ranks(job, self._metric.value, now)
         drawn = (name, self._record.version, self._metric.value, self._by.value)
         if self._drawn != drawn:
