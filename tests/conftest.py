@@ -15,7 +15,7 @@ from workshop_utils.dogs.sketches import write_sketches
 
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
-IMPORTED_ONCE = ["torchvision", "daskrun.horovod", "workshop_utils.classify", "workshop_utils.train", "torch._dynamo"]
+IMPORTED_ONCE = ["torchvision", "daskrun.horovod", "workshop_utils.classify", "workshop_utils.train"]
 
 
 def pytest_configure(config):
