@@ -14,24 +14,32 @@ from PIL import Image
 
 if TYPE_CHECKING:
     import pandas as pd
-    from plotnine import ggplot
+    import plotnine as p9
 
-DPI = 100  # of charts: pixels per inch
+WIDTH = 6.5  # inches of each chart: its letters can still be read where a phone shows it in 350 pixels
+DPI = 100  # of charts, as a page shows them; their PNGs have twice as many, so they stay sharp on a phone and a projector
 # The colours of charts, in this order: no two look alike to people who confuse red and green, or blue and green.
 PALETTE = ["#2166ac", "#d8870f", "#1b7837", "#882255", "#88ccee"]
 LOAD, WAIT, COMPUTE = PALETTE[:3]  # where a step's time goes, in all notebooks
 COLOURS = {None: "#333333", True: "#1b7837", False: "#b2182b"}  # the colour of each mark in a gallery
 
 
-def show(plot: "ggplot", alt: str, *, width: float = 7.0, height: float = 3.0) -> IPython.display.Image:
-    """Return a plotnine plot as a PNG with alt text. width, height: inches."""
+def theme() -> "p9.theme":
+    """Return plotnine's minimal theme as the charts here have it: letters for small pages, the legend on top."""
+    import plotnine as p9
+
+    return p9.theme_minimal(base_size=12) + p9.theme(axis_text=p9.element_text(size=11), legend_position="top")
+
+
+def show(plot: "p9.ggplot", alt: str, *, height: float = 3.0) -> IPython.display.Image:
+    """Return a plotnine plot as a PNG with alt text, 6.5 inches wide. height: inches."""
     from plotnine.exceptions import PlotnineWarning
 
     buffer = BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PlotnineWarning)  # early in a run it says that a line needs two points
-        plot.save(buffer, format="png", width=width, height=height, dpi=DPI, verbose=False)
-    return IPython.display.Image(buffer.getvalue(), alt=alt)
+        plot.save(buffer, format="png", width=WIDTH, height=height, dpi=2 * DPI, verbose=False)
+    return IPython.display.Image(buffer.getvalue(), width=round(WIDTH * DPI), alt=alt)
 
 
 def gallery(
@@ -88,14 +96,13 @@ def ladder(rungs: "pd.DataFrame", alt: str) -> IPython.display.Image:
         + p9.geom_col(p9.aes(fill="part"), width=0.7)
         + p9.geom_text(p9.aes(label="label"), data=labels, ha="left", size=10)
         + p9.scale_x_discrete(limits=list(rungs.rung)[::-1])
-        + p9.scale_y_continuous(limits=(0, 1.2 * total_ms.max()))
+        + p9.scale_y_continuous(limits=(0, 1.25 * total_ms.max()))
         + p9.scale_fill_manual(dict(zip(parts.values(), [WAIT, COMPUTE], strict=True)))
         + p9.coord_flip()
         + p9.labs(x="", y="milliseconds of a worker for each photo", fill="")
-        + p9.theme_minimal(base_size=12)
-        + p9.theme(legend_position="top")
+        + theme()
     )
-    return show(bars, alt, width=9, height=1 + 0.45 * len(rungs))
+    return show(bars, alt, height=1 + 0.45 * len(rungs))
 
 
 def task_stream(
@@ -119,10 +126,9 @@ def task_stream(
         + p9.scale_y_discrete(limits=list(order))
         + p9.scale_color_manual(PALETTE)
         + p9.labs(x="seconds", y="", color="")
-        + p9.theme_minimal(base_size=12)
-        + p9.theme(legend_position="top")
+        + theme()
     )
-    return show(lanes, alt, width=9, height=1.6 + 0.6 * len(order))
+    return show(lanes, alt, height=1.6 + 0.6 * len(order))
 
 
 def task_graph(collection: Any, alt: str) -> IPython.display.HTML:

@@ -6,11 +6,13 @@ for (const chart of document.querySelectorAll(".cell_output > img")) {
   chart.addEventListener("click", () => chart.classList.toggle("large"));
 }
 
-// A table becomes cards (see book.css) if what is behind its first column is longer than a line of text.
+// A table becomes cards (see book.css) if what is behind its first column is longer than a line of text. Numbers stay in
+// columns, which one compares.
 const LINE = 46 * parseFloat(getComputedStyle(document.documentElement).fontSize);
 for (const table of document.querySelectorAll(".pst-scrollable-table-container > table")) {
   table.style.cssText = "width: max-content; font-size: 1rem";
-  table.classList.toggle("cards", table.offsetWidth - table.rows[0].cells[0].offsetWidth > LINE);
+  const isOfNumbers = [...table.querySelectorAll("tbody td:not(:first-child)")].every((cell) => cell.matches(".text-right"));
+  table.classList.toggle("cards", !isOfNumbers && table.offsetWidth - table.rows[0].cells[0].offsetWidth > LINE);
   table.removeAttribute("style");
   const names = [...table.querySelectorAll("thead th")].map((name) => name.textContent.trim());
   if (names.length < 3) continue; // of two columns the first one heads the card
@@ -76,7 +78,8 @@ function fit(block, letters) {
 }
 
 const REM = parseFloat(getComputedStyle(document.documentElement).fontSize);
-if (innerWidth < 720) {
+
+function adapt() {
   const blocks = [...document.querySelectorAll(".bd-article div.highlight pre")];
   const room = Math.max(...blocks.map((block) => block.clientWidth)) - 2 * REM; // those in closed folds have no width yet
   const letters = Math.floor(room / (0.6 * 0.7 * REM)); // of 0.7 rem; each is 0.6 times as wide as high
@@ -101,3 +104,8 @@ if (innerWidth < 720) {
   addEventListener("hashchange", asked);
   asked();
 }
+
+// Once: it does no harm where a phone is turned, or a window becomes wide again.
+const narrow = matchMedia("(max-width: 719px)");
+if (narrow.matches) adapt();
+else narrow.addEventListener("change", adapt, { once: true });

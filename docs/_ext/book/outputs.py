@@ -49,10 +49,15 @@ def fold(cell: dict[str, Any]) -> None:
 
 
 def describe_picture(cell: dict[str, Any]) -> None:
-    """Give myst-nb the alt text of a cell's picture, which it would take from the cell's metadata alone."""
+    """Give myst-nb the alt text of a cell's picture, which it would take from the cell's metadata alone.
+
+    A picture with a width is a chart, whose PNG has two pixels for each of the page (see plots.py).
+    """
     for output in cell["outputs"]:
-        if alt := output.get("metadata", {}).get("image/png", {}).get("alt"):
-            cell["metadata"].setdefault("mystnb", {})["image"] = {"alt": alt}
+        picture = output.get("metadata", {}).get("image/png", {})
+        if "alt" in picture:
+            image = {"alt": picture["alt"], "classes": "chart" if "width" in picture else "gallery"}
+            cell["metadata"].setdefault("mystnb", {})["image"] = image
 
 
 def folded(source: str) -> str:
