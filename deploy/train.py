@@ -96,7 +96,6 @@ def main():
     with client, daskrun.launch(client, train, given.checkpoint, given.epochs, **limits) as job:
         for row in job.rows():
             if row["rank"] == 0:
-                row["attempt"] += 1  # counted from 1, as on the page of ranks
                 line = "process {process}  attempt {attempt}  epoch {epoch}  loss {loss:.4f}"
                 print(line.format(**row), flush=True)
         losses = job.result()

@@ -85,7 +85,7 @@ def test_lines_grow_a_death_is_marked_the_next_attempt_goes_on_and_a_hang_is_tol
         until(lambda: page.evaluate(DATA, "lines").get("xs") == [[1, 2, 3], [1, 2, 3]])
         assert [line[2] for line in page.evaluate(DATA, "lines")["ys"]] == [pytest.approx(1 / 3), pytest.approx(4 / 3)]
         open(go_on[0], "w").close()
-        page.get_by_text("attempt 2 of 2: running").wait_for()
+        page.get_by_text("restarts 1 of 1: running").wait_for()
         until(lambda: page.evaluate(DATA, "lines")["xs"][2:] == [[3], [3]])
         assert page.evaluate(DATA, "deaths") == {"x": [3], "y": [pytest.approx(4 / 3)]}
         assert page.evaluate(DATA, "starts") == {"x": [3]}
@@ -99,7 +99,7 @@ def test_lines_grow_a_death_is_marked_the_next_attempt_goes_on_and_a_hang_is_tol
         until(lambda: page.evaluate(DATA, "lines")["xs"][0][0] != 1)
         open(go_on[1], "w").close()
         job.result()
-        page.get_by_text("attempt 2 of 2: finished").wait_for()
+        page.get_by_text("restarts 1 of 1: finished").wait_for()
     assert len(job.failures) == 1
 
 
@@ -216,7 +216,7 @@ def test_the_menu_and_jupyterlab_offer_it_and_the_pane_shows_the_newest_job(clie
         page.get_by_role("link", name="Ranks", exact=True).first.click()
         page.get_by_role("cell", name="finished").first.wait_for()
     with opened(browser, address(client, dashboard.PANE), PANE) as page:
-        page.get_by_text("attempt 1 of 1: finished").wait_for()
+        page.get_by_text(": finished").wait_for()
         row_of(page, 1).get_by_text("over").wait_for()
         expect(page.get_by_role("columnheader")).to_have_text(["rank", "state", "step", "ago", "worker"])
 

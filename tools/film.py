@@ -31,7 +31,7 @@ FIRST_S, LENGTH_S, FPS = 2, 8, 8  # what is shown begins so long before the kill
 WAIT_MS = 180_000  # time limit of anything that the page waits for
 KILL_AT = 5  # the step after which a worker is killed
 DONE, KILLED = "Trained.", "Worker killed"
-AGAIN = 6  # the last step of attempt 2 that is shown
+AGAIN = 6  # the last step of attempt 1 that is shown
 PREPARE = """\
 import os, signal, tempfile
 import daskrun
@@ -48,7 +48,6 @@ def training():  # a checkpoint every 3 steps; begins with the last one there is
     return train(model, images, batch_size=64, epochs=1, freeze_epochs=1, checkpoint=checkpoint, checkpoint_every=3)
 
 def show(row):
-    row["attempt"] += 1  # counted from 1, as in the panel
     print("attempt {attempt}   step {step}   loss {loss:.2f}".format(**row))
 
 def die():
@@ -203,12 +202,12 @@ def watch(page: Page, folder: Path) -> list[tuple[float, str]]:
 def cut(frames: list[tuple[float, str]], folder: Path, target: Path) -> None:
     """Write the pictures around the kill as a WebM with VP9, each shown until the next, and the last as a still.
 
-    frames: what `watch` returned. The film begins FIRST_S before the kill and ends with step AGAIN of attempt 2, as a
+    frames: what `watch` returned. The film begins FIRST_S before the kill and ends with step AGAIN of attempt 1, as a
     page shows it again and again.
     """
     killed = next(index for index, (_, said) in enumerate(frames) if caption(said).startswith(KILLED))
     first = next(index for index, (time_s, _) in enumerate(frames) if time_s >= frames[killed][0] - FIRST_S)
-    last = next(index for index, (_, said) in enumerate(frames) if re.search(rf"attempt 2 +step {AGAIN} ", said))
+    last = next(index for index, (_, said) in enumerate(frames) if re.search(rf"attempt 1 +step {AGAIN} ", said))
     begun_s = frames[first][0]
     speed = max(1.0, round((frames[last][0] - begun_s) / LENGTH_S, 1))
     shown = f"   ({speed:g} times as fast)" if speed > 1 else ""
@@ -230,10 +229,10 @@ def cut(frames: list[tuple[float, str]], folder: Path, target: Path) -> None:
 def caption(said: str) -> str:
     """Return what happens where the cell has printed `said`.
 
-    >>> caption("attempt 1   step 5   loss 1.00\\nattempt 2   step 4   loss 1.10")
+    >>> caption("attempt 0   step 5   loss 1.00\\nattempt 1   step 4   loss 1.10")
     'It goes on from the checkpoint of step 3.'
     """
-    if again := re.search(r"attempt 2 +step (\d+)", said):
+    if again := re.search(r"attempt 1 +step (\d+)", said):
         return f"It goes on from the checkpoint of step {int(again[1]) - 1}."
     if f"step {KILL_AT} " in said:
         return f"{KILLED}. Both ranks end, and new processes start."

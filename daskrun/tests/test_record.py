@@ -42,7 +42,7 @@ def test_a_job_waits_runs_brings_results_and_is_finished():
     record = Record()
     record.wants(Request("train-x-1", "kernel", attempts=3), 5)
     (job,) = record.jobs.values()
-    assert (job.name, job.state, job.attempt, job.attempts, job.since) == ("train-x", "waiting for workers", 1, 3, 5)
+    assert (job.name, job.state, job.attempt, job.attempts, job.since) == ("train-x", "waiting for workers", 0, 3, 5)
     record.wants(Request("train-x-1", "kernel", attempts=3), 6)  # it asks again
     record.begins("train-x-1", workers(2), 7)
     assert states(job) == ["starting", "starting"]
@@ -70,9 +70,9 @@ def test_after_a_death_the_next_attempt_has_lines_of_its_own_and_the_death_is_ma
     record.begins("train-1", workers(2), 6)
     log(record, 7, 0, attempt=0, step=2, loss=9.0)  # of the attempt that is over
     log(record, 8, 0, attempt=1, step=2, loss=0.5)
-    assert job.attempt == 2 and job.deaths == [(1, 1)]
-    assert job.lines("loss", by_step=True) == [(1, 0, [1], [1.0]), (1, 1, [1], [1.0]), (2, 0, [2], [0.5])]
-    assert job.lines("loss", by_step=False)[-1] == (2, 0, [8], [0.5])
+    assert job.attempt == 1 and job.deaths == [(0, 1)]
+    assert job.lines("loss", by_step=True) == [(0, 0, [1], [1.0]), (0, 1, [1], [1.0]), (1, 0, [2], [0.5])]
+    assert job.lines("loss", by_step=False)[-1] == (1, 0, [8], [0.5])
 
 
 def test_a_failed_rank_and_the_first_line_of_the_error_are_kept_and_nothing_after_the_end():
@@ -127,6 +127,14 @@ def test_only_numbers_are_shown_and_one_that_is_none_does_not_hide():
     assert job.table("loss", 5)[0].value == math.inf
 
 
+def test_where_steps_begin_again_the_line_has_a_gap():
+    record, job = begun()
+    for step in (1, 2, 1, 2):
+        log(record, 3, step=step, loss=1.0)
+    [(_, _, steps, losses)] = job.lines("loss", by_step=True)
+    assert steps == [1, 2, 1, 1, 2] and [math.isnan(loss) for loss in losses] == [False, False, True, False, False]
+
+
 def test_where_all_hang_each_is_late_once_it_is_silent_for_longer_than_ever():
     record, job = begun(2)
     for second in (30, 31, 34):  # the first row is late, as it loads what it needs
@@ -172,7 +180,7 @@ def test_rows_are_counted_where_no_step_is_logged():
         log(record, now, loss=1.0 / now)
     log(record, 5, 1, step=100, loss=0.5, **{f"grad/{number}": 1.0 for number in range(2 * NAMES)})
     log(record, 6, 1, loss=0.4)
-    assert job.lines("loss", by_step=True) == [(1, 0, [1, 2], [1 / 3, 1 / 4]), (1, 1, [100, 100], [0.5, 0.4])]
+    assert job.lines("loss", by_step=True) == [(0, 0, [1, 2], [1 / 3, 1 / 4]), (0, 1, [100, 100], [0.5, 0.4])]
 
 
 def test_a_rank_that_is_over_before_another_begins_keeps_no_job_from_running():
@@ -195,7 +203,7 @@ def test_a_job_is_ending_from_the_first_failure_on():
         record, job = begun()
         record.hear(kind, "train-1", about, 3)
         assert job.state == "ending its ranks" and states(job) == ["started", state]
-        assert job.deaths == [(1, 1)] * (state == "dead")
+        assert job.deaths == [(0, 1)] * (state == "dead")
 
 
 def test_what_comes_late_changes_nothing():
@@ -212,8 +220,8 @@ def test_what_comes_late_changes_nothing():
 
 def test_who_was_seen_to_wait_does_so_until_a_rank_logs():
     record, job = begun()
-    record.waits("train-1", 2, [1])  # of another attempt
-    record.waits("train-1", 1, [0])
+    record.waits("train-1", 1, [1])  # of another attempt
+    record.waits("train-1", 0, [0])
     assert [line.state for line in job.table("loss", 3)] == ["waits", "started"]
     log(record, 3, 1, loss=1.0)
     assert [line.state for line in job.table("loss", 3)] == ["started", "running"]
@@ -249,7 +257,7 @@ def test_the_scheduler_keeps_what_a_job_of_functions_has_done(client):
     daskrun.run(client, train, max_restarts=1)
     job = newest(client)
     assert (job.name, job.state, job.attempts, states(job)) == ("train", "finished", 2, ["over", "over"])
-    assert job.lines("loss", by_step=True) == [(1, 0, [3], [0.25]), (1, 1, [3], [0.25])]
+    assert job.lines("loss", by_step=True) == [(0, 0, [3], [0.25]), (0, 1, [3], [0.25])]
 
 
 def test_the_scheduler_keeps_how_a_job_has_failed(client):
@@ -287,7 +295,7 @@ def test_a_script_that_is_killed_is_dead(client, tmp_path):
         assert process.wait(60) == 1
     job = newest(client)
     assert job.state == "failed" and "WorkerDied" in job.error and job.ranks[1].state == "dead"
-    assert job.deaths == [(1, 1)]
+    assert job.deaths == [(0, 1)]
 
 
 def test_a_job_whose_client_is_closed_is_shown_as_failed(client):

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import takewhile
 from types import SimpleNamespace
 
 import dask
@@ -161,6 +162,12 @@ def test_weights_that_compute_nonsense(well, monkeypatch, tmp_path):
     save_checkpoint(tmp_path / "nan.pt", arch="resnet18", num_classes=2, state_dict=state)
     monkeypatch.setenv("WORKSHOP_WEIGHTS", str(tmp_path / "nan.pt"))
     assert "nan.pt" in (said := failure(well, "weights")) and "not finite" in said
+
+
+def test_without_data_nothing_is_said_of_weights(well, monkeypatch, tmp_path):
+    monkeypatch.setenv("WORKSHOP_DATA", str(tmp_path / "none"))
+    until_graphviz = list(takewhile(lambda line: line[0] != "graphviz", run_checks(well)))
+    assert [name for name, ok, _ in until_graphviz[-2:]] == ["GPU", "data"] and not until_graphviz[-1][1]
 
 
 def test_photos_without_their_weights(well, monkeypatch, tmp_path):

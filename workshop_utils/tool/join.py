@@ -40,6 +40,7 @@ def become(address: str | None, port: int, torch_threads: int | None) -> NoRetur
         environment |= worker_settings(torch_threads or max(1, CPU_COUNT // n_beside))
         environment |= own_gpu_first(position) if rank else {}
         command = ["distributed.cli.dask_worker", address, "--host", own, "--nthreads", "1"]
+        click.echo(f"Joining {address}. Where no scheduler answers for 30 s, Dask ends with a traceback.", err=True)
     os.execve(sys.executable, [sys.executable, "-m", *command], environment)
 
 

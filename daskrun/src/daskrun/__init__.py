@@ -25,6 +25,8 @@ from daskrun.local import start_local
 from daskrun.metrics import log_metrics
 from daskrun.settings import worker_environment, worker_settings
 
+__version__ = "0.1.0"
+
 __all__ = [
     "ClusterError",
     "Job",

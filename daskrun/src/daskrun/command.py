@@ -19,6 +19,7 @@ import click
 from distributed import CancelledError, Client
 from distributed.diagnostics.plugin import WorkerPlugin
 
+from daskrun import __version__
 from daskrun.dashboard import PAGE
 from daskrun.errors import ClusterError, JobError, without_lines
 from daskrun.group import in_process_group
@@ -74,7 +75,7 @@ from daskrun.script import ENDS, run_script, script_here
     "--virtual-local-rank", is_flag=True, help="LOCAL_RANK is 0 on each rank, as if it had a host of its own."
 )
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as for python -m.")
-@click.version_option(package_name="daskrun")
+@click.version_option(__version__, prog_name="daskrun")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def main(
@@ -110,9 +111,9 @@ def main(
         is_local = standalone or not (scheduler or scheduler_file)
         if is_local and not module and not Path(script).is_file():
             raise JobError(f"There is no file {script} here.")
-        client = _local(n_workers) if is_local else _joined(scheduler, scheduler_file)
         if log_dir:
-            log_dir.mkdir(parents=True, exist_ok=True)
+            _make(log_dir)
+        client = _local(n_workers) if is_local else _joined(scheduler, scheduler_file)
         _say_where_to_look(client)
         with client:
             function: Any = partial(run_script, what)
@@ -135,6 +136,13 @@ def main(
 
 
 take_torchruns(main)
+
+
+def _make(log_dir: Path) -> None:
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise JobError(f"--log-dir {log_dir} cannot be made: {error.strerror}. Take another folder.") from error
 
 
 def _local(n_workers: int | tuple[int, int] | None) -> Client:

@@ -28,15 +28,15 @@ MOST_BUSY = 0.05  # of a core, for all viewers together: the scheduler has other
 NEWEST = "the newest"  # in the menu of jobs
 COLOURS = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"  # Okabe and Ito, without yellow
 DASHES = "solid", "dashed", "dotted", "dotdash"  # beyond so many ranks
+BAR = "The bar: its share of the steps of the rank that is first."
 NONE = "No job yet: daskrun.launch, or the command daskrun, starts one."
 DRAWN = {
     "lines": ("xs", "ys", "rank", "attempt", "colour", "dash", "alpha"),
     "deaths": ("x", "y"),
     "starts": ("x",),
 }
-BESIDE: dict[str, str | None] = {"flex": "1 1 340px", "min-width": "0"}
 STYLE = """
-table {border-collapse: collapse; font: 12px Helvetica, Arial, sans-serif; width: 100%}
+table {border-collapse: collapse; font: 14px Helvetica, Arial, sans-serif; width: 100%}
 th, td {text-align: left; padding: 2px 5px; border-bottom: 1px solid #ddd; white-space: nowrap}
 th {position: sticky; top: 0; background: #fafafa}
 td:last-child {white-space: normal}
@@ -61,7 +61,7 @@ class Ranks(DashboardComponent):
         self._rest_until = 0.0
         _viewers.add(self)
         self._asking: asyncio.Task[str] | None = None
-        self._jobs, self._ranks, self._title = _text_box(150), _text_box(480), _text_box(60)
+        self._jobs, self._ranks, self._title = _text_box(150), _text_box(300), _text_box(60)
         self._said = PreText(text="", sizing_mode="stretch_width", stylesheets=[SAID])
         self._job = Select(title="Job", options=list[Any]([NEWEST]), value=NEWEST, width=140)
         self._metric = Select(title="Metric", options=[], value="", width=110)
@@ -80,11 +80,9 @@ class Ranks(DashboardComponent):
     def root(self) -> LayoutDOM:  # type: ignore[override]
         """The page."""
         controls = row(self._job, self._metric, self._by, self._button, styles={"flex-wrap": "wrap"})
-        self._chart.height = 480
-        self._ranks.styles = {"overflow": "auto", "max-height": "480px", **BESIDE}
-        self._chart.sizing_mode, self._chart.styles = "stretch_width", BESIDE
-        beside = row(self._ranks, self._chart, sizing_mode="stretch_width", styles={"flex-wrap": "wrap"})
-        return column(self._jobs, controls, self._said, self._title, beside, sizing_mode="stretch_width")
+        self._chart.sizing_mode = "stretch_width"
+        below = self._jobs, controls, self._said, self._title, self._ranks, self._chart
+        return column(*below, sizing_mode="stretch_width")
 
     @property
     def pane(self) -> LayoutDOM:
@@ -92,7 +90,7 @@ class Ranks(DashboardComponent):
         self._is_pane = True
         self._chart.sizing_mode, self._chart.toolbar_location = "stretch_both", None
         self._ranks.styles = {"overflow": "auto", "max-height": "45%"}
-        self._ranks.stylesheets = [STYLE, "th, td {padding: 0 5px}"]
+        self._ranks.stylesheets = [STYLE, "table {font-size: 12px} th, td {padding: 0 5px}"]
         return column(self._title, self._chart, self._ranks, sizing_mode="stretch_both")
 
     def update(self) -> None:  # type: ignore[override]
@@ -115,15 +113,16 @@ class Ranks(DashboardComponent):
         name = self._shown_job()
         job = jobs[name]
         self._jobs.text = _table(
-            ["job", "ranks", "attempt", "since", "state"],
+            ["job", "ranks", "restarts", "since", "state"],
             (
-                [escape(job.name), str(len(job.ranks) or ""), _attempt(job), f"{started[name]:%H:%M:%S}", _state(job)]
+                [escape(job.name), str(len(job.ranks) or ""), _restarts(job), f"{started[name]:%H:%M:%S}", _state(job)]
                 for name, job in jobs.items()
             ),
         )
         self._choose_metric(job)
         self._chart.visible = bool(job.names)
-        self._title.text = f"<b>{escape(job.name)}</b>, attempt {_attempt(job)}: {job.state}"
+        restarts = f", restarts {_restarts(job)}" if job.attempts > 1 else ""
+        self._title.text = f"<b>{escape(job.name)}</b>{restarts}: {job.state}"
         if self._is_pane:
             axes = f"; {self._metric.value} against {self._by.value}" if job.names else ""
             self._title.text += f'{escape(axes)}. <a href="ranks" target="_blank">Who waits?</a>'
@@ -142,15 +141,17 @@ class Ranks(DashboardComponent):
         return next(iter(dict(self._record.in_order()))) if self._job.value == NEWEST else self._job.value
 
     def _new_chart(self) -> figure:
-        chart = figure(height=300, tools="pan,box_zoom,wheel_zoom,reset,save")
+        chart = figure(height=420, tools="pan,box_zoom,wheel_zoom,reset,save")
         chart.xaxis.ticker = self._ticker
         chart.axis.minor_tick_line_color = None  # in a pane they would be a comb
         lines = chart.multi_line(
             "xs", "ys", source=self._lines, line_color="colour", line_dash="dash", line_alpha="alpha", line_width=2
         )
-        chart.vspan(x="x", source=self._starts, line_color="#555555", line_dash="dashed")
-        chart.scatter("x", "y", source=self._deaths, marker="x", size=14, line_width=3, line_color="#b00020")
-        chart.add_tools(HoverTool(renderers=[lines], tooltips=[("rank", "@rank"), ("attempt", "@attempt")]))
+        chart.vspan(x="x", source=self._starts, line_color="#555555", line_dash="dashed", legend_label="restart")
+        cross: dict[str, Any] = {"marker": "x", "size": 14, "line_width": 3, "line_color": "#b00020"}
+        chart.scatter("x", "y", source=self._deaths, **cross, legend_label="death")
+        chart.legend.update(orientation="horizontal", padding=2, background_fill_alpha=0.7)
+        chart.add_tools(HoverTool(renderers=[lines], tooltips=[("rank", "@rank"), ("restarts", "@attempt")]))
         return chart
 
     def _choose_metric(self, job: JobRecord) -> None:
@@ -178,7 +179,8 @@ class Ranks(DashboardComponent):
         deaths = [last[death] for death in job.deaths if death in last]
         self._deaths.data = {"x": [x for x, _ in deaths], "y": [y for _, y in deaths]}
         firsts = {attempt: min(xs[0] for other, _, xs, _ in lines if other == attempt) for attempt, *_ in lines}
-        self._starts.data = {"x": [x for attempt, x in firsts.items() if attempt > 1]}
+        self._starts.data = {"x": [x for attempt, x in firsts.items() if attempt]}
+        self._chart.legend.visible = bool(job.deaths)
         if not self._is_pane:
             self._chart.yaxis.axis_label, self._chart.xaxis.axis_label = self._metric.value, self._by.value
         self._ticker.min_interval = 1 if self._by.value == "step" else 0  # there is no half step
@@ -200,7 +202,7 @@ async def _explained(scheduler: Scheduler, name: str) -> str:
         begun = [number for number, rank in ranks.items() if rank.is_at_work]
         at_work = {number: rank.worker for number, rank in ranks.items() if rank.is_at_work or rank.state == "starting"}
         ended = [number for number, rank in ranks.items() if rank.state in ("over", "failed")]
-        found = await looks(AttemptId(name, attempt - 1), at_work, begun, scheduler)
+        found = await looks(AttemptId(name, attempt), at_work, begun, scheduler)
         record.waits(name, attempt, [look.rank for look in found if look.waits])
     except Exception as error:  # such as of a job that is no longer kept
         return f"The ranks could not be looked at: {error!r}."
@@ -232,11 +234,12 @@ def _table_of_ranks(job: JobRecord, metric: str, now: float) -> str:
                 *[f'<div class="output">{escape(line.printed)}</div>'] * job.is_script,
             ]
         )
-    return _table(map(escape, names), rows)
+    heads = [f'<span title="{BAR}">{name}</span>' if name == "step" else escape(name) for name in names]
+    return _table(heads, rows)
 
 
 def _table(names: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table in HTML. All cells are HTML."""
+    """Return a table in HTML. All names and cells are HTML."""
     head = "".join(f'<th scope="col">{name}</th>' for name in names)
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" for cells in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -255,8 +258,8 @@ def _text_box(height: int) -> Div:
     )
 
 
-def _attempt(job: JobRecord) -> str:
-    return f"{job.attempt} of {job.attempts}"
+def _restarts(job: JobRecord) -> str:
+    return f"{job.attempt} of {job.attempts - 1}"
 
 
 def _state(job: JobRecord) -> str:

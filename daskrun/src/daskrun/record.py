@@ -77,7 +77,7 @@ class Line(NamedTuple):
 
 @dataclass
 class JobRecord:
-    """A job. since: when it was launched. attempt: from 1, of `attempts`. error: the first line; "" if there is none.
+    """A job. since: when it was launched. attempt: from 0, of `attempts`. error: the first line; "" if there is none.
 
     rows: (when, attempt, rank, step, values) of each row of metrics. waiting: ranks that wait in a collective, as
     somebody who asked was told; until a rank logs again.
@@ -87,7 +87,7 @@ class JobRecord:
     client: str
     since: float
     attempts: int
-    attempt: int = 1
+    attempt: int = 0
     state: str = "waiting for workers"
     error: str = ""
     ranks: list[Rank] = field(default_factory=list)
@@ -129,7 +129,8 @@ class JobRecord:
     def lines(self, metric: str, by_step: bool) -> list[tuple[int, int, list[float], list[float]]]:
         """Return (attempt, rank, xs, ys) of one metric, for each rank of each attempt that has logged it.
 
-        xs: steps, or seconds since the launch. ys: NaN, a gap in a chart, for what is not finite.
+        xs: steps, or seconds since the launch. ys: NaN, a gap in a chart, for what is not finite, and where steps begin
+        again, as in each of two trainings of one job.
         """
         points = [
             (attempt, rank, step if by_step else at - self.since, values[metric] if isfinite(values[metric]) else nan)
@@ -139,8 +140,15 @@ class JobRecord:
         points.sort(key=lambda point: point[:2])
         found = []
         for (attempt, rank), group in groupby(points, key=lambda point: point[:2]):
-            _, _, xs, ys = zip(*group, strict=True)
-            found.append((attempt, rank, list(xs), list(ys)))
+            xs: list[float] = []
+            ys: list[float] = []
+            for _, _, x, y in group:
+                if xs and x < xs[-1]:
+                    xs.append(x)
+                    ys.append(nan)
+                xs.append(x)
+                ys.append(y)
+            found.append((attempt, rank, xs, ys))
         return found
 
 
@@ -163,7 +171,7 @@ class Record:
             name = request.job.rpartition("-")[0][:LONGEST]
             job = self.jobs[request.job] = JobRecord(name, request.client, now, request.attempts)
         if job.state != "waiting for workers" and not job.is_over:
-            job.state, job.attempt = "waiting for workers", request.attempt + 1
+            job.state, job.attempt = "waiting for workers", request.attempt
 
     def begins(self, job_id: str, workers: Sequence[Worker], now: float) -> None:
         """A job has these workers, in rank order."""
@@ -181,9 +189,9 @@ class Record:
             self._dies(job, about[0])
         elif kind == "row":
             row = about[0]
-            if row.get("attempt") == job.attempt - 1 and row["rank"] < len(job.ranks):
+            if row.get("attempt") == job.attempt and row["rank"] < len(job.ranks):
                 self._logs(job, row, now)
-        elif about[0] == job.attempt - 1 and about[1] < len(job.ranks):
+        elif about[0] == job.attempt and about[1] < len(job.ranks):
             rank = job.ranks[about[1]]
             if kind == "began" and rank.state == "starting":
                 rank.state, rank.last_at = "started", now
@@ -198,7 +206,7 @@ class Record:
     def returns(self, job_id: str, attempt: int, number: int) -> None:
         """A rank has returned."""
         job = self.jobs.get(job_id)
-        if job is None or attempt != job.attempt - 1 or number >= len(job.ranks):
+        if job is None or attempt != job.attempt or number >= len(job.ranks):
             return
         self.version += 1
         job.ranks[number].state = "over"
@@ -206,7 +214,7 @@ class Record:
             job.state = "fetching its results"
 
     def waits(self, job_id: str, attempt: int, ranks: Sequence[int]) -> None:
-        """Somebody who asked was told that these ranks of an attempt (from 1) wait for others."""
+        """Somebody who asked was told that these ranks of an attempt wait for others."""
         job = self.jobs.get(job_id)
         if job and job.attempt == attempt:
             self.version += 1
