@@ -164,7 +164,7 @@ def test_a_folder_for_logs_that_cannot_be_made_is_told_before_workers_start(tmp_
     command = [BIN / "daskrun", "--standalone", "--log-dir", "file/logs", "script.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=GIVE_UP_S)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "--log-dir file/logs cannot be made: Not a directory. Take another folder.\n"
+    assert done.stderr == "\n--log-dir file/logs cannot be made: Not a directory. Take another folder.\n"
 
 
 def test_the_last_lines_before_a_death_arrive_and_the_job_starts_again(client, tmp_path):

@@ -17,7 +17,7 @@ from typing import Any
 from daskrun.attempt import Attempt
 from daskrun.claims import KINDS, Claimed, Denied, Request
 from daskrun.cluster import Cluster, tasks_lost
-from daskrun.errors import JobError, WorkerDied, add_note, listed, own_mistake, ranks_named, without_lines
+from daskrun.errors import JobError, WorkerDied, add_note, listed, own_mistake, ranks_named, without_lines, without_ours
 from daskrun.limits import Limits
 from daskrun.rank import AttemptId
 from daskrun.state import State
@@ -246,9 +246,9 @@ class Control(State):
 
     @property
     def traceback(self) -> Any:
-        """The traceback with which the error came from its rank; None for another error."""
+        """The traceback with which the error came from its rank, from the function on; None for another error."""
         is_a_ranks = self.attempt is not None and self.attempt.error is self.error
-        return self.attempt.traceback if is_a_ranks else None  # type: ignore[union-attr]
+        return without_ours(self.attempt.traceback) if is_a_ranks else None  # type: ignore[union-attr]
 
     async def looks(self) -> tuple[list[Look], list[int]]:
         """Return (how each rank at work looks, ranks that are over)."""

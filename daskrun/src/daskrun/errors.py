@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 
 from distributed import Client
 
@@ -81,6 +82,13 @@ def listed(values: Iterable[object]) -> str:
     '0, 2'
     """
     return ", ".join(map(str, values))
+
+
+def without_ours(stack: TracebackType | None) -> TracebackType | None:
+    """Return a rank's traceback from its function on: without the frames of this package that have called it."""
+    while stack and stack.tb_next and stack.tb_frame.f_globals.get("__name__", "").startswith("daskrun."):
+        stack = stack.tb_next
+    return stack
 
 
 def ranks_named(ranks: Sequence[int]) -> str:

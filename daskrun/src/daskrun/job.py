@@ -109,6 +109,7 @@ class Job(Generic[T]):
         Raises the exception of the rank that failed first, with that rank's traceback; WorkerDied; SchedulerLost;
         TimeoutError; CancelledError. An interrupt (Ctrl-C, or the notebook's stop button) cancels the job.
         """
+        __tracebackhide__ = True  # IPython and pytest show the caller, and what the rank did
         self._wait(self.done, f"{self._function} on {_counted(self._control.size, 'rank')}")
         if (error := self._control.error) is not None:
             raise error.with_traceback(self._control.traceback)  # each raise adds to the error's own
@@ -122,6 +123,7 @@ class Job(Generic[T]):
         keep: whether the job keeps the rows, for `metrics` and other calls of this.
         Where the loop's body may be interrupted, write `with job:` around it, which frees the workers then.
         """
+        __tracebackhide__ = True  # as in `result`
         rows, seen = self._control.rows, 0
         while not (self.done() and seen >= len(rows)):
             self._wait(lambda: self.done() or len(rows) > seen)  # noqa: B023  it is called within the turn

@@ -92,6 +92,7 @@ def launch(
 
 def run(client: Client, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> list[T]:
     """Return `launch(...).result()`, with the settings of `launch`: what each rank returned, in rank order."""
+    __tracebackhide__ = True  # IPython and pytest show the caller, and what the rank did
     return launch(client, fn, *args, **kwargs).result()
 
 
