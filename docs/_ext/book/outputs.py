@@ -51,12 +51,13 @@ def fold(cell: dict[str, Any]) -> None:
 def describe_picture(cell: dict[str, Any]) -> None:
     """Give myst-nb the alt text of a cell's picture, which it would take from the cell's metadata alone.
 
-    A picture with a width is a chart, whose PNG has two pixels for each of the page (see plots.py).
+    A picture with a width is a chart, whose PNG has two pixels for each of the page (see plots.py). book.css gives it
+    that width, as Sphinx would make a link of a picture that has one.
     """
     for output in cell["outputs"]:
         picture = output.get("metadata", {}).get("image/png", {})
         if "alt" in picture:
-            image = {"alt": picture["alt"], "classes": "chart" if "width" in picture else "gallery"}
+            image = {"alt": picture["alt"], "classes": "chart" if picture.pop("width", None) else "gallery"}
             cell["metadata"].setdefault("mystnb", {})["image"] = image
 
 
