@@ -49,7 +49,14 @@ def machines(results):
         days = {date.replace("-", HYPHEN): names for date, names in sorted(days.items())}
         when = "; ".join(f"{', '.join(names)} on {date}" for date, names in days.items())
         lines.append(f"- {where}: {when}")
+    beside = {f"{name} {version}" for of in results.values() for name, version in peers_of(of).items() if version}
+    lines.append(f"- Measured beside ours: {', '.join(sorted(beside, key=str.lower))}")
     return "\n".join(lines)
+
+
+def peers_of(result):
+    """Return {name: version} of what a benchmark compares with, under either of its names."""
+    return result.get("versions", result.get("peers", {}))
 
 
 def on(machine):
