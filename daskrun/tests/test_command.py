@@ -158,13 +158,13 @@ def test_of_two_numbers_the_larger_one_is_started_here(tmp_path):
     assert sorted(done.stdout.splitlines()) == ["[rank0]: 0 of 2", "[rank1]: 1 of 2"], done.stderr
 
 
-def test_a_folder_for_logs_that_cannot_be_made_is_told_before_workers_start(tmp_path):
+def test_a_folder_for_logs_that_cannot_be_written_is_told_before_workers_start(tmp_path):
     (tmp_path / "file").touch()
     write(tmp_path, "")
     command = [BIN / "daskrun", "--standalone", "--log-dir", "file/logs", "script.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=GIVE_UP_S)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "\n--log-dir file/logs cannot be made: Not a directory. Take another folder.\n"
+    assert done.stderr == "\n--log-dir file/logs cannot be written: Not a directory. Take another folder.\n"
 
 
 def test_the_last_lines_before_a_death_arrive_and_the_job_starts_again(client, tmp_path):

@@ -135,6 +135,23 @@ def test_where_steps_begin_again_the_line_has_a_gap():
     assert steps == [1, 2, 1, 1, 2] and [math.isnan(loss) for loss in losses] == [False, False, True, False, False]
 
 
+@pytest.mark.parametrize("steps", [[9, 8, 7, 6], [1, 0, 3, 2, 5, 4], [1, 1, 2]])
+def test_steps_that_fall_or_come_out_of_order_are_one_line(steps):
+    record, job = begun()
+    for step in steps:
+        log(record, 3, step=step, loss=1.0)
+    assert [(xs, ys) for _, _, xs, ys in job.lines("loss", by_step=True)] == [(steps, [1.0] * len(steps))]
+
+
+def test_a_restart_counts_once_there_are_workers():
+    record, job = begun(attempts=2)
+    record.ends("train-1", "WorkerDied", again=True)
+    record.wants(Request("train-1", "kernel", attempt=1, attempts=2), 4)
+    assert (job.attempt, job.state) == (0, "waiting for workers")
+    record.begins("train-1", workers(2), 5)
+    assert (job.attempt, job.state) == (1, "starting")
+
+
 def test_where_all_hang_each_is_late_once_it_is_silent_for_longer_than_ever():
     record, job = begun(2)
     for second in (30, 31, 34):  # the first row is late, as it loads what it needs

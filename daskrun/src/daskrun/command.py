@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, TextIO
 
 import click
@@ -141,8 +142,9 @@ take_torchruns(main)
 def _make(log_dir: Path) -> None:
     try:
         log_dir.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=log_dir).close()
     except OSError as error:
-        raise JobError(f"--log-dir {log_dir} cannot be made: {error.strerror}. Take another folder.") from error
+        raise JobError(f"--log-dir {log_dir} cannot be written: {error.strerror}. Take another folder.") from error
 
 
 def _local(n_workers: int | tuple[int, int] | None) -> Client:

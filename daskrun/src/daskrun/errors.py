@@ -85,9 +85,13 @@ def listed(values: Iterable[object]) -> str:
 
 
 def without_ours(stack: TracebackType | None) -> TracebackType | None:
-    """Return a rank's traceback from its function on: without the frames of this package that have called it."""
-    while stack and stack.tb_next and stack.tb_frame.f_globals.get("__name__", "").startswith("daskrun."):
-        stack = stack.tb_next
+    """Return a rank's traceback from its function on, if that is where the error came from."""
+    frame = stack
+    while frame:
+        code, module = frame.tb_frame.f_code, frame.tb_frame.f_globals.get("__name__")
+        if (module, code.co_name) == ("daskrun.rank", "run"):  # which has called the function
+            return frame.tb_next or stack
+        frame = frame.tb_next
     return stack
 
 

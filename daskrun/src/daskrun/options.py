@@ -23,16 +23,18 @@ TORCHRUNS: dict[str, tuple[str, tuple[str, ...] | None]] = {
     **dict.fromkeys(["--master-addr", "--master-port", "--local-addr"], (WORKERS, None)),
     "-t --tee": (SHOWN, None),
     "-r --redirects": (SHOWN, ("0",)),
-    "--local-ranks-filter": (SHOWN, ()),
+    **dict.fromkeys(["--local-ranks-filter", "--duplicate-stdout-filters", "--duplicate-stderr-filters"], (SHOWN, ())),
     "--log-line-prefix-template": ("Lines begin with the rank, as [rank0].", ()),
     "--role": ("ROLE_NAME is default.", ("default",)),
     "--numa-binding": ("Start the workers with it, such as by numactl.", ()),
     "--signals-to-handle": ("SIGINT, SIGTERM and SIGHUP are passed on.", ("SIGTERM,SIGINT,SIGHUP",)),
     **dict.fromkeys(["--start-method", "--monitor-interval", "--event-log-handler", "--logs-specs"], (DASK, None)),
 }
-# Settings of `launch` in an error, and not in the name of a file.
+# Settings of `launch` in an error, and not in the name of a file or a function ("at train.py:4 in max_restarts").
 SETTINGS = re.compile(
-    r"(?<![\w./])(n_workers|max_restarts|stall_after|wait_for_workers|wait_for_successors|shutdown_timeout)(?![\w/]|\.\w)"
+    r"(?<![\w./])(?<! in )"
+    r"(n_workers|max_restarts|stall_after|wait_for_workers|wait_for_successors|shutdown_timeout|timeout(?= is ))"
+    r"(?![\w/]|\.\w)"
 )
 PAIR = re.compile(r"\((\d+), (\d+)\)")
 
@@ -55,8 +57,11 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
+            ours = {name for param in self.params if not getattr(param, "hidden", False) for name in param.opts}
+            like = [name for name in error.possibilities or [] if name in ours]
+            said = click.NoSuchOption(error.option_name, possibilities=like, ctx=ctx).format_message()
             where = "Options of the script follow its name: daskrun -n 2 train.py --epochs 3."
-            raise click.UsageError(f"{error.format_message()} {where}", ctx) from None
+            raise click.UsageError(f"{said} {where}", ctx) from None
 
 
 def _ignore(
@@ -100,10 +105,20 @@ def variables(names: Iterable[str]) -> dict[str, str]:
 
 
 def in_options(error: str) -> str:
-    """Return an error with the names of options for settings of `launch`, above what a script has printed."""
+    """Return an error with the names of options for settings of `launch`. Stacks and what ranks print stay as they are.
+
+    >>> print(in_options("timeout is 0: give seconds, or None for no limit.\\n  File x, in train(shape=(2, 8))"))
+    --timeout is 0: give seconds, or leave it out for no limit.
+      File x, in train(shape=(2, 8))
+    """
     ours, lines, printed = error.partition(LINES)
-    ours = ours.replace("give launch ", "give ")
-    ours = ours.replace("a pair (fewest, most) of them, or None", "a pair such as 2:8, or leave it out")
-    ours = PAIR.sub(r"\1:\2", ours).replace(", or None", ", or leave it out")
-    named = SETTINGS.sub(lambda setting: f"--{setting[0].replace('_', '-')}", ours)
-    return named.replace("--n-workers", "--nproc-per-node") + lines + printed
+    sentences = [line if line.startswith(" ") else _in_options(line) for line in ours.split("\n")]
+    return "\n".join(sentences) + lines + printed
+
+
+def _in_options(sentence: str) -> str:
+    sentence = sentence.replace("give launch ", "give ")
+    sentence = sentence.replace("a pair (fewest, most) of them, or None", "a pair such as 2:8, or leave it out")
+    sentence = PAIR.sub(r"\1:\2", sentence).replace(", or None", ", or leave it out")
+    named = SETTINGS.sub(lambda setting: f"--{setting[0].replace('_', '-')}", sentence)
+    return named.replace("--n-workers", "--nproc-per-node")

@@ -127,7 +127,7 @@ class Ranks(DashboardComponent):
             axes = f"; {self._metric.value} against {self._by.value}" if job.names else ""
             self._title.text += f'{escape(axes)}. <a href="ranks" target="_blank">Who waits?</a>'
             self._title.text += f"<br>{escape(job.error)}" if job.is_over else ""
-        self._ranks.text = _table_of_ranks(job, self._metric.value, now)
+        self._ranks.text = _table_of_ranks(job, self._metric.value if job.names else "", now)
         drawn = (name, self._record.version, self._metric.value, self._by.value)
         if self._drawn != drawn:
             self._drawn = drawn
@@ -150,7 +150,8 @@ class Ranks(DashboardComponent):
         chart.vspan(x="x", source=self._starts, line_color="#555555", line_dash="dashed", legend_label="restart")
         cross: dict[str, Any] = {"marker": "x", "size": 14, "line_width": 3, "line_color": "#b00020"}
         chart.scatter("x", "y", source=self._deaths, **cross, legend_label="death")
-        chart.legend.update(orientation="horizontal", padding=2, background_fill_alpha=0.7)
+        self._legend = chart.legend[0]
+        self._legend.update(orientation="horizontal", padding=2, background_fill_alpha=0.7)
         chart.add_tools(HoverTool(renderers=[lines], tooltips=[("rank", "@rank"), ("restarts", "@attempt")]))
         return chart
 
@@ -179,8 +180,11 @@ class Ranks(DashboardComponent):
         deaths = [last[death] for death in job.deaths if death in last]
         self._deaths.data = {"x": [x for x, _ in deaths], "y": [y for _, y in deaths]}
         firsts = {attempt: min(xs[0] for other, _, xs, _ in lines if other == attempt) for attempt, *_ in lines}
-        self._starts.data = {"x": [x for attempt, x in firsts.items() if attempt]}
-        self._chart.legend.visible = bool(job.deaths)
+        starts = [firsts[attempt] for attempt in sorted(firsts)[1:]]  # of the first, the first rows may be kept no more
+        self._starts.data = {"x": starts}
+        restart, death = list[Any](self._legend.items)
+        restart.visible, death.visible = bool(starts), bool(deaths)
+        self._legend.visible = bool(starts or deaths)
         if not self._is_pane:
             self._chart.yaxis.axis_label, self._chart.xaxis.axis_label = self._metric.value, self._by.value
         self._ticker.min_interval = 1 if self._by.value == "step" else 0  # there is no half step

@@ -77,7 +77,8 @@ class Line(NamedTuple):
 
 @dataclass
 class JobRecord:
-    """A job. since: when it was launched. attempt: from 0, of `attempts`. error: the first line; "" if there is none.
+    """A job. since: when it was launched. attempt: from 0, of `attempts`. wanted:
+    the one for which it asks for workers. error: the first line; "" if there is none.
 
     rows: (when, attempt, rank, step, values) of each row of metrics. waiting: ranks that wait in a collective, as
     somebody who asked was told; until a rank logs again.
@@ -88,6 +89,7 @@ class JobRecord:
     since: float
     attempts: int
     attempt: int = 0
+    wanted: int = 0
     state: str = "waiting for workers"
     error: str = ""
     ranks: list[Rank] = field(default_factory=list)
@@ -129,8 +131,8 @@ class JobRecord:
     def lines(self, metric: str, by_step: bool) -> list[tuple[int, int, list[float], list[float]]]:
         """Return (attempt, rank, xs, ys) of one metric, for each rank of each attempt that has logged it.
 
-        xs: steps, or seconds since the launch. ys: NaN, a gap in a chart, for what is not finite, and where steps begin
-        again, as in each of two trainings of one job.
+        xs: steps, or seconds since the launch. ys: NaN, a gap in a chart, for what is not finite, and where steps that
+        have risen fall back to their first half, as where the next training of the job begins.
         """
         points = [
             (attempt, rank, step if by_step else at - self.since, values[metric] if isfinite(values[metric]) else nan)
@@ -139,13 +141,16 @@ class JobRecord:
         ]
         points.sort(key=lambda point: point[:2])
         found = []
-        for (attempt, rank), group in groupby(points, key=lambda point: point[:2]):
+        for (attempt, rank), of_rank in groupby(points, key=lambda point: point[:2]):
+            group = list(of_rank)
             xs: list[float] = []
             ys: list[float] = []
+            begin = group[0][2]
             for _, _, x, y in group:
-                if xs and x < xs[-1]:
+                if xs and xs[-1] > begin and x < (begin + xs[-1]) / 2:
                     xs.append(x)
                     ys.append(nan)
+                    begin = x
                 xs.append(x)
                 ys.append(y)
             found.append((attempt, rank, xs, ys))
@@ -171,13 +176,14 @@ class Record:
             name = request.job.rpartition("-")[0][:LONGEST]
             job = self.jobs[request.job] = JobRecord(name, request.client, now, request.attempts)
         if job.state != "waiting for workers" and not job.is_over:
-            job.state, job.attempt = "waiting for workers", request.attempt
+            job.state, job.wanted = "waiting for workers", request.attempt
 
     def begins(self, job_id: str, workers: Sequence[Worker], now: float) -> None:
         """A job has these workers, in rank order."""
         self.version += 1
         if (job := self.jobs.get(job_id)) and not job.is_over:
-            job.state, job.ranks = "starting", [Rank(worker, last_at=now) for worker in workers]
+            job.state, job.attempt = "starting", job.wanted
+            job.ranks = [Rank(worker, last_at=now) for worker in workers]
 
     def hear(self, kind: str, job_id: str, about: Sequence[Any], now: float) -> None:
         """Take what a rank logs, and what is said of its worker: kinds are those of `rank` and `scheduler`."""
