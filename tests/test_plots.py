@@ -69,9 +69,9 @@ def test_a_ladders_bars_have_the_colours_of_its_legend():
         rungs = pd.DataFrame({"rung": ["one"], "images_per_s": [10.0], "waiting_ms": waiting_ms, "rest_ms": rest_ms})
         picture = opened(plots.ladder(rungs, "bars"))
         assert count(picture, plots.PALETTE[most]) > 4 * count(picture, plots.PALETTE[least]) > 400
-        legend = np.asarray(picture.convert("RGB"))[: picture.height // 3]  # waiting stands first there
-        first, second = (np.flatnonzero((legend == rgb(colour)).all(2).any(0))[0] for colour in plots.PALETTE[1:3])
-        assert first < second
+        legend = np.asarray(picture.convert("RGB"))[: picture.height // 3]  # as along a bar, waiting stands last there
+        waiting, rest = (np.flatnonzero((legend == rgb(colour)).all(2).any(0))[0] for colour in plots.PALETTE[1:3])
+        assert rest < waiting
 
 
 def test_a_ladders_first_rung_is_on_top():

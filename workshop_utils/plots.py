@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     import plotnine as p9
 
 WIDTH = 6.5  # inches of each chart: its letters can still be read where a phone shows it in 350 pixels
-DPI = 100  # of charts, as a page shows them; their PNGs have twice as many, so they stay sharp on a phone and a projector
+DPI = (
+    100  # of charts, as a page shows them; their PNGs have twice as many, so they stay sharp on a phone and a projector
+)
 # The colours of charts, in this order: no two look alike to people who confuse red and green, or blue and green.
 PALETTE = ["#2166ac", "#d8870f", "#1b7837", "#882255", "#88ccee"]
 LOAD, WAIT, COMPUTE = PALETTE[:3]  # where a step's time goes, in all notebooks
@@ -86,21 +88,22 @@ def ladder(rungs: "pd.DataFrame", alt: str) -> IPython.display.Image:
     import pandas as pd
     import plotnine as p9
 
-    parts = {"waiting_ms": "waiting for photos", "rest_ms": "everything else"}
+    parts = {"rest_ms": "everything else", "waiting_ms": "waiting for photos"}  # in this order along a bar
     long = rungs.melt(["rung", "images_per_s"], list(parts), "part", value_name="ms").replace({"part": parts})
     long["part"] = pd.Categorical(long.part, list(parts.values()))
     total_ms = rungs.waiting_ms + rungs.rest_ms
     labels = rungs.assign(ms=total_ms, label=[f" {rate:.3g} images/s" for rate in rungs.images_per_s])
     bars = (
         p9.ggplot(long, p9.aes("rung", "ms"))
-        + p9.geom_col(p9.aes(fill="part"), width=0.7)
+        + p9.geom_col(p9.aes(fill="part"), width=0.7, position=p9.position_stack(reverse=True))
         + p9.geom_text(p9.aes(label="label"), data=labels, ha="left", size=10)
         + p9.scale_x_discrete(limits=list(rungs.rung)[::-1])
         + p9.scale_y_continuous(limits=(0, 1.25 * total_ms.max()))
-        + p9.scale_fill_manual(dict(zip(parts.values(), [WAIT, COMPUTE], strict=True)))
+        + p9.scale_fill_manual(dict(zip(parts.values(), [COMPUTE, WAIT], strict=True)))
         + p9.coord_flip()
         + p9.labs(x="", y="milliseconds of a worker for each photo", fill="")
         + theme()
+        + p9.theme(panel_grid_major_y=p9.element_blank())  # it would strike the labels through
     )
     return show(bars, alt, height=1 + 0.45 * len(rungs))
 

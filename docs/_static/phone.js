@@ -57,14 +57,15 @@ function fold(block, letters) {
   block.replaceChildren(...lines);
 }
 
-// Before a word is cut, a line may end behind one of these.
+// Where a line may end besides at a space: behind a bracket or a comma, between the parts of a path, before a method.
+const BREAK = /(?<=[(\[])(?![)\]])|(?<=,)|(?<=\/)(?<!\/\/)(?!\/)|(?<=[)\]])(?=\.)/;
+
 function offerBreaks(line) {
   const texts = document.createTreeWalker(line, NodeFilter.SHOW_TEXT);
   const all = [];
   while (texts.nextNode()) all.push(texts.currentNode);
   for (const text of all) {
-    const parts = text.data.split(/(?<=[(,_=/[]|\.(?!\d))/);
-    text.replaceWith(...parts.flatMap((part) => [part, document.createElement("wbr")]).slice(0, -1));
+    text.replaceWith(...text.data.split(BREAK).flatMap((part) => [part, document.createElement("wbr")]).slice(0, -1));
   }
 }
 
@@ -78,9 +79,15 @@ function fit(block, letters) {
 }
 
 const REM = parseFloat(getComputedStyle(document.documentElement).fontSize);
+const written = new Map(); // what was in each block before it was folded
 
-function adapt() {
+function foldAll() {
   const blocks = [...document.querySelectorAll(".bd-article div.highlight pre")];
+  for (const block of blocks) {
+    if (!written.has(block)) written.set(block, block.innerHTML);
+    block.innerHTML = written.get(block);
+    block.classList.remove("small");
+  }
   const room = Math.max(...blocks.map((block) => block.clientWidth)) - 2 * REM; // those in closed folds have no width yet
   const letters = Math.floor(room / (0.6 * 0.7 * REM)); // of 0.7 rem; each is 0.6 times as wide as high
   for (const block of blocks) {
@@ -88,8 +95,10 @@ function adapt() {
     if (block.closest(".cell_output, #the-command")) fit(block, letters);
     else fold(block, letters);
   }
+}
 
-  // The page of figures would be as long as twenty-five screens.
+// The page of figures would be as long as twenty-five screens.
+function foldTables() {
   for (const table of document.querySelectorAll("#figures section .pst-scrollable-table-container")) {
     const details = Object.assign(document.createElement("details"), { className: "section" });
     const rows = table.querySelectorAll("tbody tr").length;
@@ -105,7 +114,16 @@ function adapt() {
   asked();
 }
 
-// Once: it does no harm where a phone is turned, or a window becomes wide again.
-const narrow = matchMedia("(max-width: 719px)");
-if (narrow.matches) adapt();
-else narrow.addEventListener("change", adapt, { once: true });
+// Also where a phone is turned, or a window changes its width.
+let width = 0;
+function adapt() {
+  if (innerWidth === width) return; // as where a phone's address bar goes
+  width = innerWidth;
+  const isNarrow = width < 720;
+  const folds = document.querySelectorAll("details.section");
+  if (isNarrow) foldAll();
+  if (isNarrow && !folds.length) foldTables();
+  if (!isNarrow) folds.forEach((details) => (details.open = true));
+}
+addEventListener("resize", adapt);
+adapt();

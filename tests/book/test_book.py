@@ -249,6 +249,21 @@ def test_on_a_phone_code_goes_on_below_and_copies_as_it_was_and_printed_tables_s
     assert table.evaluate("line => line.offsetHeight") < 20, "a line of a table is one line"
 
 
+def test_a_phone_that_is_turned_shows_what_it_shows_where_it_was_held_so_at_first(page_of, site):
+    def folded(page):
+        return page.locator(".bd-article div.highlight pre").evaluate_all(
+            "blocks => blocks.map(block => block.innerHTML)"
+        )
+
+    upright, turned = page_of(PHONE), page_of(667)
+    for page in (upright, turned):
+        page.goto(f"{site}/notebook_output/07-learning-results.html")
+    assert folded(turned) != folded(upright)
+    turned.set_viewport_size({"width": PHONE, "height": 900})
+    turned.wait_for_function(f"() => innerWidth === {PHONE}")
+    assert folded(turned) == folded(upright)
+
+
 def test_on_a_phone_the_figures_fold_and_a_link_opens_its_section(page_of, site):
     page = page_of(PHONE)
     page.goto(f"{site}/docs/figures.html#which-launcher-and-when")
