@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     import plotnine as p9
 
 WIDTH = 6.5  # inches of each chart: its letters can still be read where a phone shows it in 350 pixels
-DPI = (
-    100  # of charts, as a page shows them; their PNGs have twice as many, so they stay sharp on a phone and a projector
-)
+DPI = 100  # of charts, as a page shows them; their PNGs have twice as many, and stay sharp when enlarged
 # The colours of charts, in this order: no two look alike to people who confuse red and green, or blue and green.
 PALETTE = ["#2166ac", "#d8870f", "#1b7837", "#882255", "#88ccee"]
 LOAD, WAIT, COMPUTE = PALETTE[:3]  # where a step's time goes, in all notebooks
