@@ -1,6 +1,5 @@
 """Start or join a Dask cluster whose workers suit PyTorch."""
 
-import asyncio
 import builtins
 import importlib.util
 import json
@@ -15,13 +14,12 @@ import dask
 import pandas as pd
 from distributed import Client
 from distributed.comm import get_address_host
-from distributed.core import Status, rpc
-from distributed.security import Security
-from distributed.utils import LoopRunner
+from distributed.core import Status
 from distributed.versions import VersionMismatchWarning
 
 from daskrun import ClusterError, dashboard, start_local, worker_environment
 from daskrun.errors import check_client
+from daskrun.reach import reach
 from daskrun.settings import known_workers, n_gpus, unfit_for_pytorch
 from workshop_utils.object_store import spare_loopback_the_proxy
 from workshop_utils.progress import waiting
@@ -29,7 +27,6 @@ from workshop_utils.progress import waiting
 DASHBOARD_PORT = 8787  # where people look for it; where it is taken, Dask chooses any
 PANES = "WORKSHOP_PANES"  # names the file in which `workshop lab` reads which cluster its panes show
 VENDOR_TIMEOUT_S = 600  # a vendor's machines may have to start first
-TLS_FILES = "CA_FILE", "CLIENT__CERT", "CLIENT__KEY"
 # Other versions of these on client and workers would fail late and far away, so they are refused at once.
 SAME_ON_SCHEDULER = ("python", "dask", "distributed", "cloudpickle", "daskrun", "workshop-dask-pytorch")
 SAME_ON_WORKERS = (*SAME_ON_SCHEDULER, "numpy", "pandas", "torch", "torchvision")
@@ -109,7 +106,7 @@ def _join(address: str, timeout_s: float, wait_for_workers: float) -> Client:
     timeout_s: seconds to wait for the scheduler. wait_for_workers: seconds to wait for its first worker.
     Raises ClusterError where no scheduler answers, no worker comes, or their versions differ from this process's.
     """
-    _ask(address, timeout_s)
+    reach(address, timeout_s)
     with warnings.catch_warnings(action="ignore", category=VersionMismatchWarning):  # refused below, with the cure
         client = Client(address, timeout=timeout_s)
     _refuse_other_versions(client)
@@ -118,40 +115,6 @@ def _join(address: str, timeout_s: float, wait_for_workers: float) -> Client:
         _refuse_other_versions(client)
     client.run_on_scheduler(dashboard.show)  # before the first job, for JupyterLab's pane
     return client
-
-
-def _ask(address, timeout_s):
-    """Raise ClusterError unless a scheduler answers at `address`."""
-    try:
-        # In a thread, as a notebook's own already runs an event loop; the stop button ends the wait.
-        LoopRunner().run_sync(_identity, address, timeout_s)
-    except (ValueError, TypeError) as error:
-        if "ssl_context" in str(error):  # what Dask says where the certificate's files are not set
-            names = ", ".join(f"DASK_DISTRIBUTED__COMM__TLS__{name}" for name in TLS_FILES)
-            raise ClusterError(
-                f"{address!r} asks for a certificate, and Dask's settings name none: set {names} to the "
-                "paths of its files before Python starts."
-            ) from error
-        raise ClusterError(f"{address!r} is not a scheduler's address ({error}): write tcp://HOST:PORT.") from error
-    except OSError as error:  # also TimeoutError
-        cause: BaseException = error
-        while cause.__cause__:  # the first cause says most, such as a certificate that is not trusted
-            cause = cause.__cause__
-        why = f" ({cause})" if str(cause) else ""
-        is_set = address == os.environ.get("DASK_SCHEDULER_ADDRESS")
-        else_here = "; or unset DASK_SCHEDULER_ADDRESS to start a cluster on this machine" if is_set else ""
-        raise ClusterError(
-            f"No Dask scheduler answered at {address!r} within {timeout_s} s{why}. Check that it runs, "
-            "that it is tcp:// or tls:// as you write, and that this is the scheduler's port, not the "
-            f"dashboard's{else_here}."
-        ) from error
-
-
-async def _identity(address, timeout_s):
-    # Client's own timeout never ends a connection to something that listens but is no scheduler.
-    security = Security().get_connection_args("client")
-    async with asyncio.timeout(timeout_s), rpc(address, connection_args=security) as scheduler:
-        return await scheduler.identity()
 
 
 def _await_worker(client, timeout_s):

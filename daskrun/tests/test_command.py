@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -447,7 +448,17 @@ def test_a_folder_too_large_to_send_is_refused(tmp_path, monkeypatch):
 def test_a_file_without_a_schedulers_address_is_named(tmp_path):
     (tmp_path / "scheduler.json").write_text("{}")
     done = CliRunner().invoke(main, ["--scheduler-file", str(tmp_path / "scheduler.json"), "script.py"])
-    assert f"No Dask scheduler answers at {tmp_path}/scheduler.json" in done.output
+    assert f"{tmp_path}/scheduler.json holds no scheduler's address" in done.output
+    assert done.exit_code == 1
+
+
+def test_what_listens_but_is_no_scheduler_is_told_with_the_cure(tmp_path, monkeypatch):
+    monkeypatch.setattr("daskrun.command.ANSWER_S", 1)
+    write(tmp_path, "")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        done = CliRunner().invoke(main, ["--scheduler", address, str(tmp_path / "script.py")])
+    assert re.search(f"No Dask scheduler answered at '{address}' within 1 s.*not the dashboard's", done.output)
     assert done.exit_code == 1
 
 
@@ -464,6 +475,7 @@ def test_a_file_without_a_schedulers_address_is_named(tmp_path):
         (["-n", "two"], "'two' is neither a number of ranks nor two, such as 2:8"),
         (["--scheduler-file", "nowhere"], "does not exist"),
         (["--nowhere", "3"], "Options of the script follow its name"),
+        (["--standalone", "--scheduler", "tcp://127.0.0.1:1"], "give one of them"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_to_write(words, says):

@@ -12,10 +12,13 @@ import dask
 from dask.system import CPU_COUNT
 from distributed.utils import get_ip
 
+from daskrun.errors import ClusterError
+from daskrun.reach import reach
 from daskrun.settings import own_gpu_first, worker_settings
 
 # What torchrun tells this process must not reach the ranks of later jobs; OMP_NUM_THREADS would keep them to one core.
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "OMP_NUM_THREADS")
+ANSWER_S = 30  # time limit for the scheduler, which may be starting
 
 
 def become(address: str | None, port: int, torch_threads: int | None) -> NoReturn:
@@ -40,7 +43,11 @@ def become(address: str | None, port: int, torch_threads: int | None) -> NoRetur
         environment |= worker_settings(torch_threads or max(1, CPU_COUNT // n_beside))
         environment |= own_gpu_first(position) if rank else {}
         command = ["distributed.cli.dask_worker", address, "--host", own, "--nthreads", "1"]
-        click.echo(f"Joining {address}. Where no scheduler answers for 30 s, Dask ends with a traceback.", err=True)
+        click.echo(f"Joining {address}.", err=True)
+        try:
+            reach(address, ANSWER_S)
+        except ClusterError as error:
+            raise click.ClickException(str(error)) from error
     os.execve(sys.executable, [sys.executable, "-m", *command], environment)
 
 

@@ -1,6 +1,7 @@
 """The command `daskrun`: run a script for torchrun on the workers of a Dask cluster."""
 
 import errno
+import json
 import logging
 import os
 import signal
@@ -17,6 +18,7 @@ from tempfile import TemporaryFile
 from typing import Any, TextIO
 
 import click
+from click.core import ParameterSource
 from distributed import CancelledError, Client
 from distributed.diagnostics.plugin import WorkerPlugin
 
@@ -28,7 +30,10 @@ from daskrun.job import Job
 from daskrun.limits import limits
 from daskrun.local import start_workers
 from daskrun.options import Command, in_options, ranks, take_torchruns, variables
+from daskrun.reach import reach
 from daskrun.script import ENDS, run_script, script_here
+
+ANSWER_S = 30  # time limit for a scheduler's first answer
 
 
 @click.command(
@@ -109,7 +114,7 @@ def main(
         what = script_here(script, module, arguments, ship)
         what = what._replace(environment=variables(names), virtual_local_rank=virtual_local_rank)
         of_job = limits(n_workers, **settings)
-        is_local = standalone or not (scheduler or scheduler_file)
+        is_local = _is_local(standalone, scheduler, scheduler_file)
         if is_local and not module and not Path(script).is_file():
             raise JobError(f"There is no file {script} here.")
         if log_dir:
@@ -137,6 +142,14 @@ def main(
 
 
 take_torchruns(main)
+
+
+def _is_local(standalone: bool, scheduler: str | None, file: str | None) -> bool:
+    """Return whether to start workers; refuse an order to join others, too."""
+    source = click.get_current_context().get_parameter_source("scheduler")
+    if standalone and (file or source is ParameterSource.COMMANDLINE):
+        raise click.UsageError("--standalone starts workers, and --scheduler joins some: give one of them.")
+    return standalone or not (scheduler or file)
 
 
 def _make(log_dir: Path) -> None:
@@ -169,13 +182,13 @@ class _GroupOfItsOwn(WorkerPlugin):
 
 def _joined(address: str | None, file: str | None) -> Client:
     click.echo(f"Joining {file or address}.", err=True)
-    try:
-        return Client(address, scheduler_file=file)
-    except Exception as error:  # of many kinds, such as an AssertionError for a file without an address
-        raise ClusterError(
-            f"No Dask scheduler answers at {file or address}: {error!r}. Start one, or wait. The port is the "
-            "scheduler's, 8786 unless told otherwise, not the dashboard's; with TLS, the address begins with tls://."
-        ) from error
+    if file:
+        try:
+            address = json.loads(Path(file).read_text(encoding="utf-8"))["address"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ClusterError(f"{file} holds no scheduler's address: give the file that it has written.") from error
+    reach(str(address), ANSWER_S)
+    return Client(address)
 
 
 def _last_words(error: Exception, stopped_by: list[int]) -> str:

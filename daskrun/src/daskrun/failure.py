@@ -9,7 +9,7 @@ import cloudpickle
 from distributed import get_worker
 from distributed.core import error_message
 
-from daskrun.errors import JobError, Stopped, ranks_named
+from daskrun.errors import JobError, Stopped, WorkerDied, ranks_named
 from daskrun.private import recorded_collectives
 from daskrun.why.look import described, may_follow_a_death
 
@@ -44,7 +44,8 @@ def failure(
         error = JobError(f"Rank {rank} raised a {type(error).__name__}, of which no text can be made.")
         message = _as_message(error)
     exception, remote = (getattr(message[name], "data", None) for name in ("exception", "traceback"))
-    return error, (exception, remote, _about(store, rank, world_size, error), follows)
+    about = "" if isinstance(error, WorkerDied) else _about(store, rank, world_size, error)  # it names its rank itself
+    return error, (exception, remote, about, follows)
 
 
 def _as_message(error: Exception) -> Any:

@@ -122,8 +122,10 @@ def run_script(script: Script) -> None:
     if code == -signal.SIGABRT or (code > 0 and look.COMMUNICATION.search(error)):
         time.sleep(FIRST_S)  # NCCL aborts a rank, and gloo raises, where another one is gone
     if code < 0 and -code not in ENDS:
-        how, _ = how_it_ended(Death(End(0, code, 0, None, "")))
-        raise WorkerDied(f"Rank {mine.rank} died: the process of {script.path} on {here} {how}.\n\n{said}")
+        how, cure = how_it_ended(Death(End(0, code, 0, None, "")))
+        cure = f" {cure}" if cure and not mine.max_restarts else ""
+        died = f"Rank {mine.rank} died: the process of {script.path} on {here} {how}.{cure}"
+        raise WorkerDied(f"{died}{ITS_LAST_LINES if said else ''}\n\n{said}")
     if code:
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         raise JobError(f"{script.path} ended with {how}.{ITS_LAST_LINES if said else ''}\n\n{said}")

@@ -67,7 +67,8 @@ class Watch:
                 exception, traceback, note, may_follow = more
                 _, error, stack = clean_exception(exception, traceback)
                 assert error is not None
-                add_note(error, note)
+                if note:
+                    add_note(error, note)
                 attempt.fail(rank, error, stack, may_follow)
 
     async def fetch(self) -> None:

@@ -193,7 +193,7 @@ def place_of(frames: list[traceback.FrameSummary]) -> str:
     Such as "train.py:40 in train, in all_reduce"; native code, as `time.sleep` is, does not show.
     """
     if not frames:
-        return "no line of the function: it is being imported, waits for the others to begin, or is native code"
+        return "no line of the function: it is being imported, waits for the others to begin, or is in native code"
     at = _innermost_own(frames)
     called = [frame.name for frame in frames[at + 1 :] if frame.name not in WRAPPERS]
     callee = f", in {called[0]}" if called else ""
