@@ -77,8 +77,8 @@ class Line(NamedTuple):
 
 @dataclass
 class JobRecord:
-    """A job. since: when it was launched. attempt: from 0, of `attempts`. wanted:
-    the one for which it asks for workers. error: the first line; "" if there is none.
+    """A job. since: when it was launched. attempt: from 0, of `attempts`. wanted: the one that asks for workers.
+    error: the first line; "" if there is none.
 
     rows: (when, attempt, rank, step, values) of each row of metrics. waiting: ranks that wait in a collective, as
     somebody who asked was told; until a rank logs again.
