@@ -120,6 +120,24 @@ def test_a_check_of_a_closed_cluster_says_so():
         check(-1, client)
 
 
+def test_a_check_does_not_judge_what_was_there_before_a_cell_that_raised(shell, capsys):
+    shell.push({"unanswered": unanswered, "ours": ours, "given": None, "check": check_two})
+
+    def run(*cells):
+        for cell in cells:
+            shell.run_cell(cell)
+        said = capsys.readouterr().out
+        return [word for word in ("ended in an error", "add one and one", "Correct", "That was our solution") if word in said]
+
+    check = "check(answer)"
+    assert run("answer = 3", SOLUTION_CELL, check) == ["add one and one"]
+    assert run("answer = 1 / 0", SOLUTION_CELL, check) == ["ended in an error"]
+    assert run(check) == ["add one and one"], "once said is enough"
+    assert run("answer = = 2", check) == ["ended in an error"]
+    assert run("answer = 1 / 0", SOLUTION_CELL, "answer = 2", SOLUTION_CELL, check) == ["Correct"]
+    assert run("del answer", "answer = 1 / 0", SOLUTION_CELL, check) == ["That was our solution"]
+
+
 def test_an_error_in_an_attendees_cell_names_its_line(shell):
     shell.compile.get_code_name = lambda *of_a_cell: "/tmp/ipykernel_1/2.py"
     shell.run_cell("def my_answer(x):\n    return 1 / x")

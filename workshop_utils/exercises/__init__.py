@@ -19,6 +19,7 @@ Function = Callable[..., Any]  # the same, if the exercise asks for a function
 Arguments = ParamSpec("Arguments")
 Solution = TypeVar("Solution")
 _ours: list = []  # answers that solution cells gave
+_stale: list = []  # answers that were there before a cell that should have given another, and raised an error
 _whose = "Correct."  # first words of the message of the check that runs
 
 
@@ -37,6 +38,7 @@ def unanswered(name: str, given: FunctionType | None = None) -> bool:
     given: as in `is_stub`.
     """
     answer = sys._getframe(1).f_globals.get(name)
+    _stale[:] = [answer] if _error_of_the_cell_before() else []
     return _is_ours(answer) or is_stub(answer, given)
 
 
@@ -148,6 +150,7 @@ def exercise(check: Callable[Arguments, None]) -> Callable[Arguments, None]:
         _whose = "That was our solution." if _is_ours(answer) else "Correct."
         state = "not yet"  # this stays if an interrupt ends the check
         try:
+            _expect_no_error(name, answer)
             expect(answer is not None, f"{name} is still None.")
             if parameter.annotation is Function:
                 expect_type(answer, Callable, f"{name} should be a function")
@@ -188,6 +191,25 @@ def reconcile(guess: float | None, estimate: float, measured: float, unit: str) 
     times = f"   {measured / estimate:.2f} times the estimate" if comparable else ""
     print(f"measured        {measured:8,.{digits}f} {unit}{times}")
     expect(guess is None or guessed is not None, f"your guess is {guess!r}: write a number, without its unit, or None.")
+
+
+def _expect_no_error(name, answer):
+    """Raise NotYet, once, where the attendee's cell has raised an error: the answer is the one before."""
+    is_stale = _error_of_the_cell_before() or any(answer is each for each in _stale)
+    _stale.clear()
+    expect(
+        _is_ours(answer) or not is_stale,
+        f"your cell ended in an error, so {name} is what it was before. Mend that cell and run it, then this one again.",
+    )
+
+
+def _error_of_the_cell_before():
+    """Return the error with which the cell that ran last has ended, unless it is a hint of a check; else None."""
+    from IPython import get_ipython
+
+    result = getattr(get_ipython(), "last_execution_result", None)
+    error = result and (result.error_before_exec or result.error_in_exec)
+    return None if isinstance(error, NotYet) else error
 
 
 def _is_ours(answer):

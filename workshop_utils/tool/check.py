@@ -215,7 +215,7 @@ def _children(client):
         import torch
         from torch.utils.data import DataLoader, TensorDataset
 
-        return len(list(DataLoader(TensorDataset(torch.zeros(2)), num_workers=1)))
+        return len(list(DataLoader(TensorDataset(torch.zeros(2)), num_workers=1, timeout=60)))
 
     return f"{len(client.run(load_in_a_child))} worker(s) may start DataLoader's processes"
 

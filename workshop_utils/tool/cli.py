@@ -9,6 +9,9 @@ import click
 from workshop_utils.tool import FIRST
 
 PINS = "requirements.txt"
+CORES, PORT, PORT_OR_ANY = click.IntRange(1), click.IntRange(1, 65535), click.IntRange(0, 65535)
+for kind in (CORES, PORT, PORT_OR_ANY):
+    kind.name = "number"  # which errors and help would call an integer range
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -19,7 +22,7 @@ def main() -> None:
 
 @main.command(context_settings={"ignore_unknown_options": True})
 @click.option("--no-browser", is_flag=True, help="Print the address instead of opening a browser.")
-@click.option("--port", type=click.IntRange(1, 65535), help="JupyterLab's port; by default 8888, or the next free one.")
+@click.option("--port", type=PORT, help="JupyterLab's port; by default 8888, or the next free one.")
 @click.argument("extra", nargs=-1, type=click.UNPROCESSED)
 def lab(no_browser: bool, port: int | None, extra: tuple[str, ...]) -> None:
     """Open JupyterLab on notebook 01, with Dask's dashboards.
@@ -50,7 +53,7 @@ def check(address: str | None) -> None:
 
 
 @main.command()
-@click.option("--threads", type=click.IntRange(1), help="Cores that one PyTorch operation may use; default: all.")
+@click.option("--threads", type=CORES, help="Cores that one PyTorch operation may use; default: all.")
 def worker_env(threads: int | None) -> None:
     """Print settings for a shell that starts workers.
 
@@ -65,8 +68,8 @@ def worker_env(threads: int | None) -> None:
 
 @main.command()
 @click.argument("address", required=False)
-@click.option("--port", type=click.IntRange(1, 65535), default=8786, help="Port of the scheduler; default: 8786.")
-@click.option("--threads", type=click.IntRange(1), help="Cores that one PyTorch operation may use; default: its share.")
+@click.option("--port", type=PORT, default=8786, help="Port of the scheduler; default: 8786.")
+@click.option("--threads", type=CORES, help="Cores that one PyTorch operation may use; default: its share.")
 def join(address: str | None, port: int, threads: int | None) -> None:
     """Become a worker of a scheduler, or the scheduler.
 
@@ -81,7 +84,7 @@ def join(address: str | None, port: int, threads: int | None) -> None:
 
 @main.command()
 @click.option("--host", default="127.0.0.1", help="Where to listen: 0.0.0.0 for a room; default: this machine only.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8800, help="Default: 8800; 0 for any free one.")
+@click.option("--port", type=PORT_OR_ANY, default=8800, help="Default: 8800; 0 for any free one.")
 @click.option("--csv", type=click.Path(dir_okay=False), help="Write what was reported at the end.")
 def room(host: str, port: int, csv: str | None) -> None:
     """Show who passed which exercise, and who did not yet.

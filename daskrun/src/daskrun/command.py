@@ -10,7 +10,6 @@ import warnings
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from functools import partial
-from importlib.util import find_spec
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -29,7 +28,7 @@ from daskrun.group import in_process_group
 from daskrun.job import Job
 from daskrun.limits import limits
 from daskrun.local import start_workers
-from daskrun.options import Command, in_options, ranks, take_torchruns, variables
+from daskrun.options import Command, in_options, ranks, stall, take_torchruns, variables
 from daskrun.reach import reach
 from daskrun.script import ENDS, run_script, script_here
 
@@ -59,9 +58,9 @@ ANSWER_S = 30  # time limit for a scheduler's first answer
 @click.option("--timeout", type=float, help="Seconds that the whole job may take.")
 @click.option(
     "--stall-after",
-    type=click.FloatRange(0),
+    type=float,
     default=300.0,
-    callback=lambda ctx, param, value: value or None,
+    callback=stall,
     help="Seconds without output after which ranks are asked where they stand; 0 for never.",
 )
 @click.option("--wait-for-workers", default=0.0, help="Seconds to wait for idle workers.")
@@ -168,7 +167,7 @@ def _local(n_workers: int | tuple[int, int] | None) -> Client:
 
 
 def _say_where_to_look(client: Client) -> None:
-    if find_spec("bokeh"):
+    if client.run_on_scheduler(lambda: "distributed.dashboard.scheduler" in sys.modules):  # else it has no dashboard
         with suppress(KeyError):  # Dask's setting of the link names a variable that is not set
             click.echo(f"Where each rank is: {client.dashboard_link.removesuffix('/status')}{PAGE}", err=True)
 

@@ -30,7 +30,9 @@ def limits(
     """Return the limits of a job; raise ValueError for one that cannot be. All is as in `daskrun.launch`."""
     pair = n_workers if isinstance(n_workers, tuple) else (n_workers, n_workers)
     whole = len(pair) == 2 and all(isinstance(number, Integral) and number is not True for number in pair)
-    if n_workers is not None and not (whole and 1 <= pair[0] <= pair[1]):  # type: ignore[operator]
+    if whole and 1 <= pair[1] < pair[0]:  # type: ignore[operator]
+        raise ValueError(f"n_workers is {n_workers!r}: the fewest come first, as in {pair[::-1]!r}.")
+    if n_workers is not None and not (whole and min(pair) >= 1):  # type: ignore[operator]
         raise ValueError(
             f"n_workers is {n_workers!r}: give a whole number of at least 1, a pair (fewest, most) of them, or None "
             "for all workers."

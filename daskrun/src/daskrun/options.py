@@ -50,6 +50,13 @@ def ranks(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
     return (fewest, *most) if most else fewest
 
 
+def stall(ctx: click.Context, param: click.Parameter, value: float) -> float | None:
+    """Return seconds, or None of 0, which means never."""
+    if not value >= 0:  # nor is nan
+        raise click.BadParameter(f"{value} is no time: give seconds, or 0 for never.")
+    return value or None
+
+
 class Command(click.Command):
     """Says where a script's options belong."""
 
