@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 WIDTH = 6.5  # inches of each chart: its letters can still be read where a phone shows it in 350 pixels
 DPI = 100  # of charts, as a page shows them; their PNGs have twice as many, and stay sharp when enlarged
 # The colours of charts, in this order: no two look alike to people who confuse red and green, or blue and green.
-PALETTE = ["#2166ac", "#d8870f", "#1b7837", "#882255", "#88ccee"]
+PALETTE = ["#2166ac", "#cc7a00", "#1b7837", "#882255"]
 LOAD, WAIT, COMPUTE = PALETTE[:3]  # where a step's time goes, in all notebooks
 COLOURS = {None: "#333333", True: "#1b7837", False: "#b2182b"}  # the colour of each mark in a gallery
 
@@ -28,7 +28,8 @@ def theme() -> "p9.theme":
     """Return plotnine's minimal theme as the charts here have it: letters for small pages, the legend on top."""
     import plotnine as p9
 
-    return p9.theme_minimal(base_size=12) + p9.theme(axis_text=p9.element_text(size=11), legend_position="top")
+    texts = dict.fromkeys(("axis_text", "legend_text", "strip_text", "plot_caption"), p9.element_text(size=11))
+    return p9.theme_minimal(base_size=12) + p9.theme(legend_position="top", **texts)
 
 
 def show(plot: "p9.ggplot", alt: str, *, height: float = 3.0) -> IPython.display.Image:

@@ -1,9 +1,13 @@
 // What the theme lacks on a phone: wide tables are cards, charts have the width of the page, lines of code that are too
 // long go on below, what cells have printed has smaller letters, and tables of figures fold.
 
-// A tap gives the letters of a chart their size, and another takes it back.
-for (const chart of document.querySelectorAll(".cell_output > img")) {
-  chart.addEventListener("click", () => chart.classList.toggle("large"));
+// A tap, or Enter, gives the letters of a chart or a screenshot their size, and another takes it back.
+const pictures = [...document.querySelectorAll(".cell_output > img, .bd-article p > img[src$='.png']")];
+for (const picture of pictures) {
+  const toggle = () => picture.classList.toggle("large");
+  picture.parentElement.classList.add("enlarges");
+  picture.addEventListener("click", toggle);
+  picture.addEventListener("keydown", ({ key }) => key === "Enter" && toggle());
 }
 
 // A table becomes cards (see book.css) if what is behind its first column is longer than a line of text. Numbers stay in
@@ -120,6 +124,7 @@ function adapt() {
   if (innerWidth === width) return; // as where a phone's address bar goes
   width = innerWidth;
   const isNarrow = width < 720;
+  pictures.forEach((picture) => (picture.tabIndex = isNarrow ? 0 : -1));
   const folds = document.querySelectorAll("details.section");
   if (isNarrow) foldAll();
   if (isNarrow && !folds.length) foldTables();

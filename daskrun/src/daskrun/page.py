@@ -45,7 +45,7 @@ td:last-child {white-space: normal}
 .late, .failed, .dead {color: #b00020; font-weight: bold}
 """
 
-SAID = "pre {white-space: pre-wrap; max-height: 240px; overflow: auto}"
+SAID = "pre {white-space: pre-wrap; max-height: 60vh; overflow: auto}"
 
 _viewers: "WeakSet[Ranks]" = WeakSet()
 
