@@ -1,5 +1,6 @@
 """What many tests share: one S3 server, a few sketches, small random weights, the real photos if there."""
 
+import gc
 import importlib
 import sys
 from pathlib import Path
@@ -21,6 +22,10 @@ IMPORTED_ONCE = ["torchvision", "daskrun.horovod", "workshop_utils.classify", "w
 def pytest_configure(config):
     # Workers are forked from one process for the session, as each import of PyTorch takes seconds of a core.
     local.PRELOAD += IMPORTED_ONCE
+
+
+def pytest_collection_finish():
+    gc.freeze()  # what is imported is no garbage, and to look for some in it takes half a second each time
 
 
 @pytest.fixture(scope="module")

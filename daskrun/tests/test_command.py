@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from click.testing import CliRunner
-from processes import has_ended
+from processes import dask_process, has_ended
 from waiting import GIVE_UP_S, until
 
 from daskrun.command import main
@@ -462,6 +462,15 @@ def test_what_listens_but_is_no_scheduler_is_told_with_the_cure(tmp_path, monkey
     assert done.exit_code == 1
 
 
+def test_a_cluster_without_a_dashboard_has_no_address_of_one(tmp_path):
+    write(tmp_path, "")
+    file = tmp_path / "scheduler.json"
+    with dask_process("scheduler", "--scheduler-file", file, "--port", 0, folder=tmp_path):
+        until(file.exists)
+        done = CliRunner().invoke(main, ["-n", "1", "--scheduler-file", str(file), str(tmp_path / "script.py")])
+    assert "needs 1 or more" in done.output and "Where each rank is" not in done.output, done.output
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -473,6 +482,7 @@ def test_what_listens_but_is_no_scheduler_is_told_with_the_cure(tmp_path, monkey
         (["--env", "NOWHERE_SET"], "write --env NOWHERE_SET=VALUE"),
         (["--env", "RANK=3"], "ranks get RANK from daskrun"),
         (["-n", "two"], "'two' is neither a number of ranks nor two, such as 2:8"),
+        (["--stall-after", "nan"], "give seconds, or 0 for never"),
         (["--scheduler-file", "nowhere"], "does not exist"),
         (["--nowhere", "3"], "Options of the script follow its name"),
         (["--standalone", "--scheduler", "tcp://127.0.0.1:1"], "give one of them"),

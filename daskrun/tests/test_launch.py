@@ -271,6 +271,8 @@ def test_what_cannot_be_sent_is_refused(client):
         ({"n_workers": 3, "wait_for_workers": 0.3}, JobError, "needs 3 workers.* has 2"),
         ({"n_workers": (3, 4)}, JobError, r"needs 3 workers.*cluster.adapt\(minimum=3\)"),
         ({"n_workers": 0}, ValueError, "n_workers is 0"),
+        ({"n_workers": (8, 2)}, ValueError, r"n_workers is \(8, 2\): the fewest come first, as in \(2, 8\)"),
+        ({"n_workers": (5, 0)}, ValueError, r"n_workers is \(5, 0\): give"),
         ({"n_workers": (1, 2, 3)}, ValueError, r"n_workers is \(1, 2, 3\)"),
         ({"timeout": 0}, ValueError, "timeout is 0"),
         ({"max_restarts": -1}, ValueError, "max_restarts is -1"),

@@ -1,5 +1,6 @@
 """Local workers suit PyTorch, are back soon after a death, and are like new ones in all else."""
 
+import gc
 import multiprocessing
 import os
 import random
@@ -52,6 +53,8 @@ def test_a_worker_that_died_is_back_with_pytorch_imported_and_what_suits_it():
             os.kill(victim := min(client.run(os.getpid).values()), deadly)
             until_replaced(client, victim)
         assert all(client.run(has_torch).values()) and set(client.run(os.getppid).values()) == {server}
+        assert set(client.run(gc.isenabled).values()) == {True}
+        assert min(client.run(gc.get_freeze_count).values()) > 100_000, "what was imported before the fork"
         share = max(1, os.cpu_count() // 2)
         threads = set(client.run(lambda: (os.environ["OMP_NUM_THREADS"], torch.get_num_threads())).values())
         assert threads == {(str(share), share)}

@@ -5,6 +5,7 @@ Nothing else may import this, as it has the process ignore signals.
 
 # ruff: noqa: E402
 import atexit
+import gc
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from contextlib import suppress
 from importlib import import_module
 from multiprocessing import util
 
+gc.disable()  # nothing of what is imported is garbage, and to look for some takes a tenth of the time
 sys.path[:] = filter(None, sys.path)  # without the working directory, whose files could be taken for libraries
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # Jupyter's stop button signals the kernel's children, too
 # Slurm signals all processes of a job. Without this one, nannies would take their workers for dead.
@@ -32,12 +34,14 @@ for also in filter(None, os.environ.pop(ALSO, "").split(",")):
     except Exception:  # it would end the fork server, and whoever asks it for a process would wait for ever
         traceback.print_exc()
 
+gc.freeze()  # nor will it be: workers do not look for it again
 SERVER = os.getpid()
 
 
 def _begin(server: int) -> None:
     if os.getppid() != server:  # a worker's own forks come here too
         return
+    gc.enable()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     np.random.seed()  # else all children would draw the same numbers; Python sees to its own
