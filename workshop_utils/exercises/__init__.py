@@ -199,7 +199,7 @@ def _expect_no_error(name, answer):
     _stale.clear()
     expect(
         _is_ours(answer) or not is_stale,
-        f"your cell ended in an error, so {name} is what it was before. Mend that cell and run it, then this one again.",
+        f"your cell ended in an error, so {name} is what it was before. Mend and run that cell, then this one.",
     )
 
 
