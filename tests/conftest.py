@@ -28,6 +28,10 @@ def pytest_collection_finish():
     gc.freeze()  # what is imported is no garbage, and to look for some in it takes half a second each time
 
 
+def pytest_unconfigure():
+    gc.unfreeze()  # else C++ libraries would print what is left at the end
+
+
 @pytest.fixture(scope="module")
 def browser():
     """A real browser, for a module's tests and no longer: its driver keeps an event loop in this thread."""

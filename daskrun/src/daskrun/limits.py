@@ -32,7 +32,7 @@ def limits(
     whole = len(pair) == 2 and all(isinstance(number, Integral) and number is not True for number in pair)
     if whole and 1 <= pair[1] < pair[0]:  # type: ignore[operator]
         raise ValueError(f"n_workers is {n_workers!r}: the fewest come first, as in {pair[::-1]!r}.")
-    if n_workers is not None and not (whole and min(pair) >= 1):  # type: ignore[operator]
+    if n_workers is not None and not (whole and min(pair) >= 1):  # type: ignore[type-var, operator]
         raise ValueError(
             f"n_workers is {n_workers!r}: give a whole number of at least 1, a pair (fewest, most) of them, or None "
             "for all workers."

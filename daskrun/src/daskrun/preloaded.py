@@ -35,6 +35,7 @@ for also in filter(None, os.environ.pop(ALSO, "").split(",")):
         traceback.print_exc()
 
 gc.freeze()  # nor will it be: workers do not look for it again
+atexit.register(gc.unfreeze)  # else C++ libraries would print what is left at the server's end
 SERVER = os.getpid()
 
 
