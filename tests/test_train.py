@@ -309,6 +309,7 @@ def test_the_children_of_a_rank_read_a_dataset_that_they_cannot_import(client):
     assert found[0]["train_loss"] == expected[0]["train_loss"] and not changed(found[1], expected[1])
 
 
+@pytest.mark.weekly
 def test_a_users_own_loader_reads_a_dataset_that_its_children_cannot_import(client):
     def read():
         own = OfTheNotebook(*noise(8).tensors)

@@ -65,6 +65,8 @@ if [ "$for_gpus" = nccl ]; then
 else
   # It would take any CUDA toolkit on this machine for a wish to use it.
   sed -i 's/from torch.utils.cpp_extension import CUDA_HOME/CUDA_HOME = None/' horovod-0.28.1/cmake/Modules/FindPytorch.cmake
+  # Twenty files are compiled as one, so that PyTorch's headers are read twice, not forty times.
+  sed -i 's/^set_output_dir()/set(CMAKE_UNITY_BUILD ON)\nset(CMAKE_UNITY_BUILD_BATCH_SIZE 20)\n&/' horovod-0.28.1/horovod/torch/CMakeLists.txt
   build CUDACXX=none || failed "$(why)"
 fi
 "$venv/bin/uv" pip install --quiet --no-deps --reinstall-package horovod wheels/horovod-*.whl

@@ -21,6 +21,8 @@ def pytest_configure(config):
     # The suite is about the CPU, whatever the machine; `pytest -m gpu` is about the GPU.
     if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        torch.set_num_threads(1)  # the others have the other cores
 
 
 def pytest_collection_modifyitems(config, items):

@@ -103,6 +103,7 @@ def test_a_death_is_told_with_its_signal_or_exit_code(client, fn, args, said):
         daskrun.run(client, fn, *args, wait_for_workers=60)
 
 
+@pytest.mark.weekly
 def test_a_worker_that_a_signal_to_its_nanny_closes_is_told_with_the_signal(tmp_path):
     def tells_its_nanny():
         log_metrics(nanny=os.getppid())

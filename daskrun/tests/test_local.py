@@ -12,6 +12,7 @@ import threading
 import traceback
 import warnings
 from contextlib import nullcontext
+from functools import partial
 from types import ModuleType
 
 import dask
@@ -29,6 +30,7 @@ from daskrun import ClusterError, local, start_local
 from daskrun.local import LOOPBACK
 from daskrun.settings import THREADS, own_gpu_first, unfit_for_pytorch
 
+weekly = partial(pytest.param, marks=pytest.mark.weekly)
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
 
 
@@ -286,7 +288,7 @@ if __name__ == "__main__":
     with start_local(1) as client, client.cluster:
         print(client.submit(total).result(), __file__)
 """
-forks = pytest.mark.parametrize("forks", [True, pytest.param(False, marks=pytest.mark.weekly)])
+forks = pytest.mark.parametrize("forks", [True, weekly(False)])
 
 
 @forks
@@ -314,6 +316,7 @@ torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
 """
 
 
+@pytest.mark.weekly
 def test_dask_cudas_workers_that_did_not_start_are_an_error_too(tmp_path):
     (tmp_path / "dask_cuda").mkdir()
     (tmp_path / "dask_cuda/__init__.py").write_text(AS_DASK_CUDA)
@@ -330,6 +333,7 @@ def test_dask_cudas_workers_that_did_not_start_are_an_error_too(tmp_path):
     assert done.returncode == 1 and last.endswith("if __name__ == '__main__':")
 
 
+@pytest.mark.weekly
 def test_a_program_that_imports_pytorch_after_the_start_has_its_own_threads(tmp_path):
     program = (
         "from daskrun import start_local\n"
@@ -340,6 +344,7 @@ def test_a_program_that_imports_pytorch_after_the_start_has_its_own_threads(tmp_
     assert python("-c", program).stdout == python(tmp_path / "alone.py").stdout
 
 
+@pytest.mark.weekly
 @forks
 def test_a_script_on_standard_input_has_workers(forks, tmp_path):
     done = python("-", input=SUM_IN_A_WORKER, cwd=tmp_path, env={"DASK_DASKRUN__FORK_WORKERS": str(forks)})
@@ -400,9 +405,10 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("set_by_user", "found"),
     [
-        ({"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "INFO"}, "1 1 INFO"),  # 1 is Dask's own default, too
+        # 1 is Dask's own default, too
+        weekly({"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "INFO"}, "1 1 INFO"),
         ({"MKL_NUM_THREADS": "3"}, "3 3 ERROR"),
-        ({}, f"{os.cpu_count()} {os.cpu_count()} ERROR"),
+        weekly({}, f"{os.cpu_count()} {os.cpu_count()} ERROR"),
     ],
 )
 def test_the_users_variables_win_in_each_cluster_of_a_program(tmp_path, set_by_user, found):

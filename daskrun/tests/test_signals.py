@@ -168,7 +168,7 @@ def test_a_signal_while_workers_start_leaves_no_semaphore(tmp_path):
     assert "leaked" not in said + err and "Traceback" not in err
 
 
-@pytest.mark.parametrize("saves", [True, False])
+@pytest.mark.parametrize("saves", [True, pytest.param(False, marks=pytest.mark.weekly)])
 def test_scripts_end_when_nobody_reads_the_output_any_more_and_may_save(client, tmp_path, saves):
     write(
         tmp_path,

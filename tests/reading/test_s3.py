@@ -222,6 +222,7 @@ def test_a_forked_process_reads_after_its_parent_has_read(s3):
         assert [read.get(240) for read in reading] == [expected] * 4 and listing.get(240) == paths
 
 
+@pytest.mark.weekly
 def test_a_program_that_is_interrupted_while_it_reads_ends():
     code = "import sys; from workshop_utils.photos import read_files; print('reads', flush=True)\n"
     code += "read_files(['s3://bucket/1.jpg'], {'anon': True, 'client_kwargs': {'endpoint_url': sys.argv[1]}})"
