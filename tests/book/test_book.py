@@ -312,7 +312,7 @@ def test_what_is_made_for_paper_fits_on_it(page_of, site, path, n_pages):
     pdf = page.pdf(format="A4", prefer_css_page_size=True)
     assert len(re.findall(rb"/Type\s*/Page\b", pdf)) in n_pages
     page.emulate_media(media="print")
-    page.set_viewport_size({"width": 673, "height": 1020})  # A4 without its margins, in CSS pixels
+    page.set_viewport_size({"width": 673, "height": 1043})  # A4 without its margins, in CSS pixels
     hidden = page.locator(".handout").evaluate_all(
         "sheets => sheets.filter(it => it.scrollHeight > it.clientHeight + 1).map(it => it.innerText.split('\\n')[0])"
     )
