@@ -94,10 +94,10 @@ def ladder(rungs: "pd.DataFrame", alt: str) -> IPython.display.Image:
     labels = rungs.assign(ms=total_ms, label=[f" {rate:.3g} images/s" for rate in rungs.images_per_s])
     bars = (
         p9.ggplot(long, p9.aes("rung", "ms"))
-        + p9.geom_col(p9.aes(fill="part"), width=0.7, position=p9.position_stack(reverse=True))
-        + p9.geom_text(p9.aes(label="label"), data=labels, ha="left", size=10)
+        + p9.geom_col(p9.aes(fill="part"), width=0.7, color="white", position=p9.position_stack(reverse=True))
+        + p9.geom_text(p9.aes(label="label"), data=labels, ha="left", size=11)
         + p9.scale_x_discrete(limits=list(rungs.rung)[::-1])
-        + p9.scale_y_continuous(limits=(0, 1.25 * total_ms.max()))
+        + p9.scale_y_continuous(limits=(0, 1.35 * total_ms.max()))
         + p9.scale_fill_manual(dict(zip(parts.values(), [COMPUTE, WAIT], strict=True)))
         + p9.coord_flip()
         + p9.labs(x="", y="milliseconds of a worker for each photo", fill="")
