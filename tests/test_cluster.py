@@ -146,8 +146,16 @@ def test_an_address_without_a_scheduler_is_named_with_the_cure(listens, monkeypa
         if listens:
             monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", address)
         with pytest.raises(ClusterError, match=f"(?s){address}.*not the dashboard's") as said:
-            start_cluster(address=address, timeout_s=2)
+            start_cluster(address=None if listens else address, timeout_s=2)
         assert ("unset DASK_SCHEDULER_ADDRESS" in str(said.value)) == listens
+        assert ("refused" in str(said.value)) != listens
+
+
+def test_a_workers_address_is_told_from_a_schedulers():
+    with scheduler(1) as address, Client(address) as client:
+        (worker,) = client.nthreads()
+        with pytest.raises(ClusterError, match=f"{worker}.*is a worker: give the address of its scheduler"):
+            start_cluster(address=worker)
 
 
 def test_the_stop_button_ends_the_wait_for_a_scheduler():

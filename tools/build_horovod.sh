@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Build Horovod 0.28.1, its last release, from its source package, and install it beside the PyTorch of the given venv.
 # For the CPU with gloo; with WORKSHOP_HOROVOD=nccl also for GPUs. That needs CUDA's compiler, nvcc, of the major version
-# that PyTorch was built for. NCCL comes with PyTorch's wheels; HOROVOD_NCCL_HOME names another. So it was built with nvcc
-# 13.0 for PyTorch 2.15, which is for CUDA 13.2, and imported, and its ranks on CPUs talked over gloo; it has not run on a GPU.
+# that PyTorch was built for. NCCL comes with PyTorch's wheels; HOROVOD_NCCL_HOME names another. With NCCL, nvcc 13.0 has
+# built it for PyTorch 2.15, which is for CUDA 13.2; its ranks talked over gloo, on CPUs. It has not run on a GPU.
 set -euo pipefail
 venv=$(realpath "$1")
 work=$(mktemp -d)

@@ -64,8 +64,10 @@ def start_cluster(
     versions of the scheduler or of a worker differ from this process's, or a script calls it while it is imported.
     Warns of joined workers that do not suit PyTorch, with the lines of `worker_environment`.
     """
-    if address := address or dask.config.get("scheduler-address", None):
-        client = _join(address, timeout_s, wait_for_workers)
+    if joined := address or dask.config.get("scheduler-address", None):
+        is_set = not address and joined == os.environ.get("DASK_SCHEDULER_ADDRESS")
+        otherwise = "; or unset DASK_SCHEDULER_ADDRESS to start a cluster on this machine" if is_set else ""
+        client = _join(joined, timeout_s, wait_for_workers, otherwise)
         _warn_of_unfit_workers(client)
     elif importlib.util.find_spec("dask_saturn") and "SATURN_BASE_URL" in os.environ:
         from dask_saturn import SaturnCluster
@@ -100,13 +102,14 @@ def describe_workers(client: Client) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).sort_values("worker", ignore_index=True)
 
 
-def _join(address: str, timeout_s: float, wait_for_workers: float) -> Client:
+def _join(address: str, timeout_s: float, wait_for_workers: float, otherwise: str) -> Client:
     """Return a client of the running cluster whose scheduler is at `address`.
 
     timeout_s: seconds to wait for the scheduler. wait_for_workers: seconds to wait for its first worker.
+    otherwise: as in `reach`.
     Raises ClusterError where no scheduler answers, no worker comes, or their versions differ from this process's.
     """
-    reach(address, timeout_s)
+    reach(address, timeout_s, otherwise)
     with warnings.catch_warnings(action="ignore", category=VersionMismatchWarning):  # refused below, with the cure
         client = Client(address, timeout=timeout_s)
     _refuse_other_versions(client)

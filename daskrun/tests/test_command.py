@@ -486,6 +486,7 @@ def test_a_cluster_without_a_dashboard_has_no_address_of_one(tmp_path):
         (["--scheduler-file", "nowhere"], "does not exist"),
         (["--nowhere", "3"], "Options of the script follow its name"),
         (["--standalone", "--scheduler", "tcp://127.0.0.1:1"], "give one of them"),
+        (["--scheduler", ""], "--scheduler is empty"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_to_write(words, says):

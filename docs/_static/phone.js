@@ -1,13 +1,19 @@
 // What the theme lacks on a phone: wide tables are cards, charts have the width of the page, lines of code that are too
 // long go on below, what cells have printed has smaller letters, and tables of figures fold.
 
-// A tap, or Enter, gives the letters of a chart or a screenshot their size, and another takes it back.
+const isNarrow = () => innerWidth < 720;
+
+// A tap, or a key, gives the letters of a chart or a screenshot their size, and another takes it back.
 const pictures = [...document.querySelectorAll(".cell_output > img, .bd-article p > img[src$='.png']")];
 for (const picture of pictures) {
-  const toggle = () => picture.classList.toggle("large");
+  const toggle = () => isNarrow() && picture.classList.toggle("large");
   picture.parentElement.classList.add("enlarges");
   picture.addEventListener("click", toggle);
-  picture.addEventListener("keydown", ({ key }) => key === "Enter" && toggle());
+  picture.addEventListener("keydown", (event) => {
+    if (!["Enter", " "].includes(event.key)) return;
+    event.preventDefault(); // the page would scroll
+    toggle();
+  });
 }
 
 // A table becomes cards (see book.css) if what is behind its first column is longer than a line of text. Numbers stay in
@@ -61,15 +67,23 @@ function fold(block, letters) {
   block.replaceChildren(...lines);
 }
 
-// Where a line may end besides at a space: behind a bracket or a comma, between the parts of a path, before a method.
-const BREAK = /(?<=[(\[])(?![)\]])|(?<=,)|(?<=\/)(?<!\/\/)(?!\/)|(?<=[)\]])(?=\.)/;
+// Where a line may end besides at a space: behind a bracket, a comma or an @, between the parts of a path, before a method
+// or a port.
+const BREAK = /(?<=[(\[])(?![)\]])|(?<=,)(?! )|(?<=@)|(?<=\/)(?<!\/\/)(?!\/)|(?<=[)\]])(?=\.)|(?=:\d\d)/g;
 
+// Colours put a bracket into an element of its own: the places are those of the whole line.
 function offerBreaks(line) {
+  const places = [...line.textContent.matchAll(BREAK)].map(({ index }) => index);
   const texts = document.createTreeWalker(line, NodeFilter.SHOW_TEXT);
   const all = [];
   while (texts.nextNode()) all.push(texts.currentNode);
+  let begin = 0;
   for (const text of all) {
-    text.replaceWith(...text.data.split(BREAK).flatMap((part) => [part, document.createElement("wbr")]).slice(0, -1));
+    const end = begin + text.length;
+    const cuts = [begin, ...places.filter((place) => place > begin && place <= end), end];
+    const parts = cuts.slice(1).map((cut, n) => text.data.slice(cuts[n] - begin, cut - begin));
+    text.replaceWith(...parts.flatMap((part) => [part, document.createElement("wbr")]).slice(0, -1));
+    begin = end;
   }
 }
 
@@ -120,15 +134,24 @@ function foldTables() {
 
 // Also where a phone is turned, or a window changes its width.
 let width = 0;
+let shut = []; // what was folded before a phone was turned
 function adapt() {
   if (innerWidth === width) return; // as where a phone's address bar goes
   width = innerWidth;
-  const isNarrow = width < 720;
-  pictures.forEach((picture) => (picture.tabIndex = isNarrow ? 0 : -1));
-  const folds = document.querySelectorAll("details.section");
-  if (isNarrow) foldAll();
-  if (isNarrow && !folds.length) foldTables();
-  if (!isNarrow) folds.forEach((details) => (details.open = true));
+  for (const picture of pictures) {
+    picture.tabIndex = isNarrow() ? 0 : -1;
+    picture.role = isNarrow() ? "button" : null;
+  }
+  const folds = [...document.querySelectorAll("details.section")];
+  if (isNarrow()) {
+    foldAll();
+    if (!folds.length) foldTables();
+    shut.forEach((details) => (details.open = false));
+    shut = [];
+  } else {
+    shut.push(...folds.filter((details) => !details.open));
+    folds.forEach((details) => (details.open = true));
+  }
 }
 addEventListener("resize", adapt);
 adapt();

@@ -125,7 +125,7 @@ def test_a_check_does_not_judge_what_was_there_before_a_cell_that_raised(shell, 
 
     def run(*cells):
         for cell in cells:
-            shell.run_cell(cell)
+            shell.run_cell(cell, store_history=True)
         said = capsys.readouterr().out
         return [each for each in ("ended in an error", "add one and one", "Correct", "our solution") if each in said]
 
@@ -134,7 +134,9 @@ def test_a_check_does_not_judge_what_was_there_before_a_cell_that_raised(shell, 
     assert run("answer = 1 / 0", SOLUTION_CELL, check) == ["ended in an error"]
     assert run(check) == ["add one and one"], "once said is enough"
     assert run("answer = = 2", check) == ["ended in an error"]
+    assert run("answer = 1 / 0", SOLUTION_CELL, "answer = 2", check) == ["Correct"]
     assert run("answer = 1 / 0", SOLUTION_CELL, "answer = 2", SOLUTION_CELL, check) == ["Correct"]
+    assert run("raise KeyboardInterrupt", check) == ["Correct"], "as where the stop button ended the check"
     assert run("del answer", "answer = 1 / 0", SOLUTION_CELL, check) == ["our solution"]
 
 

@@ -19,7 +19,7 @@ Function = Callable[..., Any]  # the same, if the exercise asks for a function
 Arguments = ParamSpec("Arguments")
 Solution = TypeVar("Solution")
 _ours: list = []  # answers that solution cells gave
-_stale: list = []  # answers that were there before a cell that should have given another, and raised an error
+_after_an_error = 0  # the number of the solution cell that ran last right after a cell which raised an error
 _whose = "Correct."  # first words of the message of the check that runs
 
 
@@ -38,7 +38,7 @@ def unanswered(name: str, given: FunctionType | None = None) -> bool:
     given: as in `is_stub`.
     """
     answer = sys._getframe(1).f_globals.get(name)
-    _stale[:] = [answer] if _error_of_the_cell_before() else []
+    _note_an_error()
     return _is_ours(answer) or is_stub(answer, given)
 
 
@@ -193,23 +193,35 @@ def reconcile(guess: float | None, estimate: float, measured: float, unit: str) 
     expect(guess is None or guessed is not None, f"your guess is {guess!r}: write a number, without its unit, or None.")
 
 
+def _note_an_error():
+    """Note, in a solution cell, whether the cell before has raised an error."""
+    global _after_an_error
+    number, has_raised = _cell()
+    _after_an_error = number if has_raised else 0
+
+
 def _expect_no_error(name, answer):
-    """Raise NotYet, once, where the attendee's cell has raised an error: the answer is the one before."""
-    is_stale = _error_of_the_cell_before() or any(answer is each for each in _stale)
-    _stale.clear()
+    """Raise NotYet where the cell before, which may have a solution cell between, has raised an error."""
+    number, has_raised = _cell()
     expect(
-        _is_ours(answer) or not is_stale,
-        f"your cell ended in an error, so {name} is what it was before. Mend and run that cell, then this one.",
+        _is_ours(answer) or not (has_raised or _after_an_error == number - 1 > 0),
+        f"the cell above ended in an error, so {name} may be what it was before. Mend and run that cell, then this "
+        "one; if the error has nothing to do with it, run this one again.",
     )
 
 
-def _error_of_the_cell_before():
-    """Return the error with which the cell that ran last has ended, unless it is a hint of a check; else None."""
+def _cell():
+    """Return (the number of the cell that runs, whether the one before has raised an error).
+
+    A check's hint is no such error, nor is the stop button.
+    """
     from IPython import get_ipython
 
-    result = getattr(get_ipython(), "last_execution_result", None)
+    if not (shell := get_ipython()):
+        return 0, False
+    result = shell.last_execution_result
     error = result and (result.error_before_exec or result.error_in_exec)
-    return None if isinstance(error, NotYet) else error
+    return shell.execution_count, bool(error) and not isinstance(error, NotYet | KeyboardInterrupt)
 
 
 def _is_ours(answer):

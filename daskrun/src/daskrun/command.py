@@ -148,6 +148,8 @@ def _is_local(standalone: bool, scheduler: str | None, file: str | None) -> bool
     source = click.get_current_context().get_parameter_source("scheduler")
     if standalone and (file or source is ParameterSource.COMMANDLINE):
         raise click.UsageError("--standalone starts workers, and --scheduler joins some: give one of them.")
+    if source is ParameterSource.COMMANDLINE and not scheduler:
+        raise click.UsageError("--scheduler is empty: give the address of a scheduler, or leave it out.")
     return standalone or not (scheduler or file)
 
 

@@ -78,7 +78,7 @@ def _ignore(
     if value is None:
         return
     if harmless is not None and value not in harmless:
-        raise click.BadParameter(why)
+        raise click.BadParameter(f"leave it out. {why}")
     click.echo(f"{param.opts[-1]} changes nothing. {why}", err=True)
 
 

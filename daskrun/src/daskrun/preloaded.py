@@ -31,10 +31,10 @@ from daskrun.local import ALSO
 for also in filter(None, os.environ.pop(ALSO, "").split(",")):
     try:
         import_module(also)
-    except Exception:  # it would end the fork server, and whoever asks it for a process would wait for ever
+    except (Exception, SystemExit):  # would end the server, and who asks it for a process would wait for ever
         traceback.print_exc()
 
-gc.freeze()  # nor will it be: workers do not look for it again
+gc.freeze()  # what is imported stays, so that workers need not look for garbage in it
 atexit.register(gc.unfreeze)  # else C++ libraries would print what is left at the server's end
 SERVER = os.getpid()
 

@@ -1,7 +1,7 @@
 """Whether a scheduler answers at an address, and what is wrong where none does."""
 
 import asyncio
-import os
+from typing import Any
 
 from distributed.core import rpc
 from distributed.security import Security
@@ -12,11 +12,14 @@ from daskrun.errors import ClusterError
 TLS_FILES = "CA_FILE", "CLIENT__CERT", "CLIENT__KEY"
 
 
-def reach(address: str, timeout_s: float) -> None:
-    """Raise ClusterError unless a scheduler answers at `address` within so many seconds."""
+def reach(address: str, timeout_s: float, otherwise: str = "") -> None:
+    """Raise ClusterError unless a scheduler answers at `address` within so many seconds.
+
+    otherwise: what else to do, for the error of an address at which nothing answers.
+    """
     try:
         # In a thread, as a notebook's own already runs an event loop; the stop button ends the wait.
-        LoopRunner().run_sync(_identity, address, timeout_s)
+        found = LoopRunner().run_sync(_identity, address, timeout_s)
     except (ValueError, TypeError) as error:
         if "ssl_context" in str(error):  # what Dask says where the certificate's files are not set
             names = ", ".join(f"DASK_DISTRIBUTED__COMM__TLS__{name}" for name in TLS_FILES)
@@ -30,17 +33,18 @@ def reach(address: str, timeout_s: float) -> None:
         while cause.__cause__:  # the first cause says most, such as a certificate that is not trusted
             cause = cause.__cause__
         why = f" ({cause})" if str(cause) else ""
-        is_set = address == os.environ.get("DASK_SCHEDULER_ADDRESS")
-        else_here = "; or unset DASK_SCHEDULER_ADDRESS to start a cluster on this machine" if is_set else ""
         raise ClusterError(
             f"No Dask scheduler answered at {address!r} within {timeout_s} s{why}. Check that it runs, "
-            "that it is tcp:// or tls:// as you write, and that this is the scheduler's port, not the "
-            f"dashboard's{else_here}."
+            "whether it listens at tcp:// or at tls://, and that this is the scheduler's port, not the "
+            f"dashboard's{otherwise}."
         ) from error
+    if (kind := found["type"]) != "Scheduler":
+        raise ClusterError(f"At {address!r} is a {kind.lower()}: give the address of its scheduler.")
 
 
-async def _identity(address: str, timeout_s: float) -> object:
+async def _identity(address: str, timeout_s: float) -> Any:
     # Client's own timeout never ends a connection to something that listens but is no scheduler.
     security = Security().get_connection_args("client")
-    async with asyncio.timeout(timeout_s), rpc(address, connection_args=security) as scheduler:
+    # A little longer than the connection, whose error says why there is none.
+    async with asyncio.timeout(timeout_s + 1), rpc(address, timeout_s, connection_args=security) as scheduler:
         return await scheduler.identity()
