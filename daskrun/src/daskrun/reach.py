@@ -45,6 +45,6 @@ def reach(address: str, timeout_s: float, otherwise: str = "") -> None:
 async def _identity(address: str, timeout_s: float) -> Any:
     # Client's own timeout never ends a connection to something that listens but is no scheduler.
     security = Security().get_connection_args("client")
-    # A little longer than the connection, whose error says why there is none.
-    async with asyncio.timeout(timeout_s + 1), rpc(address, timeout_s, connection_args=security) as scheduler:
+    asked = rpc(address, timeout=timeout_s, connection_args=security)
+    async with asyncio.timeout(timeout_s + 1), asked as scheduler:  # its own error comes first, and says why
         return await scheduler.identity()
