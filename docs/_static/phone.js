@@ -71,6 +71,14 @@ function fold(block, letters) {
 // or a port.
 const BREAK = /(?<=[(\[])(?![)\]])|(?<=,)(?! )|(?<=@)|(?<=\/)(?<!\/\/)(?!\/)|(?<=[)\]])(?=\.)|(?=:\d\d)/g;
 
+// An option stays whole, where a browser would end the line behind a hyphen.
+const OPTION = /((?<!\S)--?[\w-]+)/;
+
+function wordsOf(text) {
+  const option = (textContent) => Object.assign(document.createElement("span"), { className: "option", textContent });
+  return text.split(OPTION).map((word, n) => (n % 2 ? option(word) : word));
+}
+
 // Colours put a bracket into an element of its own: the places are those of the whole line.
 function offerBreaks(line) {
   const places = [...line.textContent.matchAll(BREAK)].map(({ index }) => index);
@@ -82,7 +90,7 @@ function offerBreaks(line) {
     const end = begin + text.length;
     const cuts = [begin, ...places.filter((place) => place > begin && place <= end), end];
     const parts = cuts.slice(1).map((cut, n) => text.data.slice(cuts[n] - begin, cut - begin));
-    text.replaceWith(...parts.flatMap((part) => [part, document.createElement("wbr")]).slice(0, -1));
+    text.replaceWith(...parts.flatMap((part) => [...wordsOf(part), document.createElement("wbr")]).slice(0, -1));
     begin = end;
   }
 }
