@@ -264,6 +264,17 @@ def test_a_phone_that_is_turned_shows_what_it_shows_where_it_was_held_so_at_firs
     assert folded(turned) == folded(upright)
 
 
+def test_a_line_on_a_phone_ends_behind_a_bracket_and_in_no_option(page_of, site):
+    page = page_of(PHONE)
+    page.goto(f"{site}/docs/take-home.html")
+    behind = page.locator("pre wbr").evaluate_all(
+        "breaks => breaks.map(({ previousSibling: before, parentElement: parent }) =>"
+        " (before?.textContent || parent.textContent).slice(-1))"
+    )
+    assert "(" in behind and "_" not in behind, behind
+    assert "--nthreads" in page.locator("pre .option").all_inner_texts()
+
+
 def test_on_a_phone_the_figures_fold_and_a_link_opens_its_section(page_of, site):
     page = page_of(PHONE)
     page.goto(f"{site}/docs/figures.html#which-launcher-and-when")
@@ -272,6 +283,10 @@ def test_on_a_phone_the_figures_fold_and_a_link_opens_its_section(page_of, site)
     opened = [fold for fold in folds.all() if fold.get_attribute("open") is not None]
     assert len(opened) == 1 < folds.count() and "Ray Train" in opened[0].inner_text()
     assert page.evaluate("document.body.scrollHeight") < 13_000  # with all tables open it is nearly twice that
+    for width in (844, PHONE):  # turned, and back
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_function(f"() => innerWidth === {width}")
+    assert page.locator("details.section[open]").count() == 1
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
