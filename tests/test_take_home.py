@@ -25,7 +25,7 @@ def refused(*arguments):
 
 def test_it_goes_on_after_a_kill_and_a_second_run_does_what_is_left(tmp_path):
     command, lines = [sys.executable, SCRIPT, tmp_path / "model.pt"], []
-    with subprocess.Popen([*command, "8"], stdout=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen([*command, "5"], stdout=subprocess.PIPE, text=True) as running:
         for line in running.stdout:
             lines.append(line)
             if killed := re.search(r"process (\d+)  attempt 0  epoch 1 ", line):
@@ -33,9 +33,9 @@ def test_it_goes_on_after_a_kill_and_a_second_run_does_what_is_left(tmp_path):
     assert running.returncode == 0
     attempts = dict(epochs(lines))
     assert set(attempts) == {0, 1}, "the kill came too late, or the job did not go on"
-    assert [epoch for _, epoch in epochs(lines)] == [*range(attempts[0] + 1), *range(attempts[0] + 1, 8)]
-    again = subprocess.run([*command, "9"], capture_output=True, text=True, check=True)
-    assert epochs(again.stdout) == [(0, 8)]
+    assert [epoch for _, epoch in epochs(lines)] == [*range(attempts[0] + 1), *range(attempts[0] + 1, 5)]
+    again = subprocess.run([*command, "6"], capture_output=True, text=True, check=True)
+    assert epochs(again.stdout) == [(0, 5)]
 
 
 def test_what_is_no_checkpoint_of_it_is_named_before_the_training(tmp_path):
@@ -43,4 +43,4 @@ def test_what_is_no_checkpoint_of_it_is_named_before_the_training(tmp_path):
     torch.save({"model": {}, "optimizer": {}, "epoch": 3}, other)
     assert f"{other} is no checkpoint of this training" in refused(other, "5")
     assert f"no folder {str(tmp_path / 'none')!r}" in refused(tmp_path / "none" / "model.pt", "5")
-    assert "usage" in refused() and "invalid int" in refused(other, "x")
+    assert "usage" in refused()
