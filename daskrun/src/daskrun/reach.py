@@ -38,8 +38,8 @@ def reach(address: str, timeout_s: float, otherwise: str = "") -> None:
             "whether it listens at tcp:// or at tls://, and that this is the scheduler's port, not the "
             f"dashboard's{otherwise}."
         ) from error
-    if (kind := found["type"]) != "Scheduler":
-        raise ClusterError(f"At {address!r} is a {kind.lower()}: give the address of its scheduler.")
+    if "workers" not in found:
+        raise ClusterError(f"At {address!r} is a {found['type'].lower()}: give the address of its scheduler.")
 
 
 async def _identity(address: str, timeout_s: float) -> Any:
