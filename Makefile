@@ -32,7 +32,7 @@ COMPARE := $(OFFLINE) $(BIN)/python tests/notebooks/compare.py
 # Two tests at a time: threads that spin while they wait would keep the other test's from working.
 SIDE_BY_SIDE := env OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 --dist loadfile
 
-.PHONY: always lab run bench faults figures book links test test-parts style lint unit test-notebooks test-clusters test-weekly newest oldest film setup setup-test horovod pins clean
+.PHONY: always lab run bench faults figures book links test test-parts style lint unit test-notebooks hosts test-clusters test-weekly newest oldest film setup setup-test horovod pins clean
 
 lab: setup
 	$(BIN)/workshop lab
@@ -43,8 +43,7 @@ run: setup
 bench: setup  # all benchmarks of the table, and the table; takes hours, fetches 12 GB; peers: pip install -e '.[peers]'
 	$(BIN)/workshop bench --all
 
-faults: setup-test  # breaks the workshop in all the ways of tests/faults, and keeps what came of it for the book
-	bash tests/clusters/install.sh $(BIN)
+faults: hosts  # breaks the workshop in all the ways of tests/faults, and keeps what came of it for the book
 	WORKSHOP_FAULTS_TABLE=benchmarks/results/cpu2-robustness.json $(BIN)/pytest -m "weekly or not weekly" tests/faults
 	$(BIN)/python benchmarks/figures.py
 
@@ -84,12 +83,13 @@ unit: setup-test  # all tests but those of several hosts, and the weekly ones; t
 test-notebooks: setup-test  # all of them, or ONLY="01 06"
 	$(COMPARE) --side-by-side $(ONLY)
 
-test-clusters: setup-test  # several hosts, SSH and Slurm on this machine; what cannot be had here is skipped with its reason
+hosts: setup-test  # what those tests start for real: Slurm, sshd and more, where this machine's user may install it
 	bash tests/clusters/install.sh $(BIN)
+
+test-clusters: hosts  # several hosts, SSH and Slurm on this machine; what cannot be had here is skipped with its reason
 	$(SIDE_BY_SIDE) -m "clusters and not weekly" --junitxml=build/clusters.xml tests/clusters
 
-test-weekly: setup-test oldest links  # what takes longest: a bare Debian, every fault, one core, every cell twice
-	bash tests/clusters/install.sh $(BIN)
+test-weekly: hosts oldest links  # what takes longest: a bare Debian, every fault, one core, every cell twice
 	$(BIN)/pytest -m weekly
 	env $(OFFLINE) taskset --cpu-list 0 $(BIN)/python tests/notebooks/compare.py 01 03 04 08
 	$(COMPARE) --every-cell-twice 08

@@ -84,7 +84,7 @@ def main():
     parser.add_argument("epochs", type=int)
     parser.add_argument("--workers", type=int, default=2, help="ranks; 2 if not given")
     given = parser.parse_args()
-    running = "DASK_SCHEDULER_ADDRESS" in os.environ  # a cluster that Client() joins
+    address = os.environ.get("DASK_SCHEDULER_ADDRESS")  # of a cluster that runs
     limits = {
         "n_workers": given.workers,
         "max_restarts": 3,
@@ -92,7 +92,9 @@ def main():
         "wait_for_successors": 600,
     }
     print(f"looking for {given.workers} workers, for ten minutes at most", flush=True)
-    client = Client() if running else daskrun.start_local(given.workers)
+    if address:
+        daskrun.reach(address, 60)  # where something else listens, Client would wait for ever
+    client = Client(address) if address else daskrun.start_local(given.workers)
     with client, daskrun.launch(client, train, given.checkpoint, given.epochs, **limits) as job:
         for row in job.rows():
             if row["rank"] == 0:

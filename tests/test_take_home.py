@@ -3,10 +3,12 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 SCRIPT = Path(__file__).parents[1] / "deploy/train.py"
@@ -43,4 +45,11 @@ def test_what_is_no_checkpoint_of_it_is_named_before_the_training(tmp_path):
     torch.save({"model": {}, "optimizer": {}, "epoch": 3}, other)
     assert f"{other} is no checkpoint of this training" in refused(other, "5")
     assert f"no folder {str(tmp_path / 'none')!r}" in refused(tmp_path / "none" / "model.pt", "5")
-    assert "usage" in refused()
+
+
+@pytest.mark.weekly  # it waits a minute
+def test_an_address_at_which_something_else_listens_is_named(tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", address)
+        assert f"No Dask scheduler answered at '{address}' within 60 s" in refused(tmp_path / "model.pt", "5")

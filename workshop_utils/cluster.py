@@ -17,9 +17,8 @@ from distributed.comm import get_address_host
 from distributed.core import Status
 from distributed.versions import VersionMismatchWarning
 
-from daskrun import ClusterError, dashboard, start_local, worker_environment
+from daskrun import ClusterError, dashboard, reach, start_local, worker_environment
 from daskrun.errors import check_client
-from daskrun.reach import reach
 from daskrun.settings import known_workers, n_gpus, unfit_for_pytorch
 from workshop_utils.object_store import spare_loopback_the_proxy
 from workshop_utils.progress import waiting

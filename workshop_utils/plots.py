@@ -112,8 +112,8 @@ def task_stream(
 ) -> IPython.display.Image:
     """Return a task stream: a row per worker, a bar per task.
 
-    events: a row per task with the columns worker, start, stop (seconds) and kind; kind gives the bar its colour.
-    order: the workers, the lowest row first. mark: (seconds, text) of a red line.
+    events: a row per task with the columns worker, start, stop (seconds) and kind; kind, one of two, gives the bar its
+    colour. order: the workers, the lowest row first. mark: (seconds, text) of a red line.
     """
     import plotnine as p9
 
@@ -126,7 +126,7 @@ def task_stream(
         + p9.geom_vline(xintercept=at_s, color=COLOURS[False], size=1)
         + p9.annotate("text", x=at_s, y=len(order) - 0.5, label=f" {text}", ha="left", color=COLOURS[False])
         + p9.scale_y_discrete(limits=list(order))
-        + p9.scale_color_manual(PALETTE)
+        + p9.scale_color_manual(PALETTE[::3])  # not what waiting has elsewhere
         + p9.labs(x="seconds", y="", color="")
         + theme()
     )

@@ -165,7 +165,14 @@ def test_a_folder_for_logs_that_cannot_be_written_is_told_before_workers_start(t
     command = [BIN / "daskrun", "--standalone", "--log-dir", "file/logs", "script.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=GIVE_UP_S)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "\n--log-dir file/logs cannot be written: Not a directory. Take another folder.\n"
+    assert done.stderr == "\n--log-dir: file/logs cannot be written: Not a directory. Take another folder.\n"
+    (tmp_path / "rank1.log").mkdir()
+    command[command.index("file/logs")] = "."
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=GIVE_UP_S)
+    assert done.stderr == "\n--log-dir: rank1.log cannot be written: Is a directory. Take another folder.\n"
+    command[command.index(".")] = ""
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=GIVE_UP_S)
+    assert done.stderr.endswith("Invalid value for '--log-dir': give the name of a folder, or leave it out.\n")
 
 
 def test_the_last_lines_before_a_death_arrive_and_the_job_starts_again(client, tmp_path):
@@ -204,7 +211,7 @@ def test_a_failed_ranks_traceback_comes_last_as_python_prints_it(client, tmp_pat
 
 
 @pytest.mark.timing  # a second is given to the rank that failed first
-@pytest.mark.parametrize("ends", ["raise", "os.abort()"])
+@pytest.mark.parametrize("ends", ["raise", pytest.param("os.abort()", marks=pytest.mark.weekly)])
 def test_the_rank_that_failed_first_is_told_where_its_end_breaks_the_others_communication(client, tmp_path, ends):
     write(
         tmp_path,

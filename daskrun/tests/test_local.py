@@ -364,6 +364,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.weekly
 @on_linux
 def test_a_module_that_cannot_be_imported_beforehand_is_told_of_and_stops_no_start(tmp_path):
     (tmp_path / "wrong.py").write_text("raise ValueError('not today')")
@@ -402,13 +403,13 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize(
     ("set_by_user", "found"),
     [
-        # 1 is Dask's own default, too
-        weekly({"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "INFO"}, "1 1 INFO"),
+        ({"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "INFO"}, "1 1 INFO"),  # 1 is Dask's own default, too
         ({"MKL_NUM_THREADS": "3"}, "3 3 ERROR"),
-        weekly({}, f"{os.cpu_count()} {os.cpu_count()} ERROR"),
+        ({}, f"{os.cpu_count()} {os.cpu_count()} ERROR"),
     ],
 )
 def test_the_users_variables_win_in_each_cluster_of_a_program(tmp_path, set_by_user, found):

@@ -111,7 +111,7 @@ def test_workers_that_are_jobs_classify_photos_and_are_the_ranks_of_a_job(client
 before_its_time_is_over = ("scancel", "--signal=TERM")  # what #SBATCH --signal=TERM@120 does
 
 
-@pytest.mark.parametrize("end", [("scancel",), pytest.param(before_its_time_is_over, marks=pytest.mark.weekly)])
+@pytest.mark.parametrize("end", [before_its_time_is_over, pytest.param(("scancel",), marks=pytest.mark.weekly)])
 def test_training_that_slurm_ends_goes_on_with_the_next_job_from_the_step_that_all_ranks_saved(
     environment, folder, end, tmp_path
 ):

@@ -62,6 +62,7 @@ def test_our_side_comes_to_the_loss_of_the_plain_loop(name, names, expected, cap
     assert loss_in(capsys.readouterr().out) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.weekly
 def test_a_script_for_torchrun_comes_to_that_loss_under_our_command(expected, tmp_path):
     (tmp_path / "train.py").write_text(PROBLEM + code("torchrun", "theirs"), encoding="utf-8")
     command = [BIN / "daskrun", "-n", "2", "train.py"]

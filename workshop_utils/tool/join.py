@@ -12,8 +12,7 @@ import dask
 from dask.system import CPU_COUNT
 from distributed.utils import get_ip
 
-from daskrun.errors import ClusterError
-from daskrun.reach import reach
+from daskrun import ClusterError, reach
 from daskrun.settings import own_gpu_first, worker_settings
 
 # What torchrun tells this process must not reach the ranks of later jobs; OMP_NUM_THREADS would keep them to one core.

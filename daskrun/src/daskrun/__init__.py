@@ -23,6 +23,7 @@ from daskrun.job import Job
 from daskrun.launch import launch, run
 from daskrun.local import start_local
 from daskrun.metrics import log_metrics
+from daskrun.reach import reach
 from daskrun.settings import worker_environment, worker_settings
 
 __version__ = "0.1.0"
@@ -38,6 +39,7 @@ __all__ = [
     "assert_equal_on_all_ranks",
     "launch",
     "log_metrics",
+    "reach",
     "run",
     "start_local",
     "worker_environment",

@@ -28,7 +28,7 @@ from daskrun.group import in_process_group
 from daskrun.job import Job
 from daskrun.limits import limits
 from daskrun.local import start_workers
-from daskrun.options import Command, in_options, ranks, stall, take_torchruns, variables
+from daskrun.options import Command, folder, in_options, ranks, stall, take_torchruns, variables
 from daskrun.reach import reach
 from daskrun.script import ENDS, run_script, script_here
 
@@ -67,7 +67,8 @@ ANSWER_S = 30  # time limit for a scheduler's first answer
 @click.option("--wait-for-successors", default=30.0, help="Seconds to wait for another worker after a death.")
 @click.option(
     "--log-dir",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=click.Path(file_okay=False),
+    callback=folder,
     help="A folder in which each rank's output is added to its file.",
 )
 @click.option("--shutdown-timeout", default=30.0, help="Seconds that scripts have to end after a signal, or a failure.")
@@ -154,11 +155,14 @@ def _is_local(standalone: bool, scheduler: str | None, file: str | None) -> bool
 
 
 def _make(log_dir: Path) -> None:
+    place = log_dir
     try:
         log_dir.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=log_dir).close()
+        for place in log_dir.glob("rank*.log"):  # of an earlier job
+            place.open("a").close()
     except OSError as error:
-        raise JobError(f"--log-dir {log_dir} cannot be written: {error.strerror}. Take another folder.") from error
+        raise JobError(f"--log-dir: {place} cannot be written: {error.strerror}. Take another folder.") from error
 
 
 def _local(n_workers: int | tuple[int, int] | None) -> Client:

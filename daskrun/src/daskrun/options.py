@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -55,6 +56,13 @@ def stall(ctx: click.Context, param: click.Parameter, value: float) -> float | N
     if not value >= 0:  # nor is nan
         raise click.BadParameter(f"{value} is no time: give seconds, or 0 for never.")
     return value or None
+
+
+def folder(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:
+    """Return the path of a folder, or None."""
+    if value == "":  # as of a variable that is not set, which would be the working folder
+        raise click.BadParameter("give the name of a folder, or leave it out.")
+    return Path(value) if value else None
 
 
 class Command(click.Command):
