@@ -83,7 +83,7 @@ unit: setup-test  # all tests but those of several hosts, and the weekly ones; t
 test-notebooks: setup-test  # all of them, or ONLY="01 06"
 	$(COMPARE) --side-by-side $(ONLY)
 
-hosts: setup-test  # what those tests start for real: Slurm, sshd and more, where this machine's user may install it
+hosts: setup-test  # what test-clusters starts for real, such as Slurm and sshd, if this user may install it
 	bash tests/clusters/install.sh $(BIN)
 
 test-clusters: hosts  # several hosts, SSH and Slurm on this machine; what cannot be had here is skipped with its reason
