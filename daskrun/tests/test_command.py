@@ -5,8 +5,10 @@ import re
 import shutil
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from click.testing import CliRunner
 from processes import dask_process, has_ended
 from waiting import GIVE_UP_S, until
 
+from daskrun import ClusterError, reach
 from daskrun.command import main
 from daskrun.settings import GPU_DEVICES
 
@@ -170,6 +173,10 @@ def test_a_folder_for_logs_that_cannot_be_written_is_told_before_workers_start(t
     command[command.index("file/logs")] = "."
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=GIVE_UP_S)
     assert done.stderr == "\n--log-dir: rank1.log cannot be written: Is a directory. Take another folder.\n"
+    (tmp_path / "rank1.log").rmdir()
+    os.mkfifo(tmp_path / "rank1.log")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=GIVE_UP_S)
+    assert done.stderr == "\n--log-dir: rank1.log cannot be written: It is no file. Take another folder.\n"
     command[command.index(".")] = ""
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=GIVE_UP_S)
     assert done.stderr.endswith("Invalid value for '--log-dir': give the name of a folder, or leave it out.\n")
@@ -467,6 +474,20 @@ def test_what_listens_but_is_no_scheduler_is_told_with_the_cure(tmp_path, monkey
         done = CliRunner().invoke(main, ["--scheduler", address, str(tmp_path / "script.py")])
     assert re.search(f"No Dask scheduler answered at '{address}' within 1 s.*not the dashboard's", done.output)
     assert done.exit_code == 1
+
+
+@pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH_9.2\r\n", bytes(64)])
+def test_what_answers_and_is_no_scheduler_is_named(said):
+    class Other(socketserver.BaseRequestHandler):
+        def handle(self):
+            self.request.sendall(said)
+            self.request.recv(1)
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.handle_request).start()
+        address = f"tcp://127.0.0.1:{server.server_address[1]}"
+        with pytest.raises(ClusterError, match=f"What answers at '{address}' is no Dask scheduler"):
+            reach(address, GIVE_UP_S)
 
 
 def test_a_cluster_without_a_dashboard_has_no_address_of_one(tmp_path):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from processes import has_ended
-from test_command import BIN, command, of_rank, write
+from test_command import BIN, command, of_rank, run, write
 from waiting import GIVE_UP_S, until
 
 SAVES = [
@@ -168,10 +168,9 @@ def test_a_signal_while_workers_start_leaves_no_semaphore(tmp_path):
     assert "leaked" not in said + err and "Traceback" not in err
 
 
-@pytest.mark.parametrize("saves", [True, pytest.param(False, marks=pytest.mark.weekly)])
-def test_scripts_end_when_nobody_reads_the_output_any_more_and_may_save(client, tmp_path, saves):
+def print_much_and_save(folder, saves=True):
     write(
-        tmp_path,
+        folder,
         "import os, pathlib, signal, sys",
         "import torch.distributed as dist",
         "rank = os.environ['RANK']",
@@ -181,9 +180,27 @@ def test_scripts_end_when_nobody_reads_the_output_any_more_and_may_save(client, 
         "dist.barrier()  # both are ready for the signal",
         "while True: print('x' * 1000)",
     )
+
+
+def have_saved(folder):
+    return [(folder / f"saved{rank}").exists() for rank in (0, 1)]
+
+
+def test_scripts_may_save_when_a_file_of_their_output_cannot_be_written(client, tmp_path):
+    print_much_and_save(tmp_path)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/rank1.log").symlink_to("/dev/full")
+    code, _, err = run(client, tmp_path, "--log-dir", "logs", "script.py")
+    assert "No space left on device" in err and code == 1
+    assert have_saved(tmp_path) == [True, True]
+
+
+@pytest.mark.parametrize("saves", [True, pytest.param(False, marks=pytest.mark.weekly)])
+def test_scripts_end_when_nobody_reads_the_output_any_more_and_may_save(client, tmp_path, saves):
+    print_much_and_save(tmp_path, saves)
     line = [BIN / "daskrun", "--scheduler", client.scheduler.address, "--wait-for-workers", str(GIVE_UP_S), "script.py"]
     process = subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.readline()
     process.stdout.close()
     assert "Broken pipe" in process.stderr.read() and process.wait(GIVE_UP_S) == 1
-    assert [(tmp_path / f"saved{rank}").exists() for rank in (0, 1)] == [saves, saves]
+    assert have_saved(tmp_path) == [saves, saves]

@@ -22,12 +22,15 @@ from workshop_utils.exercises import (
     passed,
     reconcile,
     unanswered,
+    watch_for_errors,
 )
 
 
 @pytest.fixture
 def shell():
-    yield InteractiveShell.instance()
+    shell = InteractiveShell.instance()
+    watch_for_errors(shell)  # as an import in a notebook does
+    yield shell
     InteractiveShell.clear_instance()
     del builtins.__IPYTHON__  # else the tests that follow would be in a notebook
 
@@ -131,12 +134,17 @@ def test_a_check_does_not_judge_what_was_there_before_a_cell_that_raised(shell, 
 
     check = "check(answer)"
     assert run("answer = 3", SOLUTION_CELL, check) == ["add one and one"]
-    assert run("answer = 1 / 0", SOLUTION_CELL, check) == ["ended in an error"]
+    for between in ([], [SOLUTION_CELL], [SOLUTION_CELL, SOLUTION_CELL], ["# a look", "print(answer)", "1 / 0"]):
+        assert run("answer = 1 / 0", *between, check) == ["ended in an error"]
+    assert run("%%time\nanswer = 1 / 0", check) == ["ended in an error"]
     assert run(check) == ["add one and one"], "once said is enough"
     assert run("answer = = 2", check) == ["ended in an error"]
+    assert run("other = 1 / 0", check) == ["add one and one"], "which has nothing to do with it"
+    assert run("answer = 1 / 0", "answer = 2\ncheck(answer)") == ["Correct"]
     assert run("answer = 1 / 0", SOLUTION_CELL, "answer = 2", check) == ["Correct"]
     assert run("answer = 1 / 0", SOLUTION_CELL, "answer = 2", SOLUTION_CELL, check) == ["Correct"]
-    assert run("raise KeyboardInterrupt", check) == ["Correct"], "as where the stop button ended the check"
+    for stopped in ("KeyboardInterrupt", "__import__('asyncio').CancelledError"):
+        assert run(f"raise {stopped}\nanswer = 3", check) == ["Correct"], "as where the stop button ended a cell"
     assert run("del answer", "answer = 1 / 0", SOLUTION_CELL, check) == ["our solution"]
 
 

@@ -1,11 +1,14 @@
 """What check cells call, one module a notebook: a check lets a right answer pass and gives a wrong one a hint."""
 
+import ast
 import dis
 import inspect
 import os
+import re
 import reprlib
 import sys
 import traceback
+from asyncio import CancelledError
 from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from functools import wraps
@@ -19,7 +22,7 @@ Function = Callable[..., Any]  # the same, if the exercise asks for a function
 Arguments = ParamSpec("Arguments")
 Solution = TypeVar("Solution")
 _ours: list = []  # answers that solution cells gave
-_after_an_error = 0  # the number of the solution cell that ran last right after a cell which raised an error
+_unset: set[str] = set()  # names to which a cell should have given values, had it not ended in an error
 _whose = "Correct."  # first words of the message of the check that runs
 
 
@@ -38,7 +41,6 @@ def unanswered(name: str, given: FunctionType | None = None) -> bool:
     given: as in `is_stub`.
     """
     answer = sys._getframe(1).f_globals.get(name)
-    _note_an_error()
     return _is_ours(answer) or is_stub(answer, given)
 
 
@@ -193,35 +195,42 @@ def reconcile(guess: float | None, estimate: float, measured: float, unit: str) 
     expect(guess is None or guessed is not None, f"your guess is {guess!r}: write a number, without its unit, or None.")
 
 
-def _note_an_error():
-    """Note, in a solution cell, whether the cell before has raised an error."""
-    global _after_an_error
-    number, has_raised = _cell()
-    _after_an_error = number if has_raised else 0
+def watch_for_errors(shell: Any) -> None:
+    """Have checks know which of this IPython's cells ended in an error."""
+    shell.events.register("pre_run_cell", _begin_cell)
+    shell.events.register("post_run_cell", _end_cell)
+
+
+def _begin_cell(about):
+    if "unanswered(" not in about.raw_cell:  # a solution cell answers only for who has not
+        _unset.difference_update(_names_set_by(about.raw_cell))
+
+
+def _end_cell(result):
+    error = result.error_before_exec or result.error_in_exec
+    if error and not isinstance(error, NotYet | KeyboardInterrupt | CancelledError):  # a hint, or the stop button
+        _unset.update(_names_set_by(result.info.raw_cell))
+
+
+def _names_set_by(cell):
+    """Return the names to which a cell gives values; all its words if it is no Python."""
+    try:
+        nodes = list(ast.walk(ast.parse(re.sub("^[%!].*", "", cell, flags=re.MULTILINE))))
+    except (SyntaxError, ValueError):
+        return set(re.findall(r"\w+", cell))
+    functions = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    return functions | {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
 
 
 def _expect_no_error(name, answer):
-    """Raise NotYet where the cell before, which may have a solution cell between, has raised an error."""
-    number, has_raised = _cell()
+    """Raise NotYet, once, where the cell that gives `name` its value has ended in an error."""
+    is_unset = name in _unset
+    _unset.discard(name)
     expect(
-        _is_ours(answer) or not (has_raised or _after_an_error == number - 1 > 0),
-        f"the cell above ended in an error, so {name} may be what it was before. Mend and run that cell, then this "
-        "one; if the error has nothing to do with it, run this one again.",
+        _is_ours(answer) or not is_unset,
+        f"the cell with {name} ended in an error, so {name} may be what it was before. Mend and run that cell, then "
+        "this one; if the error has nothing to do with it, run this one again.",
     )
-
-
-def _cell():
-    """Return (the number of the cell that runs, whether the one before has raised an error).
-
-    A check's hint is no such error, nor is the stop button.
-    """
-    from IPython import get_ipython
-
-    if not (shell := get_ipython()):
-        return 0, False
-    result = shell.last_execution_result
-    error = result and (result.error_before_exec or result.error_in_exec)
-    return shell.execution_count, bool(error) and not isinstance(error, NotYet | KeyboardInterrupt)
 
 
 def _is_ours(answer):
@@ -262,3 +271,7 @@ def _what_failed(error):
     if written:
         return f"{written[-1].name} raised {what}, in the line `{written[-1].line}`."
     return f"the check cannot read this answer ({what})."
+
+
+if "IPython" in sys.modules and (_shell := sys.modules["IPython"].get_ipython()):
+    watch_for_errors(_shell)

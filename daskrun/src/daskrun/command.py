@@ -7,14 +7,15 @@ import os
 import signal
 import sys
 import warnings
-from contextlib import ExitStack, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, TextIO
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -159,7 +160,9 @@ def _make(log_dir: Path) -> None:
     try:
         log_dir.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=log_dir).close()
-        for place in log_dir.glob("rank*.log"):  # of an earlier job
+        for place in log_dir.glob("rank[0-9]*.log"):  # of an earlier job
+            if place.is_fifo():  # to open it would wait for a reader
+                raise OSError(errno.EINVAL, "It is no file")
             place.open("a").close()
     except OSError as error:
         raise JobError(f"--log-dir: {place} cannot be written: {error.strerror}. Take another folder.") from error
@@ -219,30 +222,37 @@ def _pass_on(job: Job, number: int, why: str = "") -> None:
 
 def _show(job: Job, log_dir: Path | None) -> None:
     """Print what ranks print until the job ends; then raise what it raised."""
+    begun: set[tuple[int, int]] = set()
     unheard = None
-    files: dict[tuple[int, int], TextIO] = {}
-    with ExitStack() as stack:
-        for row in job.rows(keep=False):
-            if "output" not in row:  # metrics, which the script has printed, too
-                continue
-            rank, attempt = row["rank"], row["attempt"]
-            for is_error, lines in groupby(row["output"], key=itemgetter(0)):
-                try:
-                    _print("".join(f"[rank{rank}]: {line}\n" for _, line in lines), is_error)
-                except OSError as error:  # nobody reads it any more, or the disk is full: the scripts may save
-                    if not unheard:
-                        _pass_on(job, signal.SIGTERM, f"{error}: no more can be shown. ")
-                    unheard = error
-            if not log_dir:
-                continue
-            if (rank, attempt) not in files:
-                file = stack.enter_context((log_dir / f"rank{rank}.log").open("a", encoding="utf-8"))
-                file.write(f"--- attempt {attempt}, {datetime.now():%Y-%m-%d %H:%M:%S} ---\n")
-                files[rank, attempt] = file
-            files[rank, attempt].writelines(f"{line}\n" for _, line in row["output"])
-            files[rank, attempt].flush()
+
+    def attempt(write: Callable[..., None], *what: Any) -> None:
+        nonlocal unheard
+        try:
+            write(*what)
+        except OSError as error:  # nobody reads it any more, or the disk is full: the scripts may save
+            if not unheard:
+                _pass_on(job, signal.SIGTERM, f"{error}: not all that ranks print can be written. ")
+            unheard = error
+
+    for row in job.rows(keep=False):
+        if "output" not in row:  # metrics, which the script has printed, too
+            continue
+        for is_error, lines in groupby(row["output"], key=itemgetter(0)):
+            attempt(_print, "".join(f"[rank{row['rank']}]: {line}\n" for _, line in lines), is_error)
+        if log_dir:
+            attempt(_log, log_dir, row, begun)
     if unheard:
         raise unheard
+
+
+def _log(log_dir: Path, row: dict[str, Any], begun: set[tuple[int, int]]) -> None:
+    """Add what a rank has printed to its file. begun: each (rank, attempt) that has lines there."""
+    rank, attempt = row["rank"], row["attempt"]
+    with (log_dir / f"rank{rank}.log").open("a", encoding="utf-8") as file:
+        if (rank, attempt) not in begun:
+            file.write(f"--- attempt {attempt}, {datetime.now():%Y-%m-%d %H:%M:%S} ---\n")
+        file.writelines(f"{line}\n" for _, line in row["output"])
+    begun.add((rank, attempt))
 
 
 def _print(text: str, is_error: bool = True) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+from distributed.comm.addressing import get_address_host
 from distributed.core import rpc
 from distributed.security import Security
 from distributed.utils import LoopRunner
@@ -18,16 +19,20 @@ def reach(address: str, timeout_s: float, otherwise: str = "") -> None:
     otherwise: what else to do, for the error of an address at which nothing answers.
     """
     try:
+        get_address_host(address)
+    except (ValueError, TypeError) as error:
+        raise ClusterError(f"{address!r} is not a scheduler's address ({error}): write tcp://HOST:PORT.") from error
+    try:
         # In a thread, as a notebook's own already runs an event loop; the stop button ends the wait.
         found = LoopRunner().run_sync(_identity, address, timeout_s)
-    except (ValueError, TypeError) as error:
+    except TypeError as error:
         if "ssl_context" in str(error):  # what Dask says where the certificate's files are not set
             names = ", ".join(f"DASK_DISTRIBUTED__COMM__TLS__{name}" for name in TLS_FILES)
             raise ClusterError(
                 f"{address!r} asks for a certificate, and Dask's settings name none: set {names} to the "
                 "paths of its files before Python starts."
             ) from error
-        raise ClusterError(f"{address!r} is not a scheduler's address ({error}): write tcp://HOST:PORT.") from error
+        raise _no_scheduler(address, error) from error
     except OSError as error:  # also TimeoutError
         cause: BaseException = error
         while cause.__cause__:  # the first cause says most, such as a certificate that is not trusted
@@ -38,8 +43,18 @@ def reach(address: str, timeout_s: float, otherwise: str = "") -> None:
             "whether it listens at tcp:// or at tls://, and that this is the scheduler's port, not the "
             f"dashboard's{otherwise}."
         ) from error
+    except RuntimeError as error:  # as of require-encryption
+        raise ClusterError(f"Dask's settings refuse {address!r}: {error}") from error
+    except Exception as error:  # whatever Dask makes of bytes that are no message of its own
+        raise _no_scheduler(address, error) from error
     if "workers" not in found:
         raise ClusterError(f"At {address!r} is a {found['type'].lower()}: give the address of its scheduler.")
+
+
+def _no_scheduler(address: str, error: Exception) -> ClusterError:
+    return ClusterError(
+        f"What answers at {address!r} is no Dask scheduler ({type(error).__name__}: {error}). Check host and port."
+    )
 
 
 async def _identity(address: str, timeout_s: float) -> Any:
