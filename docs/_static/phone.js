@@ -6,8 +6,7 @@ const isNarrow = () => innerWidth < 720;
 // A tap, or a key, gives the letters of a chart or a screenshot their size, and another takes it back.
 const pictures = [...document.querySelectorAll(".cell_output > img, .bd-article p > img[src$='.png']")];
 for (const picture of pictures) {
-  const toggle = () => isNarrow() && picture.classList.toggle("large");
-  picture.parentElement.classList.add("enlarges");
+  const toggle = () => picture.tabIndex === 0 && picture.classList.toggle("large");
   picture.addEventListener("click", toggle);
   picture.addEventListener("keydown", (event) => {
     if (!["Enter", " "].includes(event.key)) return;
@@ -15,6 +14,17 @@ for (const picture of pictures) {
     toggle();
   });
 }
+
+// Only one that grows by half or more: its pixels are known once the page has loaded.
+function offerTaps() {
+  for (const picture of pictures) {
+    const grows = isNarrow() && picture.naturalWidth > 1.5 * innerWidth;
+    picture.parentElement.classList.toggle("enlarges", grows);
+    picture.tabIndex = grows ? 0 : -1;
+    picture.role = grows ? "button" : null;
+  }
+}
+addEventListener("load", offerTaps);
 
 // A table becomes cards (see book.css) if what is behind its first column is longer than a line of text. Numbers stay in
 // columns, which one compares.
@@ -146,10 +156,7 @@ let shut = []; // what was folded before a phone was turned
 function adapt() {
   if (innerWidth === width) return; // as where a phone's address bar goes
   width = innerWidth;
-  for (const picture of pictures) {
-    picture.tabIndex = isNarrow() ? 0 : -1;
-    picture.role = isNarrow() ? "button" : null;
-  }
+  offerTaps();
   const folds = [...document.querySelectorAll("details.section")];
   if (isNarrow()) {
     foldAll();
