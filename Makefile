@@ -15,7 +15,7 @@ unexport PYTHONPATH PYTHONHOME
 # CPU=1 forces PyTorch's wheels for CPUs, CPU=0 the pins. Else an environment keeps to the kind that it has, and a new one
 # takes what suits this machine: see tools/install.sh. Some systems set CPU to the processor's name, which means nothing here.
 ifeq ($(origin CPU)$(filter 0 1,$(CPU)),command line)
-$(error CPU is '$(CPU)': write CPU=1 for PyTorch's wheels for CPUs, CPU=0 for the pins)
+$(error CPU is '$(CPU)': write CPU=1 for PyTorch's wheels for CPUs, CPU=0 for those from PyPI)
 endif
 ifeq ($(filter clean,$(MAKECMDGOALS)),)
 FOR_CPU := $(wildcard $(VENV)/.cpu)

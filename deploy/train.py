@@ -54,7 +54,7 @@ def load(path, model, optimizer):
     """Load the checkpoint, if there is one; return the epoch to begin with, the same on all ranks."""
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
-        raise RuntimeError(f"There is no folder {folder!r} on this worker: make it, or give another path.")
+        raise RuntimeError(f"no folder {folder!r} on this worker: make it, or give another path")
     first = 0
     if os.path.exists(path):
         try:

@@ -98,7 +98,7 @@ def ladder(rungs: "pd.DataFrame", alt: str) -> IPython.display.Image:
         + p9.geom_text(p9.aes(label="label"), data=labels, ha="left", size=11)
         + p9.scale_x_discrete(limits=list(rungs.rung)[::-1])
         + p9.scale_y_continuous(limits=(0, 1.35 * total_ms.max()))
-        + p9.scale_fill_manual(dict(zip(parts.values(), [COMPUTE, WAIT], strict=True)))
+        + p9.scale_fill_manual(dict(zip(parts.values(), [COMPUTE, LOAD], strict=True)))
         + p9.coord_flip()
         + p9.labs(x="", y="milliseconds of a worker for each photo", fill="")
         + theme()

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import socket
 import sys
 from contextlib import contextmanager
 from multiprocessing import current_process
@@ -107,6 +108,13 @@ def test_with_an_address_it_is_one_worker(about, tmp_path):
     ):
         assert list(client.run(about).values()) == [(False, None, str(CPU_COUNT), None, "")]
         assert list(client.nthreads().values()) == [1]
+
+
+def test_a_port_that_is_taken_is_named_with_the_cure():
+    with socket.create_server((LOOPBACK, 0)) as other:
+        port = str(other.getsockname()[1])
+        done = CliRunner().invoke(main, ["join", "--port", port], env={"RANK": "0", "MASTER_ADDR": LOOPBACK})
+    assert f"Cannot listen at {LOOPBACK}, port {port}: Address already in use. Choose another --port" in done.output
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,8 @@ def test_a_check_does_not_judge_what_was_there_before_a_cell_that_raised(shell, 
     assert run("answer = 3", SOLUTION_CELL, check) == ["add one and one"]
     for between in ([], [SOLUTION_CELL], [SOLUTION_CELL, SOLUTION_CELL], ["# a look", "print(answer)", "1 / 0"]):
         assert run("answer = 1 / 0", *between, check) == ["ended in an error"]
-    assert run("%%time\nanswer = 1 / 0", check) == ["ended in an error"]
+    for written in ("%%time\nanswer = 1 / 0", "%time answer = 1 / 0", "answer[0] = 1", "for answer.x in [1]: pass"):
+        assert run(written, check) == ["ended in an error"]
     assert run(check) == ["add one and one"], "once said is enough"
     assert run("answer = = 2", check) == ["ended in an error"]
     assert run("other = 1 / 0", check) == ["add one and one"], "which has nothing to do with it"

@@ -20,6 +20,7 @@ from urllib.request import Request, urlopen
 
 import psutil
 import pytest
+from click.testing import CliRunner
 from tornado.httpclient import HTTPRequest
 from tornado.web import Application
 from tornado.websocket import WebSocketClosedError, websocket_connect
@@ -28,6 +29,7 @@ from waiting import until
 
 from workshop_utils.object_store import LOOPBACK
 from workshop_utils.tool import lab
+from workshop_utils.tool.cli import main
 from workshop_utils.tool.lab import workspace
 
 PROJECT = Path(__file__).parents[2]
@@ -123,12 +125,17 @@ def kernels_process(running, kernel):
     return next((one for one in children if kernel in " ".join(one.cmdline())), None)
 
 
-def test_a_lab_says_which_option_it_does_not_know_and_that_a_port_is_busy_then_its_address_and_ends_by_sigterm(
+def test_an_option_that_jupyter_lacks_is_refused():
+    done = CliRunner().invoke(main, ["lab", "--prot", "9"])
+    assert done.exit_code == 2 and re.search("No such option.*--prot.*--port", done.output)
+
+
+def test_a_lab_says_which_setting_it_does_not_know_and_that_a_port_is_busy_then_its_address_and_ends_by_sigterm(
     tmp_path,
 ):
     with socket.create_server((LOOPBACK, 0)) as busy:
         port = busy.getsockname()[1]
-        with running_lab(tmp_path, "--prot", "9", "--port", str(port)) as (running, address, token):
+        with running_lab(tmp_path, "--ServerApp.prot=9", "--port", str(port)) as (running, address, token):
             kernel = post(address, "", token)["id"]
             until(lambda: kernels_process(running, kernel))
             connection = json.loads(Path(kernels_process(running, kernel).cmdline()[-1]).read_text())
@@ -137,7 +144,7 @@ def test_a_lab_says_which_option_it_does_not_know_and_that_a_port_is_busy_then_i
             running.wait()
     said = (tmp_path / "log").read_text()
     assert f"Port {port} is busy, so JupyterLab has {urlsplit(address).port}." in said
-    assert said.count("'prot', it will have no effect") == 1 and "dask_labextension" not in said
+    assert said.count("`prot` not recognized") == 1 and "dask_labextension" not in said
 
 
 @pytest.mark.weekly

@@ -215,11 +215,12 @@ def _end_cell(result):
 def _names_set_by(cell):
     """Return the names to which a cell gives values; all its words if it is no Python."""
     try:
-        nodes = list(ast.walk(ast.parse(re.sub("^[%!].*", "", cell, flags=re.MULTILINE))))
+        nodes = list(ast.walk(ast.parse(re.sub("^(!.*|%+\\w+ *)", "", cell, flags=re.MULTILINE))))
     except (SyntaxError, ValueError):
         return set(re.findall(r"\w+", cell))
     functions = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
-    return functions | {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    values = [node for node in nodes if isinstance(getattr(node, "ctx", None), ast.Store)]
+    return functions | {re.split(r"\W", ast.unparse(node))[0] for node in values}  # also of x[0] and x.y
 
 
 def _expect_no_error(name, answer):

@@ -35,6 +35,7 @@ def become(address: str | None, port: int, torch_threads: int | None) -> NoRetur
         environment = {name: value for name, value in environment.items() if not name.startswith(LAUNCHERS)}
     own = _own_address(address)
     if rank == 0:
+        _refuse_busy(own, port)
         command = ["distributed.cli.dask_scheduler", "--host", own, "--port", str(port)]
         command += ["--protocol", urlsplit(address).scheme]
     else:
@@ -48,6 +49,17 @@ def become(address: str | None, port: int, torch_threads: int | None) -> NoRetur
         except ClusterError as error:
             raise click.ClickException(str(error)) from error
     os.execve(sys.executable, [sys.executable, "-m", *command], environment)
+
+
+def _refuse_busy(host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        why = os.strerror(error.errno or 0)
+        raise click.ClickException(
+            f"Cannot listen at {host}, port {port}: {why}. Choose another --port, the same on each machine."
+        ) from error
 
 
 def _read_launcher() -> tuple[int, str]:

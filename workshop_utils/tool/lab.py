@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -30,7 +31,7 @@ def open_lab(project: Path, *, port: int | None = None, browser: bool = True, ex
 
     Each start has its layout in a new folder and leaves the user's own settings alone.
     extra: more arguments of `jupyter lab`, which win over ours.
-    Raises ClickException if `project` lacks the first notebook.
+    Raises ClickException if `project` lacks the first notebook, and NoSuchOption for an option that Jupyter lacks.
     """
     if not (project / FIRST).is_file():
         raise click.ClickException(f"There is no {FIRST} in {project}: run this in the folder of the workshop.")
@@ -44,6 +45,7 @@ def open_lab(project: Path, *, port: int | None = None, browser: bool = True, ex
 
         from workshop_utils.tool.panes import serve_dashboard
 
+        _refuse_unknown(extra, [*LabApp.aliases, *LabApp.flags])
         shutil.copy(HERE / "overrides.json", home)
         WorkspacesManager(home).save("workshop", json.dumps(workspace(n_gpus())))
         ours = _our_settings(project, home, port, browser)
@@ -71,6 +73,17 @@ def open_lab(project: Path, *, port: int | None = None, browser: bool = True, ex
         address = f"JupyterLab runs until you press Ctrl-C twice. Its address:\n{server.connect_url}"
         server.io_loop.add_callback(click.echo, address, err=True)
         server.start_ioloop()
+
+
+def _refuse_unknown(words, of_lab):
+    """Refuse an option that Jupyter would ignore, or answer with its own usage; one with a dot is a class's setting."""
+    from jupyter_server.serverapp import aliases, flags
+
+    known = {f"--{name}" for name in (*of_lab, *aliases, *flags, "help-all", "version")}
+    for word in words:
+        name = word.partition("=")[0]
+        if name.startswith("--") and "." not in name and name not in known:
+            raise click.NoSuchOption(name, possibilities=get_close_matches(name, known))
 
 
 def _our_settings(project, home, port, browser):
