@@ -65,18 +65,20 @@ def test_right_and_wrong_answers_have_frames_of_their_own():
 
 
 def test_a_ladders_bars_have_the_colours_of_its_legend():
-    for waiting_ms, rest_ms, most, least in ((90, 10, 1, 2), (10, 90, 2, 1)):
+    for waiting_ms, rest_ms, most, least in ((90, 10, plots.LOAD, plots.COMPUTE), (10, 90, plots.COMPUTE, plots.LOAD)):
         rungs = pd.DataFrame({"rung": ["one"], "images_per_s": [10.0], "waiting_ms": waiting_ms, "rest_ms": rest_ms})
         picture = opened(plots.ladder(rungs, "bars"))
-        assert count(picture, plots.PALETTE[most]) > 4 * count(picture, plots.PALETTE[least]) > 400
+        assert count(picture, most) > 4 * count(picture, least) > 400
         legend = np.asarray(picture.convert("RGB"))[: picture.height // 3]  # as along a bar, waiting stands last there
-        waiting, rest = (np.flatnonzero((legend == rgb(colour)).all(2).any(0))[0] for colour in plots.PALETTE[1:3])
+        waiting, rest = (
+            np.flatnonzero((legend == rgb(colour)).all(2).any(0))[0] for colour in (plots.LOAD, plots.COMPUTE)
+        )
         assert rest < waiting
 
 
 def test_a_ladders_first_rung_is_on_top():
     rungs = pd.DataFrame({"rung": ["first", "last"], "images_per_s": 10.0, "waiting_ms": [90, 1], "rest_ms": [1, 90]})
     picture = opened(plots.ladder(rungs, "bars"))
-    waiting = np.flatnonzero((np.asarray(picture.convert("RGB")) == rgb(plots.PALETTE[1])).all(2).sum(1) > 100)
-    rest = np.flatnonzero((np.asarray(picture.convert("RGB")) == rgb(plots.PALETTE[2])).all(2).sum(1) > 100)
+    waiting = np.flatnonzero((np.asarray(picture.convert("RGB")) == rgb(plots.LOAD)).all(2).sum(1) > 100)
+    rest = np.flatnonzero((np.asarray(picture.convert("RGB")) == rgb(plots.COMPUTE)).all(2).sum(1) > 100)
     assert len(waiting) and len(rest) and waiting.max() < rest.min()  # rows of pixels, the uppermost first

@@ -217,6 +217,20 @@ def test_a_failed_ranks_traceback_comes_last_as_python_prints_it(client, tmp_pat
     assert code == 1
 
 
+def test_an_exception_is_one_also_where_gloos_threads_abort_the_process_at_its_end(client, tmp_path):
+    write(
+        tmp_path,
+        "import atexit, os, sys, time",
+        "def abort(): print('terminate called without an active exception', file=sys.stderr), os.abort()",
+        "if os.environ['RANK'] == '0': time.sleep(1000)",
+        "atexit.register(abort)",
+        "raise ValueError('no')",
+    )
+    code, _, err = run(client, tmp_path, "--max-restarts", 1, "script.py")
+    assert "script.py ended with exit code 1. Its last lines:" in err and "died" not in err
+    assert code == 1
+
+
 @pytest.mark.timing  # a second is given to the rank that failed first
 @pytest.mark.parametrize("ends", ["raise", pytest.param("os.abort()", marks=pytest.mark.weekly)])
 def test_the_rank_that_failed_first_is_told_where_its_end_breaks_the_others_communication(client, tmp_path, ends):

@@ -80,5 +80,5 @@ class Attempt:
         who = ranks_named(list(deaths)).capitalize()
         error = WorkerDied(" ".join([f"{who} died: {'; '.join(said)}.", *filter(None, dict.fromkeys(cures))]))
         for note in getattr(self.error, "__notes__", ()):  # of a rank that failed because of the death
-            add_note(error, note)
+            add_note(error, f"Another rank failed because of it. {note}")
         return error

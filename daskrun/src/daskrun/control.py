@@ -17,7 +17,17 @@ from typing import Any
 from daskrun.attempt import Attempt
 from daskrun.claims import KINDS, Claimed, Denied, Request
 from daskrun.cluster import Cluster, tasks_lost
-from daskrun.errors import JobError, WorkerDied, add_note, listed, own_mistake, ranks_named, without_lines, without_ours
+from daskrun.errors import (
+    ITS_LAST_LINES,
+    JobError,
+    WorkerDied,
+    add_note,
+    listed,
+    own_mistake,
+    ranks_named,
+    without_lines,
+    without_ours,
+)
 from daskrun.limits import Limits
 from daskrun.rank import AttemptId
 from daskrun.state import State
@@ -43,7 +53,9 @@ def _in_a_line(error: BaseException) -> str:
     """Return how an attempt has ended, as text."""
     error = error.error if isinstance(error, Ended) else error
     with suppress(Exception):  # not every error has a text
-        return f"{type(error).__name__}: {error}".partition("\n")[0]
+        said, _, printed = str(error).partition(ITS_LAST_LINES)
+        first, last = said.partition("\n")[0], printed.rstrip().rpartition("\n")[2]  # of a script, its error itself
+        return f"{type(error).__name__}: {first} {last}".rstrip()
     return type(error).__name__
 
 

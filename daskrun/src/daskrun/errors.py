@@ -38,7 +38,9 @@ class ClusterError(RuntimeError):
 
 
 def check_client(client: Client) -> None:
-    """Raise TypeError for an asynchronous client, and SchedulerLost for a closed one."""
+    """Raise TypeError for an asynchronous client and for what is none, and SchedulerLost for a closed one."""
+    if not isinstance(client, Client):
+        raise TypeError(f"The client is {client!r}: make one, as by Client('tcp://HOST:8786').")
     if client.asynchronous:
         raise TypeError("The client is asynchronous, and this call waits: make one with Client(asynchronous=False).")
     if client.status not in ("running", "connecting"):

@@ -132,6 +132,7 @@ def in_options(error: str) -> str:
 
 
 def _in_options(sentence: str) -> str:
+    sentence = sentence.replace("a longer timeout", "a longer --timeout")
     sentence = sentence.replace("give launch ", "give ").replace("the function", "the script")
     sentence = sentence.replace("a pair (fewest, most) of them, or None", "a pair such as 2:8, or leave it out")
     sentence = PAIR.sub(r"\1:\2", sentence).replace(", or None", ", or leave it out")

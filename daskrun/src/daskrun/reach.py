@@ -14,14 +14,14 @@ TLS_FILES = "CA_FILE", "CLIENT__CERT", "CLIENT__KEY"
 
 
 def reach(address: str, timeout_s: float, otherwise: str = "") -> None:
-    """Raise ClusterError unless a scheduler answers at `address` within so many seconds.
+    """Raise ClusterError, without Dask's own errors, unless a scheduler answers at `address` within so many seconds.
 
     otherwise: what else to do, for the error of an address at which nothing answers.
     """
     try:
         get_address_host(address)
     except (ValueError, TypeError) as error:
-        raise ClusterError(f"{address!r} is not a scheduler's address ({error}): write tcp://HOST:PORT.") from error
+        raise ClusterError(f"{address!r} is not a scheduler's address ({error}): write tcp://HOST:PORT.") from None
     try:
         # In a thread, as a notebook's own already runs an event loop; the stop button ends the wait.
         found = LoopRunner().run_sync(_identity, address, timeout_s)
@@ -31,8 +31,8 @@ def reach(address: str, timeout_s: float, otherwise: str = "") -> None:
             raise ClusterError(
                 f"{address!r} asks for a certificate, and Dask's settings name none: set {names} to the "
                 "paths of its files before Python starts."
-            ) from error
-        raise _no_scheduler(address, error) from error
+            ) from None
+        raise _no_scheduler(address) from None
     except OSError as error:  # also TimeoutError
         cause: BaseException = error
         while cause.__cause__:  # the first cause says most, such as a certificate that is not trusted
@@ -42,19 +42,17 @@ def reach(address: str, timeout_s: float, otherwise: str = "") -> None:
             f"No Dask scheduler answered at {address!r} within {timeout_s} s{why}. Check that it runs, "
             "whether it listens at tcp:// or at tls://, and that this is the scheduler's port, not the "
             f"dashboard's{otherwise}."
-        ) from error
+        ) from None
     except RuntimeError as error:  # as of require-encryption
-        raise ClusterError(f"Dask's settings refuse {address!r}: {error}") from error
-    except Exception as error:  # whatever Dask makes of bytes that are no message of its own
-        raise _no_scheduler(address, error) from error
+        raise ClusterError(f"Dask's settings refuse {address!r}: {error}") from None
+    except Exception:  # whatever Dask makes of bytes that are no message of its own
+        raise _no_scheduler(address) from None
     if "workers" not in found:
         raise ClusterError(f"At {address!r} is a {found['type'].lower()}: give the address of its scheduler.")
 
 
-def _no_scheduler(address: str, error: Exception) -> ClusterError:
-    return ClusterError(
-        f"What answers at {address!r} is no Dask scheduler ({type(error).__name__}: {error}). Check host and port."
-    )
+def _no_scheduler(address: str) -> ClusterError:
+    return ClusterError(f"What answers at {address!r} is no Dask scheduler: check host and port.")
 
 
 async def _identity(address: str, timeout_s: float) -> Any:

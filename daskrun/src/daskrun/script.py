@@ -38,6 +38,7 @@ FIRST_S = 1  # for another rank, whose failure may have broken the communication
 TIDY_S = 1.0  # for what a script has left behind to end by itself, such as a filter of its output
 MOST_SHIPPED = 64 * 2**20  # bytes
 MOST_LINES, MOST_SAID = 40, 8_000  # the last lines, and characters, that the error of a script repeats
+ABORTED_AT_ITS_END = "terminate called without an active exception"  # C++, where gloo's threads still run then
 PROCESS = str(Path(__file__).with_name("script_process.py"))
 
 ENDS = (
@@ -119,6 +120,8 @@ def run_script(script: Script) -> None:
         code = _run(script, folder, mine.rank, last)
     said = "\n".join(last)[-MOST_SAID:]
     error = said.rpartition("Traceback ")[2]
+    if code == -signal.SIGABRT and error != said and said.endswith(ABORTED_AT_ITS_END):
+        code = 1  # of an exception
     if code == -signal.SIGABRT or (code > 0 and look.COMMUNICATION.search(error)):
         time.sleep(FIRST_S)  # NCCL aborts a rank, and gloo raises, where another one is gone
     if code < 0 and -code not in ENDS:
