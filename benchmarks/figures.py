@@ -108,7 +108,8 @@ def classifying(results):
             figures = [f"{rate(found, seconds):.1f}", f"{times(seconds, recipe):.2f}"]
             rows.append([way, *(f"**{figure}**" if "*" in way else figure for figure in figures)])
     weights = "ImageNet weights" if found["real_weights"] else "random weights, which cost the same time"
-    about = f"{found['photos']} JPEGs of 500×375, ResNet-50 with {weights}; medians of {found['rounds']} rounds."
+    about = f"{found['photos']} JPEGs of 500×375, ResNet-50 with {weights}; medians of {found['rounds']} rounds, "
+    about += f"on {on(found['machine'])}."
     about += f" Where no precision is named, it is {found['precision']}."
     return f"{about}\n\n{markdown(('way', 'photos/s', '× upstream, by round'), rows)}"
 
@@ -124,7 +125,8 @@ def starting(results):
         here, there = ([run[name] for run in found["runs"][tool]] for tool in ("dask", "torchrun"))
         ratio = statistics.median(ratios(here, there, fast=False))
         rows.append([what, f"{statistics.median(there):.2f}", f"{statistics.median(here):.2f}", f"{ratio:.3f}"])
-    about = f"{found['ranks']} ranks, ResNet-18, medians of {len(found['runs']['dask'])} rounds, in seconds."
+    about = f"{found['ranks']} ranks, ResNet-18, medians of {len(found['runs']['dask'])} rounds, in seconds, "
+    about += f"on {on(found['machine'])}."
     return f"{about}\n\n{markdown(('what', 'torchrun', '`daskrun.launch`', 'ratio'), rows)}"
 
 
@@ -158,7 +160,8 @@ def told(results):
         shows = "the message" if answers[0] != "nothing" else SHOWN.get(kind) or SHOWN[row["branch"]]
         rows.append([kind, *answers, shows])
     about = (
-        f'One run each, under `daskrun.launch` with `stall_after={found["stall_after"]}`. "nothing" under torchrun '
+        f"One run each, on {on(found['machine'])}; "
+        f'under `daskrun.launch` with `stall_after={found["stall_after"]}`. "nothing" under torchrun '
         f"means for {found['limit_s']} seconds, or until the job had ended as if all were well."
     )
     head = ("fault", "under `daskrun.launch`", "under torchrun", "what shows it")
@@ -189,8 +192,8 @@ def reading(results):
         where = condition.replace(" 0 children", " no children")
         rows.append([where, *(f"{rate(found, seconds[name]):.1f}" for name in names), f"{ratio:.1f}"])
     about = (
-        f"{found['photos']} photos, medians of {found['rounds']} rounds, in photos per second. The ratio is that of "
-        "`ImageFolder` to `S3ImageFolder`."
+        f"{found['photos']} photos, medians of {found['rounds']} rounds, in photos per second, on "
+        f"{on(found['machine'])}. The ratio is that of `ImageFolder` to `S3ImageFolder`."
     )
     head = ("latency, children", *(name if " " in name else f"`{name}`" for name in names))
     return f"{about}\n\n{markdown((*head, 'ratio'), rows)}"
@@ -209,7 +212,8 @@ def launching(results):
         figures = (row.get(name) for name in ("cold_s", "warm_s", "step_s", "says_s", "knows_s", "again_s"))
         shown = ["–" if figure is None else f"{figure:.2f}" for figure in figures]
         rows.append([name, str(row["lines"]), *shown, row.get("same_loss", "–")])
-    about = f"Seconds; medians of {found['rounds']} rounds, and of {runs(found['kills'])} each with a killed rank."
+    about = f"Seconds on {on(found['machine'])}; medians of {found['rounds']} rounds, "
+    about += f"and of {runs(found['kills'])} each with a killed rank."
     head = "tool|lines of yours|first step, cold|warm|a step|killed, no restart: a line says so|the call ends"
     head += "|with a restart: goes on|from the checkpoint, to the same loss"
     return f"{about}\n\n{markdown(head.split('|'), rows, right=range(1, 8))}"
@@ -225,7 +229,7 @@ def growing(results):
     rounds = ", ".join(f"{found[part]['rounds']} of {part}" for part in ("driver", "listing", "launch"))
     return "\n".join(
         [
-            f"Medians; rounds: {rounds}.",
+            f"Medians on {on(found['machine'])}; rounds: {rounds}.",
             "",
             f"- For a million paths, the client spends {stream['client_ms']:.2f} ms a batch of 32 and the scheduler "
             f"{stream['scheduler_ms']:.2f}.",
@@ -242,7 +246,8 @@ def growing(results):
 def stepping(results):
     rows = [row for row in results["steps"]["rows"] if row["ranks"] > 2]
     shown = [[str(row["ranks"]), f"{row['predicted_s']:.2f}", f"{row['measured_s']:.2f}"] for row in rows]
-    return markdown(("ranks", "predicted", "measured"), shown, right=range(3))
+    table = markdown(("ranks", "predicted", "measured"), shown, right=range(3))
+    return f"On {on(results['steps']['machine'])}.\n\n{table}"
 
 
 def deciding(results):
@@ -264,9 +269,9 @@ def deciding(results):
 
 def how_fast(results):
     """Return the README's part: the table in short, and where it was measured."""
-    measured = (results[name] for name in ("inference", "storage", "launchers"))
-    where = " and on ".join(dict.fromkeys(on(found["machine"]) for found in measured))
-    return f"Measured on {where}; all tables are in [figures](docs/figures.md).\n\n{in_short(results)}"
+    first, *others = (on(results[name]["machine"]) for name in ("inference", "storage", "launchers"))
+    where = f"{first} (first row) and {' and '.join(dict.fromkeys(others))} (others)"
+    return f"Measured on {where}; more in [figures](docs/figures.md).\n\n{in_short(results)}"
 
 
 def in_short(results):

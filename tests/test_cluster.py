@@ -201,7 +201,7 @@ def test_the_warning_about_unfit_workers_has_the_lines_that_make_them_fit(tmp_pa
         return sum(int(batch.sum()) for (batch,) in loader)
 
     for name in THREADS:  # nannies of this process left them, and they would win
-        monkeypatch.delenv(name, raising=False)
+        os.environ.pop(name, None)
     with (
         scheduler() as address,
         worker_process(address, tmp_path),

@@ -251,6 +251,8 @@ def test_a_scripts_lines_are_counted_beside_its_steps():
     (line, _) = job.table("loss", 4)
     assert line.printed == "0.2 lines/s: see <b>" and line.value == 0.5 and line.step == 4 and job.is_script
     assert job.table("loss", 100)[0].printed == "0.0 lines/s: see <b>"
+    record.returns("train-1", 0, 0)
+    assert job.table("loss", 100)[0].printed == "see <b>"
 
 
 @pytest.mark.parametrize("message", [("row",), ("row", "train-1"), ("began", "train-1"), ("gone", "train-1"), "text"])

@@ -170,6 +170,7 @@ def test_a_busy_port_and_a_file_that_is_there_are_said_with_the_cure(board, tmp_
         (["--port", str(board.port)], "Choose another --port"),
         (["--host", "203.0.113.1"], "--host is an address of this machine"),
         (["--csv", str(tmp_path / "old.csv")], "give --csv a new name"),
+        (["--csv", "/nowhere/room.csv"], "There is no folder /nowhere"),
         (["--csv", "s3://bucket/room.csv"], "'s3://bucket/room.csv' is no path of this machine"),
     ):
         result = CliRunner().invoke(main, ["room", *args])

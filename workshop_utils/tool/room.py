@@ -47,6 +47,8 @@ def serve_room(project: Path, host: str, port: int, csv: str | os.PathLike | Non
         raise click.ClickException(f"--csv cannot be used: {error}") from error
     if table and table.exists():
         raise click.ClickException(f"{csv} exists already: give --csv a new name.")
+    if table and not table.parent.is_dir():
+        raise click.ClickException(f"There is no folder {table.parent}: make it, or give --csv another name.")
     try:
         sockets = bind_sockets(port, host)
     except OSError as error:

@@ -13,7 +13,7 @@ from daskrun.errors import ClusterError
 TLS_FILES = "CA_FILE", "CLIENT__CERT", "CLIENT__KEY"
 
 
-def reach(address: str, timeout_s: float, otherwise: str = "") -> None:
+def reach(address: str, timeout_s: float = 30, otherwise: str = "") -> None:
     """Raise ClusterError, without Dask's own errors, unless a scheduler answers at `address` within so many seconds.
 
     otherwise: what else to do, for the error of an address at which nothing answers.

@@ -51,9 +51,10 @@ class Rank:
         """Return whether it has been silent for long, for this rank."""
         return self.longest_s is not None and silent_s > max(HANGS, LATE * self.longest_s)
 
-    def lines_per_s(self, now: float) -> float:
-        """Return how many lines a second its script has printed of late."""
-        return sum(n for at, n in self.lines if now - at < RATE_S) / RATE_S
+    def printed(self, now: float) -> str:
+        """Return the last line of its script, and while that is at work, how many came a second of late."""
+        per_s = sum(n for at, n in self.lines if now - at < RATE_S) / RATE_S
+        return f"{per_s:.1f} lines/s: {self.last_line}" if self.lines and self.is_at_work else self.last_line
 
 
 class Line(NamedTuple):
@@ -123,7 +124,7 @@ class JobRecord:
                 value=rank.values.get(metric),
                 worker=rank.worker.name or rank.worker.address,
                 host=rank.worker.host,
-                printed=f"{rank.lines_per_s(now):.1f} lines/s: {rank.last_line}" if rank.lines else "",
+                printed=rank.printed(now),
             )
             for number, (rank, seconds) in enumerate(zip(self.ranks, silent, strict=True))
         ]
