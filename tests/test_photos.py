@@ -140,7 +140,7 @@ def test_photos_on_s3_are_listed_with_their_protocol_and_folders_keys_are_no_pho
 @pytest.mark.parametrize(
     ("url", "storage_options", "reason"),
     [
-        ("/no/such/folder", None, "holds 0 images"),
+        ("/no/such/folder", None, "is no folder"),
         ("memory://nothing/here", None, "holds 0 images"),
         ("nosuch://bucket/dogs", None, "cannot be listed.*nosuch"),
         ("s3:/bucket/dogs", None, "cannot be listed.*lacks a slash"),

@@ -138,6 +138,8 @@ def list_photos(
     except Exception as error:  # each protocol raises errors of its own, such as botocore's
         raise NoPhotos(f"{address!r} cannot be listed ({error}). {CURE}") from error
     _say_what_is_left_out(address, set(files).difference(found), others)
+    if not found and isinstance(fs, LocalFileSystem) and not fs.isdir(root):
+        raise NoPhotos(f"{address!r} is no folder. {CURE}")
     if not found and not wanted:
         raise NoPhotos(f"{address!r} holds 0 images in folders named like 'n02085620-Chihuahua'. {CURE}")
     if not found:

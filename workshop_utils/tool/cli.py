@@ -146,13 +146,10 @@ def sketches() -> None:
 
 @main.command()
 @click.argument("name", required=False)
-@click.option("--all", "every", is_flag=True, help="Run all benchmarks of the table, and print it.")
+@click.option("--all", "every", is_flag=True, help="Run all benchmarks of the table, for hours, and print it; fetches 12 GB.")
 @click.option("--table", is_flag=True, help="Print the table of what was measured earlier instead.")
 def bench(name: str | None, every: bool, table: bool) -> None:
-    """Run the benchmark NAME; without it, list them.
-
-    All of them take hours, and fetch 12 GB.
-    """
+    """Run the benchmark NAME; without it, list them."""
     texts = {script: script.read_text(encoding="utf-8") for script in sorted((_project() / "benchmarks").glob("*.py"))}
     scripts = {script.stem: script for script, text in texts.items() if text.endswith("    main()\n")}
     if not scripts:

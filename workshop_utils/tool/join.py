@@ -67,11 +67,13 @@ def _read_launcher() -> tuple[int, str]:
     try:
         if "RANK" in os.environ:
             return int(os.environ["RANK"]), os.environ["MASTER_ADDR"]
+        rank = int(os.environ["SLURM_PROCID"])
         hosts = ["scontrol", "show", "hostnames", os.environ["SLURM_STEP_NODELIST"]]
-        listed = subprocess.run(hosts, capture_output=True, text=True, check=True).stdout
-        return int(os.environ["SLURM_PROCID"]), listed.split()[0]
+        return rank, subprocess.run(hosts, capture_output=True, text=True, check=True).stdout.split()[0]
     except (KeyError, ValueError, OSError, subprocess.CalledProcessError) as error:
         why = f"{error} is not set" if isinstance(error, KeyError) else error
+        if not os.environ.keys() & {"RANK", "SLURM_PROCID"}:
+            why = "no address is given, and no launcher has started this"
         raise click.ClickException(
             f"Nothing says what to become ({why}). Give the scheduler's address, such as "
             "tcp://HOST:8786, or start this by torchrun --no-python, by srun, or with RANK and MASTER_ADDR set."
