@@ -60,13 +60,23 @@ def launch(
     After a failure, each process in which a rank began is replaced, and with it what Dask kept there: it computes that
     again, but what was scattered there is lost.
 
-    Raises at once: ValueError for a setting that cannot be; TypeError where the function cannot be called so, would
-    take a misspelt setting by `**kwargs`, or cannot be pickled with its arguments; JobError where the cluster has too
-    few workers, or several in one process, or Horovod is not built; WorkersBusy, a JobError, where they are at work,
-    for this client or another, or paused; SchedulerLost, a JobError; TimeoutError.
-    `Job.result()` raises: what a rank raised; TypeError for a result that cannot be pickled; WorkerDied, SchedulerLost
-    (JobErrors), the first with how the process ended; JobError for a backend that does not suit the ranks' GPUs, or for
-    GPUs on some of the ranks; TimeoutError, which says who waited for whom; CancelledError.
+    Raises at once
+
+    - ValueError for a setting that cannot be;
+    - TypeError where the function cannot be called so, would take a misspelt setting by `**kwargs`, or cannot be
+      pickled with its arguments;
+    - JobError where the cluster has too few workers, or several in one process, or Horovod is not built;
+    - WorkersBusy, a JobError, where they are at work, for this client or another, or paused;
+    - SchedulerLost, a JobError, and TimeoutError.
+
+    `Job.result()` raises
+
+    - what a rank raised;
+    - WorkerDied, a JobError, which says how the process of a rank ended;
+    - JobError for a backend that does not suit the ranks' GPUs, or for GPUs on some of the ranks;
+    - TypeError for a result that cannot be pickled;
+    - TimeoutError, which says who waited for whom;
+    - SchedulerLost, a JobError, and CancelledError.
 
     >>> from distributed import LocalCluster
     >>> with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:

@@ -8,7 +8,7 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 
 MADE_FOR_YOU = {"daskrun.Job"}  # by `daskrun.launch`
-SAID_BELOW = {"workshop_utils.train.Settings"}  # one by one, as attributes
+SAID_ELSEWHERE = {"workshop_utils.train.Settings", "daskrun.run"}  # as attributes, and for `launch`
 NAMES = re.compile(r"(?:^|(?<=[.;] ))((?:\w+, )*\w+): (?=\S)", re.MULTILINE)
 # What is said of the whole, after the last name.
 ENDS = re.compile(r"(?:^|(?<=[.] ))(?:Return|Raise|Warn|Yield|Log)s\b", re.MULTILINE)
@@ -72,7 +72,7 @@ def no_signature(app: Sphinx, what: str, name: str, *_: object) -> tuple[str, No
 def no_fields(app: Sphinx, domain: str, what: str, content: nodes.Element) -> None:
     """Leave out the arguments again that Sphinx lists with their types."""
     names = {name for signature in content.parent.findall(addnodes.desc_signature) for name in signature["ids"]}
-    if what == "class" and names & (MADE_FOR_YOU | SAID_BELOW):
+    if names & (MADE_FOR_YOU | SAID_ELSEWHERE):
         for fields in [node for node in content if isinstance(node, nodes.field_list)]:
             content.remove(fields)
 
