@@ -145,7 +145,14 @@ def test_a_check_does_not_judge_what_was_there_before_a_cell_that_raised(shell, 
     assert run("answer = 1 / 0", SOLUTION_CELL, "answer = 2", check) == ["Correct"]
     assert run("answer = 1 / 0", SOLUTION_CELL, "answer = 2", SOLUTION_CELL, check) == ["Correct"]
     for stopped in ("KeyboardInterrupt", "__import__('asyncio').CancelledError"):
-        assert run(f"raise {stopped}\nanswer = 3", check) == ["Correct"], "as where the stop button ended a cell"
+        assert run(f"raise {stopped}\nanswer = 3", check) == ["ended in an error"], "as the stop button ends a cell"
+        assert run("answer = 1 / 0", f"raise {stopped}\nanswer = 3", check) == ["ended in an error"], "both"
+    assert run("from math import e, answer", check) == ["ended in an error"]
+    assert run("check(3)\nanswer = 3") == ["add one and one"]
+    assert run(check) == ["ended in an error"], "as a hint ended the cell"
+    assert run("answer = 1 / 0", "answer = 3\n1 / 0", check) == ["add one and one"], "it was set before the error"
+    assert run("def other():\n    answer = 3\nother()\n1 / 0", check) == ["add one and one"], "of a function"
+    assert run("print('hi'  # answer", check) == ["add one and one"], "a comment"
     assert run("del answer", "answer = 1 / 0", SOLUTION_CELL, check) == ["our solution"]
 
 

@@ -8,10 +8,10 @@ import re
 import reprlib
 import sys
 import traceback
-from asyncio import CancelledError
 from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
-from functools import wraps
+from functools import partial, wraps
+from math import isfinite
 from numbers import Integral
 from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
@@ -19,10 +19,12 @@ from typing import Any, ParamSpec, TypeVar
 CLOSED = "the cluster is closed: the last cell does that. Restart the kernel, and run the notebook from the top."
 Answer = Any  # whatever an attendee wrote
 Function = Callable[..., Any]  # the same, if the exercise asks for a function
+DEFINITIONS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
 Arguments = ParamSpec("Arguments")
 Solution = TypeVar("Solution")
 _ours: list = []  # answers that solution cells gave
-_unset: set[str] = set()  # names to which a cell should have given values, had it not ended in an error
+_before: dict[str, Any] = {}  # what the names to which the running cell gives values were when it began
+_unset: set[str] = set()  # names to which a cell should have given values, had it run to its end
 _whose = "Correct."  # first words of the message of the check that runs
 
 
@@ -148,7 +150,7 @@ def exercise(check: Callable[Arguments, None]) -> Callable[Arguments, None]:
     @wraps(check)
     def checked(*args: Arguments.args, **named: Arguments.kwargs) -> None:
         global _whose
-        answer = args[0]
+        answer = args[0] if args else named.get(name)
         _whose = "That was our solution." if _is_ours(answer) else "Correct."
         state = "not yet"  # this stays if an interrupt ends the check
         try:
@@ -185,52 +187,66 @@ def reconcile(guess: float | None, estimate: float, measured: float, unit: str) 
     digits += any(0 < size * 10**digits < 10 for size in sizes)  # one digit is too few to divide by
     digits = 0 if is_count else digits
     guessed = _as_number(guess)
+    guessed = guessed if guessed is not None and isfinite(guessed) else None
     if guess is not None:
-        shown = "?" if guessed is None else f"{guessed:,.{digits}f}"
-        print(f"your guess      {shown:>8} {unit}")
+        as_measured = "?" if guessed is None else f"{guessed:,.{digits}f}"
+        print(f"your guess      {as_measured:>8} {unit}")
     print(f"simple estimate {estimate:8,.{digits}f} {unit}")
     comparable = not is_count and round(estimate, digits) * round(measured, digits) > 0
     times = f"   {measured / estimate:.2f} times the estimate" if comparable else ""
     print(f"measured        {measured:8,.{digits}f} {unit}{times}")
-    expect(guess is None or guessed is not None, f"your guess is {guess!r}: write a number, without its unit, or None.")
+    expect(
+        guess is None or guessed is not None,
+        f"your guess is {shown(guess)}: write a number without its unit, or None.",
+    )
 
 
 def watch_for_errors(shell: Any) -> None:
-    """Have checks know which of this IPython's cells ended in an error."""
-    shell.events.register("pre_run_cell", _begin_cell)
-    shell.events.register("post_run_cell", _end_cell)
+    """Have checks know which of this IPython's cells did not run to their end."""
+    shell.events.register("pre_run_cell", partial(_begin_cell, shell.user_ns))
+    shell.events.register("post_run_cell", partial(_end_cell, shell.user_ns))
 
 
-def _begin_cell(about):
+def _begin_cell(variables, about):
+    names = _names_set_by(about.raw_cell)
+    _before.clear()
+    _before.update({name: variables.get(name) for name in names})
     if "unanswered(" not in about.raw_cell:  # a solution cell answers only for who has not
-        _unset.difference_update(_names_set_by(about.raw_cell))
+        _unset.difference_update(names)
 
 
-def _end_cell(result):
-    error = result.error_before_exec or result.error_in_exec
-    if error and not isinstance(error, NotYet | KeyboardInterrupt | CancelledError):  # a hint, or the stop button
-        _unset.update(_names_set_by(result.info.raw_cell))
+def _end_cell(variables, result):
+    if result.error_before_exec or result.error_in_exec:
+        _unset.update(name for name, value in _before.items() if variables.get(name) is value)
 
 
 def _names_set_by(cell):
-    """Return the names to which a cell gives values; all its words if it is no Python."""
+    """Return the names to which a cell gives values, outside its functions; all its words if it is no Python."""
     try:
-        nodes = list(ast.walk(ast.parse(re.sub("^(!.*|%+\\w+ *)", "", cell, flags=re.MULTILINE))))
+        nodes = list(_outside_functions(ast.parse(re.sub("^(!.*|%+\\w+ *)", "", cell, flags=re.MULTILINE))))
     except (SyntaxError, ValueError):
-        return set(re.findall(r"\w+", cell))
-    functions = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+        return set(re.findall(r"\w+", re.sub("#.*", "", cell)))
+    named = {node.name for node in nodes if isinstance(node, DEFINITIONS)}
+    imported = {node.asname or node.name for node in nodes if isinstance(node, ast.alias)}
     values = [node for node in nodes if isinstance(getattr(node, "ctx", None), ast.Store)]
-    return functions | {re.split(r"\W", ast.unparse(node))[0] for node in values}  # also of x[0] and x.y
+    return named | imported | {re.split(r"\W", ast.unparse(node))[0] for node in values}  # also of x[0] and x.y
+
+
+def _outside_functions(node):
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if not isinstance(child, DEFINITIONS):
+            yield from _outside_functions(child)
 
 
 def _expect_no_error(name, answer):
-    """Raise NotYet, once, where the cell that gives `name` its value has ended in an error."""
+    """Raise NotYet, once, where the cell that gives `name` its value did not run to its end."""
     is_unset = name in _unset
     _unset.discard(name)
     expect(
         _is_ours(answer) or not is_unset,
-        f"the cell with {name} ended in an error, so {name} may be what it was before. Mend and run that cell, then "
-        "this one; if the error has nothing to do with it, run this one again.",
+        f"the cell with {name} ended in an error, or was stopped, so {name} may be what it was before. Mend and run "
+        "that cell, then this one; if the error has nothing to do with it, run this one again.",
     )
 
 
@@ -239,13 +255,13 @@ def _is_ours(answer):
 
 
 def _as_number(value):
-    if isinstance(value, bool | str):
+    if isinstance(value, bool | str | bytes):
         return None
     with suppress(AttributeError, TypeError, ValueError, RuntimeError):  # no array or tensor, or one of several numbers
         value = value.item()
     try:
         return float(value)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         return None
 
 
@@ -266,7 +282,9 @@ def _program(function):
 def _what_failed(error):
     """Name the line in a notebook's cell that raised, if the error came from the attendee's own function."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "ipykernel_" in frame.filename]
-    reason, *_ = str(error).splitlines() or [""]  # Dask adds the whole traceback of an answer that it cannot send
+    reason = ""
+    with suppress(Exception):  # an attendee's exception may raise where it should say what it is
+        reason, *_ = str(error).splitlines() or [""]  # Dask adds the whole traceback of an answer that it cannot send
     what = f"{type(error).__name__}: {reason}"
     written = [frame for frame in frames if frame.name != "<module>"]
     if written:

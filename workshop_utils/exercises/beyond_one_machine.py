@@ -24,6 +24,7 @@ from workshop_utils.exercises import (
     number,
     pair,
     passed,
+    shown,
 )
 
 N_STEPS = 10
@@ -69,7 +70,7 @@ def check_plan(plan: Function) -> None:
         expect(
             late is None,
             f"with a deadline of {deadline_h} hours, and a boot of 0.25, no number of machines is "
-            f"done in time: return None, not {late!r}.",
+            f"done in time: return None, not {shown(late)}.",
         )
     passed("A shorter deadline costs more machines, and you pay for each boot.")
 

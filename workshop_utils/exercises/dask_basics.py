@@ -17,7 +17,7 @@ from dask.sizeof import sizeof
 from dask.utils import key_split
 from distributed import Client, Future, futures_of
 
-from workshop_utils.exercises import Answer, Function, exercise, expect, expect_equal, expect_type, passed
+from workshop_utils.exercises import Answer, Function, exercise, expect, expect_equal, expect_type, passed, shown
 
 ROUNDS, DARTS = 8, 250_000  # of exercise 2
 
@@ -125,7 +125,7 @@ def check_culprits(culprits: Answer, inputs: list[int], function: Callable[[int]
     for key, value in culprits.items():
         expect(
             _names(value, set(truth.values())) == {truth[key]},
-            f"{value!r} is not the type of the exception for input {key}: ask its "
+            f"{shown(value)} is not the type of the exception for input {key}: ask its "
             "future for exception(), and take the type of that.",
         )
     passed(f"{len(truth)} of {len(inputs)} inputs fail, for {len(set(truth.values()))} different reasons.")

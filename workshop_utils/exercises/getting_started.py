@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from distributed import Client
 
-from workshop_utils.exercises import Answer, Function, exercise, expect, number, pair, passed
+from workshop_utils.exercises import Answer, Function, exercise, expect, number, pair, passed, shown
 from workshop_utils.photos import breed_of
 
 LONGEST_PAUSE_S = 0.01  # tasks of equal length would go to the same workers in each try
@@ -28,7 +28,7 @@ _measured: set = set()  # in each process: (which try, path) of each call of `me
 @exercise
 def check_total_bones(total_bones: Answer, client: Client) -> None:
     expect(not isinstance(total_bones, dict), "that is one answer per worker; add up the dict's values.")
-    text = f"{total_bones!r} is text: turn each worker's answer into an int before you add."
+    text = f"{shown(total_bones)} is text: turn each worker's answer into an int before you add."
     expect(not isinstance(total_bones, str), text)
     total = number(total_bones, "total_bones should be one number, the sum over all workers")
     buried = client.run(_bones).values()
@@ -69,7 +69,7 @@ def _try_darkest(find_darkest, brightness, paths, client):
     expect(brightness(path) == least, "there is a darker one: take the path with the smallest value.")
     expect(
         isinstance(worker, str) and worker in looked,
-        f"{worker!r} is not the address of a worker. Let the function that "
+        f"{shown(worker)} is not the address of a worker. Let the function that "
         "runs there return get_worker().address beside the number.",
     )
     expect(

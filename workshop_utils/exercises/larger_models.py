@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import cross_entropy, gelu
 
-from workshop_utils.exercises import Answer, Function, NotYet, exercise, expect, expect_equal, passed
+from workshop_utils.exercises import Answer, Function, NotYet, exercise, expect, expect_equal, passed, shown
 from workshop_utils.exercises.ranks import run_on_ranks, run_ours
 from workshop_utils.shared import new_shared_folder
 
@@ -226,7 +226,7 @@ def check_resume(resume: Function, client: Answer) -> None:
     about_moments = "Does a new optimiser have any when dcp.load fills what it is given? get_state_dict makes them."
     for rank, (step, losses) in enumerate(run_on_ranks(client, _go_on, resume, path, imports=SLOW_IMPORTS)):
         about = f"on rank {rank}, "
-        expect(step == saved_step, f"{about}resume returned {step!r}, and the checkpoint is of step {saved_step}.")
+        expect(step == saved_step, f"{about}resume returned {shown(step)}, and the checkpoint is of step {saved_step}.")
         right = saved["right"]
         expect_equal(
             losses[0],

@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 from torch.nn.functional import interpolate
 
-from workshop_utils.exercises import Answer, Function, exercise, expect, expect_type, number, pair, passed
+from workshop_utils.exercises import Answer, Function, exercise, expect, expect_type, number, pair, passed, shown
 
 THUMBNAIL, LARGE = 64, 1024  # pixels a side
 CLOSE = 0.15  # of the mean's standard error, averaged over the scenes; 500 resamples of each come within 0.14
@@ -41,6 +41,7 @@ def check_interval(interval: Function) -> None:
 def _interval_error(interval, values):
     hint = "interval should return two numbers, (low, high)"
     low, high = (number(end, hint) for end in pair(interval(values.copy()), hint))
+    expect(not np.isnan([low, high]).any(), f"an end of your interval is no number: {low}, {high}.")
     expect(low <= high, "the high end comes first: return (low, high).")
     n = len(values)
     means = np.random.default_rng(99).choice(values, (20_000, n)).mean(axis=1)
@@ -96,9 +97,9 @@ def check_late(late: Answer, totals: Sequence[Mapping[str, float]]) -> None:
     rank, event = pair(late, 'late should be two things, (rank, "name of the event")')
     expect_type(event, str, "the second should be the event's name, as the trace has it")
     n = len(totals)
-    expect(not isinstance(rank, bool) and rank in range(n), f"there is no rank {rank!r}: they are 0 to {n - 1}.")
+    expect(not isinstance(rank, bool) and rank in range(n), f"there is no rank {shown(rank)}: they are 0 to {n - 1}.")
     known = {name for one in totals for name in one}
-    expect(event in known, f"no rank has an event named {event!r}: copy the name from the table.")
+    expect(event in known, f"no rank has an event named {shown(event)}: copy the name from the table.")
     expect(
         not any(word in event for word in ("all_reduce", "allreduce", "broadcast", "barrier")),
         "ranks meet there, so it is where they wait: whoever waits long waits for another. What kept that one?",

@@ -10,7 +10,7 @@ from distributed import Client, Future
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from workshop_utils.exercises import Function, exercise, expect, expect_type, passed
+from workshop_utils.exercises import Function, exercise, expect, expect_type, passed, shown
 
 Losses = dict[str, list[float]]  # each model's losses after its first, second, … task
 Given = dict[str, int]  # number of tasks that each model has been given
@@ -32,7 +32,7 @@ def _ask(function, losses, given, most):
     expect(seen == (losses, given), "your rule changes the dicts that it is given; work on copies.")
     may, new = [model for model in losses if _may_go_on(model, losses, given, most)], _new(given)
     furthest = max((given[model] for model in may), default=0)
-    about = f"With losses = {losses}, n_given = {given} and n_most = {most}, your rule returns {answer!r}"
+    about = f"With losses = {losses}, n_given = {given} and n_most = {most}, your rule returns {shown(answer)}"
     if answer is None:
         expect(not may, f"{about}, and a worker stays idle, but these may have their next task: {may}.")
         expect(not new, f"{about}, and a worker stays idle, but these were never started: {new}.")

@@ -13,7 +13,7 @@ from distributed import Client
 
 import daskrun
 from daskrun import JobError, WorkerDied
-from workshop_utils.exercises import Answer, Function, NotYet, expect
+from workshop_utils.exercises import Answer, Function, NotYet, expect, shown
 
 LONG_S, SHORT_S = 30, 10  # time limits on a quiet machine: of a function, and of one that only sends small messages
 TRIAL_S = 0.2  # seconds of a core after which a rank says how busy its machine is
@@ -103,7 +103,7 @@ def expect_agreement(
         answer = stop(*given)
         dist.barrier()  # a rank that has called a broadcast alone does not wait for the others
         unfit = answer is None or isinstance(answer, str)  # a text would count as True
-        expect(not unfit, f"{about}it returns {answer!r}: return whether to stop, True or False.")
+        expect(not unfit, f"{about}it returns {shown(answer)}: return whether to stop, True or False.")
         return "stop" if answer else "go on"
 
     first, second = ask_ranks(client, says, arguments, about, is_short=True)

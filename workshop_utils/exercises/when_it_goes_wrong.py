@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
-from workshop_utils.exercises import Answer, Function, exercise, expect, number, pair, passed
+from workshop_utils.exercises import Answer, Function, exercise, expect, number, pair, passed, shown
 from workshop_utils.exercises.gym import faults
 from workshop_utils.exercises.ranks import expect_agreement
 
@@ -85,7 +85,7 @@ def check_culprit(culprit: Answer) -> None:
 def check_case(answer: Answer, case: Answer) -> None:
     parts = ("fault", "rank", "step", "cure")
     known = isinstance(answer, dict) and set(answer) <= set(parts) and "fault" in answer
-    expect(known, f"answer is {answer!r}: write a dict with {', '.join(map(repr, parts))}.")
+    expect(known, f"answer is {shown(answer)}: write a dict with {', '.join(map(repr, parts))}.")
     # The first answer is the one that counts. The hints below do not tell the right one.
     points = case.points_for(faults.checked(**{part: answer.get(part) for part in parts}))
     expect(points["detection"] >= 0, "compare with case.clean: did the job end, as fast, and with the same numbers?")

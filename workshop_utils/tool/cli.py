@@ -146,7 +146,7 @@ def sketches() -> None:
 
 @main.command()
 @click.argument("name", required=False)
-@click.option("--all", "every", is_flag=True, help="Run all benchmarks of the table, for hours, and print it; fetches 12 GB.")
+@click.option("--all", "every", is_flag=True, help="Run all of the table, for hours, and print it; fetches 12 GB.")
 @click.option("--table", is_flag=True, help="Print the table of what was measured earlier instead.")
 def bench(name: str | None, every: bool, table: bool) -> None:
     """Run the benchmark NAME; without it, list them."""
