@@ -52,4 +52,4 @@ def test_an_address_at_which_something_else_listens_is_named(tmp_path, monkeypat
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"tcp://127.0.0.1:{other.getsockname()[1]}"
         monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", address)
-        assert f"No Dask scheduler answered at '{address}' within 60 s" in refused(tmp_path / "model.pt", "5")
+        assert f"No Dask scheduler answered at '{address}'" in refused(tmp_path / "model.pt", "5")

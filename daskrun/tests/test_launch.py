@@ -169,7 +169,7 @@ def test_a_rank_that_raises_ends_the_job_with_its_own_error(client, rank, other)
     with pytest.raises(KeyError, match="no such breed") as caught:
         daskrun.run(client, fail_on, rank, other)
     assert frames(caught.value)[-3:] == ["result", "fail_on", "fail"]  # none of the launcher's on the worker
-    assert f"Raised by rank {rank} of 2, on worker tcp://" in caught.value.__notes__[0]
+    assert f"From rank {rank} of 2, on worker tcp://" in caught.value.__notes__[0]
 
 
 class Demanding(Exception):
@@ -206,7 +206,7 @@ def test_an_odd_exception_arrives_too(client, error_of, expected, message):
 
     with pytest.raises(expected, match=message) as caught:
         daskrun.run(client, fail, n_workers=1, wait_for_workers=60)
-    assert "fail" in frames(caught.value) and "Raised by rank 0 of 1" in caught.value.__notes__[0]
+    assert "fail" in frames(caught.value) and "From rank 0 of 1" in caught.value.__notes__[0]
     assert expected is not Demanding or caught.value.number == 7
 
 
@@ -216,7 +216,7 @@ def test_a_recursion_without_end_arrives_as_that(client):
 
     with pytest.raises(RecursionError) as caught:
         daskrun.run(client, dig, n_workers=1)
-    assert frames(caught.value)[-9:] == ["dig"] * 9 and "Raised by rank" in caught.value.__notes__[0]
+    assert frames(caught.value)[-9:] == ["dig"] * 9 and "From rank" in caught.value.__notes__[0]
 
 
 @pytest.mark.smoke
@@ -240,7 +240,7 @@ def test_a_rank_left_alone_in_a_collective_is_told_who_returned(client):
 
     with pytest.raises(RuntimeError) as caught:
         daskrun.run(client, uneven)
-    assert "Raised by rank 1 of 2" in caught.value.__notes__[0]
+    assert "From rank 1 of 2" in caught.value.__notes__[0]
     assert "Rank 0 had returned by then" in caught.value.__notes__[0]
 
 

@@ -130,18 +130,32 @@ def test_an_option_that_jupyter_lacks_is_refused():
     assert done.exit_code == 2 and re.search("No such option.*--prot.*--port", done.output)
 
 
-def test_a_lab_says_which_setting_it_does_not_know_and_that_a_port_is_busy_then_its_address_and_ends_by_sigterm(
+@pytest.mark.weekly
+def test_an_address_that_is_another_machines_is_refused(tmp_path):
+    command = [Path(sys.executable).with_name("workshop"), "lab", "--no-browser", "--ip=192.0.2.1"]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, env=environment)
+    assert done.returncode == 1 and re.fullmatch("Error: JupyterLab cannot start: .*address.\n", done.stderr)
+    assert not list(tmp_path.glob("workshop-lab-*"))
+
+
+def test_a_lab_says_which_setting_it_does_not_know_and_that_a_port_is_busy_then_its_address_and_ends_by_sighup(
     tmp_path,
 ):
     with socket.create_server((LOOPBACK, 0)) as busy:
         port = busy.getsockname()[1]
-        with running_lab(tmp_path, "--ServerApp.prot=9", "--port", str(port)) as (running, address, token):
+        with running_lab(tmp_path, "--ServerApp.prot=9", "--port", str(port), TMPDIR=str(tmp_path)) as (
+            running,
+            address,
+            token,
+        ):
             kernel = post(address, "", token)["id"]
             until(lambda: kernels_process(running, kernel))
             connection = json.loads(Path(kernels_process(running, kernel).cmdline()[-1]).read_text())
             assert connection["curve_publickey"], "or the kernel warns, below the address, that it is not encrypted"
-            running.terminate()
+            running.send_signal(signal.SIGHUP)  # as of a terminal that is closed, and as SIGTERM
             running.wait()
+            assert not list(tmp_path.glob("workshop-lab-*"))
     said = (tmp_path / "log").read_text()
     assert f"Port {port} is busy, so JupyterLab has {urlsplit(address).port}." in said
     assert said.count("`prot` not recognized") == 1 and "dask_labextension" not in said

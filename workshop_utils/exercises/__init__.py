@@ -197,7 +197,7 @@ def reconcile(guess: float | None, estimate: float, measured: float, unit: str) 
     print(f"measured        {measured:8,.{digits}f} {unit}{times}")
     expect(
         guess is None or guessed is not None,
-        f"your guess is {shown(guess)}: write a number without its unit, or None.",
+        f"your guess is {shown(guess)}: write a number, without its unit, or None.",
     )
 
 

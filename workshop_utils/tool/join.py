@@ -88,7 +88,7 @@ def _own_address(address):
         known = place.scheme in ("tcp", "tls") and place.port
         own = get_ip(place.hostname or "")
     except (ValueError, OSError) as error:
-        raise click.ClickException(f"{address!r} cannot be reached ({error}): check the name.") from error
+        raise click.ClickException(f"{address!r} cannot be reached ({error}): check host and port.") from error
     if not known:
         raise click.ClickException(f"{address!r} is not a scheduler's address: write tcp://HOST:PORT.")
     return own

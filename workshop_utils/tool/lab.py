@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 from collections.abc import Sequence
 from contextlib import suppress
 from difflib import get_close_matches
@@ -54,7 +55,7 @@ def open_lab(project: Path, *, port: int | None = None, browser: bool = True, ex
         given = {LabApp.aliases.get(name, name) for name in names}
         arguments = [f"--{name}={value}" for name, value in ours.items() if name not in given]
         logging.getLogger("ServerApp").addFilter(_about_options())
-        server = LabApp.initialize_server([*arguments, *extra])
+        server = _initialized(LabApp, [*arguments, *extra])
         _encrypt(server.kernel_manager.config.KernelManager)
         panes = Path(home) / "dashboard.json"
         serve_dashboard(server.web_app, server.base_url, panes)
@@ -73,6 +74,13 @@ def open_lab(project: Path, *, port: int | None = None, browser: bool = True, ex
         address = f"JupyterLab runs until you press Ctrl-C twice. Its address:\n{server.connect_url}"
         server.io_loop.add_callback(click.echo, address, err=True)
         server.start_ioloop()
+
+
+def _initialized(lab, words):
+    try:
+        return lab.initialize_server(words)
+    except OSError as error:  # such as of an --ip that is another machine's
+        raise click.ClickException(f"JupyterLab cannot start: {error}.") from error
 
 
 def _refuse_unknown(words, of_lab):
@@ -144,6 +152,8 @@ def _end_in_any_case(server):
             await shut_down()
 
     server.cleanup_kernels = cleanup_kernels
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # the terminal is closed
+        signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
 
 
 def workspace(gpus: int) -> dict:

@@ -223,13 +223,13 @@ def _pass_on(job: Job, number: int, why: str = "") -> None:
 def _show(job: Job, log_dir: Path | None) -> None:
     """Print what ranks print until the job ends; then raise what it raised."""
     begun: set[tuple[int, int]] = set()
-    unheard = None
+    lacks_lines, unheard = False, None
 
     def attempt(write: Callable[..., None], *what: Any) -> None:
         nonlocal unheard
         try:
             write(*what)
-        except OSError as error:  # nobody reads it any more, or the disk is full: the scripts may save
+        except OSError as error:  # nobody reads it any more: the scripts may save
             if not unheard:
                 _pass_on(job, signal.SIGTERM, f"{error}: not all that ranks print can be written. ")
             unheard = error
@@ -240,7 +240,12 @@ def _show(job: Job, log_dir: Path | None) -> None:
         for is_error, lines in groupby(row["output"], key=itemgetter(0)):
             attempt(_print, "".join(f"[rank{row['rank']}]: {line}\n" for _, line in lines), is_error)
         if log_dir:
-            attempt(_log, log_dir, row, begun)
+            try:
+                _log(log_dir, row, begun)
+            except OSError as error:  # the disk is full, or the folder is gone
+                if not lacks_lines:
+                    attempt(_print, f"--log-dir: {log_dir} lacks lines from now on: {error.strerror}.\n")
+                lacks_lines = True
     if unheard:
         raise unheard
 

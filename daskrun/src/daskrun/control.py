@@ -208,7 +208,7 @@ class Control(State):
         if attempt.error_is_cause or not dead:
             assert attempt.error is not None
             if self.limits.max_restarts and not self.is_last:
-                add_note(attempt.error, "It was not started again: max_restarts is for deaths, not for exceptions.")
+                add_note(attempt.error, "It was not started again: max_restarts is for deaths, and this is none.")
             raise Ended(attempt.error)
         ends = await self.cluster.how_they_ended([attempt.members[rank] for rank in dead])
         deaths = dict(zip(dead, ends, strict=True))

@@ -92,7 +92,7 @@ def _innermost(stack: Any) -> Any:
 
 
 def _about(store: "TCPStore", rank: int, world_size: int, error: Exception) -> str:
-    note = f"Raised by rank {rank} of {world_size}, on worker {get_worker().address}."
+    note = f"From rank {rank} of {world_size}, on worker {get_worker().address}."
     with suppress(Exception):  # rank 0's process may be gone, and the store with it
         if "default process group twice" in str(error) and store.check([f"joined-{rank}"]):
             note += " launch has made the group already: give launch backend=None, and the function makes its own."

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from distributed.comm.addressing import get_address_host
+from distributed.comm.addressing import get_address_host_port
 from distributed.core import rpc
 from distributed.security import Security
 from distributed.utils import LoopRunner
@@ -19,7 +19,9 @@ def reach(address: str, timeout_s: float = 30, otherwise: str = "") -> None:
     otherwise: what else to do, for the error of an address at which nothing answers.
     """
     try:
-        get_address_host(address)
+        host, port = get_address_host_port(address)
+        if not host or not 0 < port < 2**16:
+            raise ValueError("it has no host, or a port that is not from 1 to 65535")
     except (ValueError, TypeError) as error:
         raise ClusterError(f"{address!r} is not a scheduler's address ({error}): write tcp://HOST:PORT.") from None
     try:
@@ -37,9 +39,9 @@ def reach(address: str, timeout_s: float = 30, otherwise: str = "") -> None:
         cause: BaseException = error
         while cause.__cause__:  # the first cause says most, such as a certificate that is not trusted
             cause = cause.__cause__
-        why = f" ({cause})" if str(cause) else ""
+        why = getattr(cause, "strerror", None) or str(cause) or f"nothing was heard within {timeout_s} s"
         raise ClusterError(
-            f"No Dask scheduler answered at {address!r} within {timeout_s} s{why}. Check that it runs, "
+            f"No Dask scheduler answered at {address!r} ({why}). Check that it runs and is not stopped, "
             "whether it listens at tcp:// or at tls://, and that this is the scheduler's port, not the "
             f"dashboard's{otherwise}."
         ) from None

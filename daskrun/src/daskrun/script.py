@@ -38,7 +38,6 @@ FIRST_S = 1  # for another rank, whose failure may have broken the communication
 TIDY_S = 1.0  # for what a script has left behind to end by itself, such as a filter of its output
 MOST_SHIPPED = 64 * 2**20  # bytes
 MOST_LINES, MOST_SAID = 40, 8_000  # the last lines, and characters, that the error of a script repeats
-ABORTED_AT_ITS_END = "terminate called without an active exception"  # C++, where gloo's threads still run then
 PROCESS = str(Path(__file__).with_name("script_process.py"))
 
 ENDS = (
@@ -120,8 +119,6 @@ def run_script(script: Script) -> None:
         code = _run(script, folder, mine.rank, last)
     said = "\n".join(last)[-MOST_SAID:]
     error = said.rpartition("Traceback ")[2]
-    if code == -signal.SIGABRT and error != said and said.endswith(ABORTED_AT_ITS_END):
-        code = 1  # of an exception
     if code == -signal.SIGABRT or (code > 0 and look.COMMUNICATION.search(error)):
         time.sleep(FIRST_S)  # NCCL aborts a rank, and gloo raises, where another one is gone
     if code < 0 and -code not in ENDS:
@@ -137,21 +134,23 @@ def run_script(script: Script) -> None:
 def _run(script: Script, folder: str, number: int, last: deque[str]) -> int:
     """Run the script in a folder until it ends; return its exit code, and leave its last lines in `last`."""
     ours, theirs = Pipe()
-    ours.send((script.is_module, script.beside(folder), OF_RANK))
     with ExitStack() as stack:
-        (out, writing_out), (err, writing_err), (rows, writing_rows) = os.pipe(), os.pipe(), os.pipe()
-        for file in (out, err, rows):
+        (out, to_out), (err, to_err), (rows, to_rows), (end, to_end) = (os.pipe() for _ in range(4))
+        for file in (out, err, rows, end):
             stack.callback(os.close, file)
-        with theirs, open(writing_out, "wb") as stdout, open(writing_err, "wb") as stderr, open(writing_rows, "wb"):
+        ours.send((script.is_module, script.beside(folder), OF_RANK, to_end))
+        with theirs, ExitStack() as until_it_runs:
+            for file in (to_out, to_err, to_rows, to_end):
+                until_it_runs.callback(os.close, file)
             process = subprocess.Popen(
                 # `ps` shows the script by its name and arguments.
                 [sys.executable, "-u", PROCESS, str(theirs.fileno()), script.path, *script.arguments],
                 stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                pass_fds=[theirs.fileno(), writing_rows],
+                stdout=to_out,
+                stderr=to_err,
+                pass_fds=[theirs.fileno(), to_rows, to_end],
                 cwd=folder,
-                env=_environment(script) | {ROWS: str(writing_rows)},
+                env=_environment(script) | {ROWS: str(to_rows)},
                 start_new_session=True,  # Ctrl-C is for the command, which tells the ranks
             )
         _processes.append(process)
@@ -164,7 +163,19 @@ def _run(script: Script, folder: str, number: int, last: deque[str]) -> int:
             _processes.clear()
             _signalled.clear()
             look.ask_script = None
-    return process.returncode
+        has_crashed = process.returncode < 0 and -process.returncode not in ENDS
+        return has_crashed and _failed_before(end) or process.returncode
+
+
+def _failed_before(end: int) -> int:
+    """Return the exit code with which the script's own code had ended when its process crashed; 0 if it had not failed.
+
+    Native threads, such as gloo's, may still run at the end of a process, and abort it.
+    """
+    os.set_blocking(end, False)
+    with suppress(BlockingIOError):
+        return int(os.read(end, 4) or 0)
+    return 0
 
 
 def _send(lines: Lines, number: int, last: deque[str]) -> None:

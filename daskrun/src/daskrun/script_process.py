@@ -10,6 +10,7 @@ import runpy
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from importlib.machinery import SourceFileLoader
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,7 +27,8 @@ def main() -> None:
     """Run the script that sys.argv names, after the number of the file by which to hear the worker."""
     _, number, path, *arguments = sys.argv
     connection = Connection(int(number))
-    is_module, beside, of_rank = connection.recv()
+    is_module, beside, of_rank, end = connection.recv()
+    own = os.getpid()
     os.environ[of_rank] = f"script {os.getpid()}"  # as in `family`: this process may log, its children may not
     private = runpy.run_path(str(Path(__file__).with_name("private.py")))  # its package would import Dask
     Thread(target=_answer, args=[connection, private], name="daskrun", daemon=True).start()
@@ -41,12 +43,26 @@ def main() -> None:
     # For good, as its threads may outlive it; by the second name multiprocessing finds its classes.
     script = sys.modules["__main__"] = sys.modules["__mp_main__"] = ModuleType("__main__")
     vars(script)["__builtins__"] = builtins
-    if is_module:
-        runpy._run_module_as_main(path)  # type: ignore[attr-defined]  # as python -m does
-    else:
-        script.__file__ = os.path.abspath(path)
-        script.__loader__ = SourceFileLoader("__main__", script.__file__)
-        exec(compile(Path(path).read_bytes(), script.__file__, "exec"), vars(script))
+    try:
+        if is_module:
+            runpy._run_module_as_main(path)  # type: ignore[attr-defined]  # as python -m does
+        else:
+            script.__file__ = os.path.abspath(path)
+            script.__loader__ = SourceFileLoader("__main__", script.__file__)
+            exec(compile(Path(path).read_bytes(), script.__file__, "exec"), vars(script))
+    except BaseException as error:
+        if os.getpid() == own:  # no fork
+            with suppress(OSError):  # the script has closed it
+                os.write(end, str(_exit_code(error)).encode())
+        raise
+
+
+def _exit_code(error: BaseException) -> int:
+    """Return the exit code that Python gives a process for what has ended its code; minus a signal's number for it."""
+    if isinstance(error, SystemExit):
+        code = error.code or 0
+        return code & 0xFF if isinstance(code, int) else 1
+    return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
 
 
 def _answer(connection: Connection, private: dict[str, Any]) -> None:

@@ -59,7 +59,7 @@ def of_an_error(case, said):
         step = grown["step"].min() if len(grown) else mine["step"].max() + 1
         return answer("memory leak", found[1], step)
     if said.startswith("RuntimeError: DataLoader worker"):
-        return answer("reader killed", re.search(r"Raised by rank (\d)", said)[1], metrics["step"].max() + 1)
+        return answer("reader killed", re.search(r"From rank (\d)", said)[1], metrics["step"].max() + 1)
     raise AssertionError(said)
 
 
