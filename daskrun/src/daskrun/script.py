@@ -25,7 +25,7 @@ from typing import NamedTuple
 from distributed import get_worker
 
 from daskrun import rank
-from daskrun.errors import ITS_LAST_LINES, JobError, WorkerDied
+from daskrun.errors import ITS_LAST_LINES, LINES, JobError, WorkerDied
 from daskrun.family import OF_RANK, ROWS
 from daskrun.output import Lines, send_output
 from daskrun.settings import THREADS
@@ -118,6 +118,7 @@ def run_script(script: Script) -> None:
             )
         code = _run(script, folder, mine.rank, last)
     said = "\n".join(last)[-MOST_SAID:]
+    repeated = f"{ITS_LAST_LINES}{LINES}{said}" if said else ""
     error = said.rpartition("Traceback ")[2]
     if code == -signal.SIGABRT or (code > 0 and look.COMMUNICATION.search(error)):
         time.sleep(FIRST_S)  # NCCL aborts a rank, and gloo raises, where another one is gone
@@ -125,10 +126,10 @@ def run_script(script: Script) -> None:
         how, cure = how_it_ended(Death(End(0, code, 0, None, "")))
         cure = f" {cure}" if cure and not mine.max_restarts else ""
         died = f"Rank {mine.rank} died: the process of {script.path} on {here} {how}.{cure}"
-        raise WorkerDied(f"{died}{ITS_LAST_LINES if said else ''}\n\n{said}")
+        raise WorkerDied(died + repeated)
     if code:
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        raise JobError(f"{script.path} ended with {how}.{ITS_LAST_LINES if said else ''}\n\n{said}")
+        raise JobError(f"{script.path} ended with {how}.{repeated}")
 
 
 def _run(script: Script, folder: str, number: int, last: deque[str]) -> int:
