@@ -83,7 +83,9 @@ def port():
 
 
 @pytest.mark.filterwarnings("ignore:Workers do not suit PyTorch")  # which are not all there yet, to share the cores
-@pytest.mark.parametrize("launcher", [by_torchrun, by_slurm, by_kubeflow])
+@pytest.mark.parametrize(
+    "launcher", [by_torchrun, *(pytest.param(one, marks=pytest.mark.weekly) for one in (by_slurm, by_kubeflow))]
+)
 def test_a_launcher_starts_a_cluster_that_a_notebook_joins(launcher, port, about, sum_up, tmp_path):
     if launcher == by_slurm and not shutil.which("scontrol"):
         pytest.skip("needs: apt install slurm-client")
