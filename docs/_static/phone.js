@@ -3,15 +3,23 @@
 
 const isNarrow = () => innerWidth < 720;
 
-// A tap, or a key, gives the letters of a chart or a screenshot their size, and another takes it back.
+// A tap, or a key, shows a chart or a screenshot as large as the screen (see book.css), until the next.
 const pictures = [...document.querySelectorAll(".cell_output > img, .bd-article p > img[src$='.png']")];
 for (const picture of pictures) {
-  const toggle = () => picture.tabIndex === 0 && picture.classList.toggle("large");
-  picture.addEventListener("click", toggle);
+  const enlarge = () => {
+    if (picture.tabIndex) return;
+    const dialog = Object.assign(document.createElement("dialog"), { className: "picture" });
+    dialog.append(picture.cloneNode());
+    dialog.addEventListener("click", () => dialog.close());
+    dialog.addEventListener("close", () => dialog.remove());
+    picture.after(dialog);
+    dialog.showModal();
+  };
+  picture.addEventListener("click", enlarge);
   picture.addEventListener("keydown", (event) => {
     if (!["Enter", " "].includes(event.key)) return;
     event.preventDefault(); // the page would scroll
-    toggle();
+    enlarge();
   });
 }
 
