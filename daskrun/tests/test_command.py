@@ -241,6 +241,25 @@ def test_a_failure_is_one_also_where_gloos_threads_abort_the_process_at_its_end(
     assert end == 1
 
 
+def test_a_script_that_aborts_after_its_end_is_told_so(client, tmp_path):
+    write(tmp_path, "import atexit, os", "atexit.register(os.abort)")
+    end, _, err = run(client, tmp_path, "script.py")
+    assert "was ended by SIGABRT after all of the script had run" in err and end == 1
+
+
+def test_what_a_script_opens_where_our_pipes_were_stays_as_it_is(client, tmp_path):
+    write(
+        tmp_path,
+        "import daskrun, os",
+        "os.closerange(3, 100)",
+        "files = [open(f'file{n}' + os.environ['RANK'], 'w') for n in range(100)]",
+        "daskrun.log_metrics(loss=1)",
+        "raise ValueError('no')",
+    )
+    assert run(client, tmp_path, "script.py")[0] == 1
+    assert sum(file.stat().st_size for file in tmp_path.glob("file*")) == 0
+
+
 def test_an_abort_is_a_death_also_after_an_error_that_was_handled_and_in_a_childs_script(client, tmp_path):
     write(
         tmp_path,

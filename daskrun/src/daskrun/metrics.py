@@ -4,6 +4,7 @@ import json
 import os
 from contextlib import suppress
 from math import prod
+from stat import S_ISFIFO
 from typing import Any
 
 from daskrun.family import ROWS, is_ranks_child, is_ranks_script
@@ -31,7 +32,9 @@ def log_metrics(**values: object) -> None:
     else:
         print("  ".join(f"{name} {value}" for name, value in row.items()))
         with suppress(OSError, LookupError):  # the script has closed it
-            os.write(int(os.environ[ROWS]), f"{json.dumps(row)}\n".encode())
+            file = int(os.environ[ROWS])
+            if S_ISFIFO(os.fstat(file).st_mode):  # else a file of the script's has its number now
+                os.write(file, f"{json.dumps(row)}\n".encode())
 
 
 def refuse_children(name: str) -> None:

@@ -42,7 +42,7 @@ th {position: sticky; top: 0; background: #fafafa}
 td:last-child {white-space: normal}
 .output {min-width: 18em}
 .bar {min-width: 36px}
-.late, .failed, .dead {color: #b00020; font-weight: bold}
+.late, .failed, .dead, .does-not-wait {color: #b00020; font-weight: bold}
 """
 
 SAID = "pre {white-space: pre-wrap; max-height: 60vh; overflow: auto}"
@@ -229,7 +229,7 @@ def _table_of_ranks(job: JobRecord, metric: str, now: float) -> str:
         rows.append(
             [
                 f'<span style="color: {_colour(number)}" aria-hidden="true">&#9632;</span> {number}',
-                f'<span class="{line.state}">{line.state}</span>',
+                f'<span class="{line.state.replace(" ", "-")}">{line.state}</span>',
                 f'<div class="bar" style="{filled}">{step}</div>',
                 f'<span class="late">{silent}</span>' if line.is_late else silent,
                 *[value] * bool(metric),

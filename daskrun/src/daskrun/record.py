@@ -15,7 +15,6 @@ from daskrun.claims import Request, Worker
 
 ENDED, ROWS, LONGEST = 10, 2_000, 200
 NAMES = 50  # metrics of one job that can be shown
-RATE_S = 10  # over which a script's lines per second are counted
 ENDING = "ending its ranks"
 HANGS = 10  # seconds
 LATE = 3  # how many times as long as the others a rank has to be silent to be called late
@@ -28,8 +27,7 @@ class Rank:
 
     state: "starting", "started" (its task runs), "running" (it logs), "over", "failed", "dead" or "ended". step: the
     last that it has logged, or how many rows if it logs none; last_at: when its last row came, or it began; longest_s:
-    the longest time from one row to the next. values: the last of each metric. lines: (when, how many) of a script's
-    output.
+    the longest time from one row to the next. values: the last of each metric. last_line: of a script's output.
     """
 
     worker: Worker
@@ -39,7 +37,6 @@ class Rank:
     last_at: float = 0.0
     longest_s: float | None = None
     values: dict[str, float] = field(default_factory=dict)
-    lines: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=100))
     last_line: str = ""
 
     @property
@@ -50,11 +47,6 @@ class Rank:
     def hangs(self, silent_s: float) -> bool:
         """Return whether it has been silent for long, for this rank."""
         return self.longest_s is not None and silent_s > max(HANGS, LATE * self.longest_s)
-
-    def printed(self, now: float) -> str:
-        """Return the last line of its script, and while that is at work, how many came a second of late."""
-        per_s = sum(n for at, n in self.lines if now - at < RATE_S) / RATE_S
-        return f"{per_s:.1f} lines/s: {self.last_line}" if self.lines and self.is_at_work else self.last_line
 
 
 class Line(NamedTuple):
@@ -116,7 +108,7 @@ class JobRecord:
         most = max((rank.step for rank in self.ranks), default=0)
         return [
             Line(
-                state="waits" if rank.is_at_work and number in self.waiting else rank.state,
+                state=self._shown_state(number),
                 step=rank.step,
                 share=max(0.0, rank.step / most) if most > 0 else 0.0,
                 silent_s=seconds,
@@ -124,10 +116,16 @@ class JobRecord:
                 value=rank.values.get(metric),
                 worker=rank.worker.name or rank.worker.address,
                 host=rank.worker.host,
-                printed=rank.printed(now),
+                printed=rank.last_line,
             )
             for number, (rank, seconds) in enumerate(zip(self.ranks, silent, strict=True))
         ]
+
+    def _shown_state(self, number: int) -> str:
+        state, is_at_work = self.ranks[number].state, self.ranks[number].is_at_work
+        if not (self.waiting and is_at_work):
+            return state
+        return "waits" if number in self.waiting else "does not wait"
 
     def lines(self, metric: str, by_step: bool) -> list[tuple[int, int, list[float], list[float]]]:
         """Return (attempt, rank, xs, ys) of one metric, for each rank of each attempt that has logged it.
@@ -266,7 +264,6 @@ class Record:
         output = row.get("output")
         if isinstance(output, list | tuple):  # of a script
             job.is_script = True
-            rank.lines.append((now, len(output)))
             rank.last_line = output[-1][1][:LONGEST]
             return
         if _is_finite(row.get("step")):

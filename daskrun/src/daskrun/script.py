@@ -45,6 +45,7 @@ ENDS = (
     signal.SIGTERM,
     signal.SIGHUP,
 )  # signals that ask for an end, which is no death; the command passes them on
+CRASHES = signal.SIGABRT, signal.SIGSEGV
 HASH_SEED = ("PYTHONHASHSEED", "6640")  # as Dask's nanny sets it where nobody has
 
 _processes: list[subprocess.Popen[bytes]] = []  # that of the script which this worker runs, if it does
@@ -116,14 +117,19 @@ def run_script(script: Script) -> None:
                 f"There is no file {file} on {here}. Let all workers see the same files, or send the script's folder "
                 "with --ship."
             )
-        code = _run(script, folder, mine.rank, last)
+        code, own = _run(script, folder, mine.rank, last)
     said = "\n".join(last)[-MOST_SAID:]
     repeated = f"{ITS_LAST_LINES}{LINES}{said}" if said else ""
     error = said.rpartition("Traceback ")[2]
+    if -code in CRASHES:
+        code = own or code
     if code == -signal.SIGABRT or (code > 0 and look.COMMUNICATION.search(error)):
         time.sleep(FIRST_S)  # NCCL aborts a rank, and gloo raises, where another one is gone
     if code < 0 and -code not in ENDS:
         how, cure = how_it_ended(Death(End(0, code, 0, None, "")))
+        if own == 0 and -code in CRASHES:
+            how = f"was ended by {signal.Signals(-code).name} after all of the script had run"
+            cure = "Threads of native code may still have run: end the script with destroy_process_group()."
         cure = f" {cure}" if cure and not mine.max_restarts else ""
         died = f"Rank {mine.rank} died: the process of {script.path} on {here} {how}.{cure}"
         raise WorkerDied(died + repeated)
@@ -132,8 +138,12 @@ def run_script(script: Script) -> None:
         raise JobError(f"{script.path} ended with {how}.{repeated}")
 
 
-def _run(script: Script, folder: str, number: int, last: deque[str]) -> int:
-    """Run the script in a folder until it ends; return its exit code, and leave its last lines in `last`."""
+def _run(script: Script, folder: str, number: int, last: deque[str]) -> tuple[int, int | None]:
+    """Run the script in a folder until it ends, and leave its last lines in `last`.
+
+    Return the exit code of its process, and that with which the script's own code had ended before; None if it had not.
+    They differ where the process crashes at its end, as native threads, such as gloo's, may still run then.
+    """
     ours, theirs = Pipe()
     with ExitStack() as stack:
         (out, to_out), (err, to_err), (rows, to_rows), (end, to_end) = (os.pipe() for _ in range(4))
@@ -164,19 +174,11 @@ def _run(script: Script, folder: str, number: int, last: deque[str]) -> int:
             _processes.clear()
             _signalled.clear()
             look.ask_script = None
-        has_crashed = process.returncode < 0 and -process.returncode not in ENDS
-        return has_crashed and _failed_before(end) or process.returncode
-
-
-def _failed_before(end: int) -> int:
-    """Return the exit code with which the script's own code had ended when its process crashed; 0 if it had not failed.
-
-    Native threads, such as gloo's, may still run at the end of a process, and abort it.
-    """
-    os.set_blocking(end, False)
-    with suppress(BlockingIOError):
-        return int(os.read(end, 4) or 0)
-    return 0
+        os.set_blocking(end, False)
+        with suppress(BlockingIOError):
+            if own := os.read(end, 4):
+                return process.returncode, int(own)
+    return process.returncode, None
 
 
 def _send(lines: Lines, number: int, last: deque[str]) -> None:

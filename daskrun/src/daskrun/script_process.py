@@ -28,7 +28,7 @@ def main() -> None:
     _, number, path, *arguments = sys.argv
     connection = Connection(int(number))
     is_module, beside, of_rank, end = connection.recv()
-    own = os.getpid()
+    own, place = os.getpid(), os.fstat(end)
     os.environ[of_rank] = f"script {os.getpid()}"  # as in `family`: this process may log, its children may not
     private = runpy.run_path(str(Path(__file__).with_name("private.py")))  # its package would import Dask
     Thread(target=_answer, args=[connection, private], name="daskrun", daemon=True).start()
@@ -43,6 +43,7 @@ def main() -> None:
     # For good, as its threads may outlive it; by the second name multiprocessing finds its classes.
     script = sys.modules["__main__"] = sys.modules["__mp_main__"] = ModuleType("__main__")
     vars(script)["__builtins__"] = builtins
+    code = 0
     try:
         if is_module:
             runpy._run_module_as_main(path)  # type: ignore[attr-defined]  # as python -m does
@@ -51,10 +52,12 @@ def main() -> None:
             script.__loader__ = SourceFileLoader("__main__", script.__file__)
             exec(compile(Path(path).read_bytes(), script.__file__, "exec"), vars(script))
     except BaseException as error:
-        if os.getpid() == own:  # no fork
-            with suppress(OSError):  # the script has closed it
-                os.write(end, str(_exit_code(error)).encode())
+        code = _exit_code(error)
         raise
+    finally:
+        with suppress(OSError):  # the script has closed it
+            if os.getpid() == own and os.path.samestat(os.fstat(end), place):  # no fork, and no other file by now
+                os.write(end, str(code).encode())
 
 
 def _exit_code(error: BaseException) -> int:
