@@ -60,7 +60,10 @@ def row_of(page, rank):
     return page.locator("tr", has=page.get_by_role("cell", name=re.compile(rf"^\W*{rank}$"))).last
 
 
-def test_lines_grow_a_death_is_marked_the_next_attempt_goes_on_and_a_hang_is_told(client, browser, tmp_path):
+def test_lines_grow_a_death_is_marked_the_next_attempt_goes_on_and_a_hang_is_told(
+    client, browser, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("daskrun.record.HANGS", 0.2)
     go_on = [str(tmp_path / name) for name in ("killed", "freed")]
 
     def train():
@@ -84,6 +87,7 @@ def test_lines_grow_a_death_is_marked_the_next_attempt_goes_on_and_a_hang_is_tol
     with opened(browser, address(client)) as page, daskrun.launch(client, train, max_restarts=1) as job:
         until(lambda: page.evaluate(DATA, "lines").get("xs") == [[1, 2, 3], [1, 2, 3]])
         assert [line[2] for line in page.evaluate(DATA, "lines")["ys"]] == [pytest.approx(1 / 3), pytest.approx(4 / 3)]
+        page.get_by_text("running, and all ranks are silent").wait_for()
         open(go_on[0], "w").close()
         page.get_by_text("restarts 1 of 1: running").wait_for()
         until(lambda: page.evaluate(DATA, "lines")["xs"][2:] == [[3], [3]])
@@ -93,6 +97,7 @@ def test_lines_grow_a_death_is_marked_the_next_attempt_goes_on_and_a_hang_is_tol
         page.get_by_text("Rank 0 waits in all_reduce number 2, of [10]").wait_for()
         page.get_by_text("in train").first.wait_for()
         row_of(page, 0).get_by_text("waits").wait_for()
+        row_of(page, 1).get_by_text("does not wait").wait_for()
         page.get_by_label("Metric").select_option("lr")
         until(lambda: page.evaluate(DATA, "lines")["ys"][0] == [0.1] * 3)
         page.get_by_label("Against").select_option("seconds")

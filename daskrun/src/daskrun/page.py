@@ -18,7 +18,7 @@ from distributed.dashboard.components import DashboardComponent, add_periodic_ca
 from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 
 from daskrun.rank import AttemptId
-from daskrun.record import JobRecord
+from daskrun.record import JobRecord, Line
 from daskrun.scheduler import record_of
 from daskrun.why.looks import looks
 from daskrun.why.verdict import diagnosed, explain
@@ -122,12 +122,15 @@ class Ranks(DashboardComponent):
         self._choose_metric(job)
         self._chart.visible = bool(job.names)
         restarts = f", restarts {_restarts(job)}" if job.attempts > 1 else ""
-        self._title.text = f"<b>{escape(job.name)}</b>{restarts}: {job.state}"
+        ranks = job.table(self._metric.value if job.names else "", now)
+        at_work = [rank.is_late for rank in ranks if rank.silent_s is not None]
+        silence = ", and all ranks are silent" if at_work and all(at_work) else ""
+        self._title.text = f"<b>{escape(job.name)}</b>{restarts}: {job.state}{silence}"
         if self._is_pane:
             axes = f"; {self._metric.value} against {self._by.value}" if job.names else ""
             self._title.text += f'{escape(axes)}. <a href="ranks" target="_blank">Who waits?</a>'
             self._title.text += f"<br>{escape(job.error)}" if job.is_over else ""
-        self._ranks.text = _table_of_ranks(job, self._metric.value if job.names else "", now)
+        self._ranks.text = _table_of_ranks(job, ranks, self._metric.value if job.names else "")
         drawn = (name, self._record.version, self._metric.value, self._by.value)
         if self._drawn != drawn:
             self._drawn = drawn
@@ -213,8 +216,7 @@ async def _explained(scheduler: Scheduler, name: str) -> str:
     return f"{datetime.now():%H:%M:%S}  {diagnosed(str, explain, found, ended)}"
 
 
-def _table_of_ranks(job: JobRecord, metric: str, now: float) -> str:
-    lines = job.table(metric, now)
+def _table_of_ranks(job: JobRecord, lines: list[Line], metric: str) -> str:
     several = len({line.host for line in lines}) > 1
     names = ["rank", "state", "step", "ago", *[metric] * bool(metric), "worker"]
     names += ["host"] * several + ["output"] * job.is_script
