@@ -23,7 +23,7 @@ ANSWER_S = 8  # time limit for the first answer of a source
 CHUNK_BYTES = 2**22
 BREED = re.compile(r"n\d{8}-[\w-]+")
 PHOTO = re.compile(BREED.pattern + r"/[\w-]+\.(jpg|jpeg|png)", re.IGNORECASE)
-AGAIN = "What arrived is kept: run the same command again to go on."
+AGAIN = "Run the same command again to go on; what has arrived is kept."
 
 
 class PhotosError(RuntimeError):

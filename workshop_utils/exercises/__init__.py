@@ -20,6 +20,7 @@ CLOSED = "the cluster is closed: the last cell does that. Restart the kernel, an
 Answer = Any  # whatever an attendee wrote
 Function = Callable[..., Any]  # the same, if the exercise asks for a function
 DEFINITIONS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
+SCOPES = *DEFINITIONS, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp  # whose names are their own
 Arguments = ParamSpec("Arguments")
 Solution = TypeVar("Solution")
 _ours: list = []  # answers that solution cells gave
@@ -235,7 +236,7 @@ def _names_set_by(cell):
 def _outside_functions(node):
     for child in ast.iter_child_nodes(node):
         yield child
-        if not isinstance(child, DEFINITIONS):
+        if not isinstance(child, SCOPES):
             yield from _outside_functions(child)
 
 

@@ -5,6 +5,7 @@ asks for /board with the instructor's. Both tokens are new at each start. At the
 """
 
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -52,10 +53,10 @@ def serve_room(project: Path, host: str, port: int, csv: str | os.PathLike | Non
     try:
         sockets = bind_sockets(port, host)
     except OSError as error:
-        raise click.ClickException(
-            f"Cannot listen at {host}, port {port}: {error.strerror}. Choose another --port, such as {port + 1}; "
-            "--host is an address of this machine, or 0.0.0.0 for all of them."
-        ) from error
+        cure = "--host is an address of this machine, or 0.0.0.0 for all of them."
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            cure = f"Choose another --port, such as {port + 1}."
+        raise click.ClickException(f"Cannot listen at {host}, port {port}: {error.strerror}. {cure}") from error
     board, instructors_token = Board(exercises), secrets.token_urlsafe(16)
     attendees_token = "".join(secrets.choice(READABLE) for _ in range(10))  # people copy it from a board, by hand
     _write(board, table)  # already now: a folder that refuses it should be known before the workshop
