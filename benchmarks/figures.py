@@ -102,16 +102,18 @@ def classifying(results):
         '`classify` with `precision="int8"`, calibrated before': "int8",
         "bound, if the cores did nothing but decode and forward passes": "bound",
     }
+    measured = {way: seconds for way, start in ways.items() if (seconds := contestant(start)(found))}
+    most = max(rate(found, seconds) for seconds in measured.values())
     rows = []
-    for way, start in ways.items():
-        if seconds := contestant(start)(found):
-            figures = [f"{rate(found, seconds):.1f}", f"{times(seconds, recipe):.2f}"]
-            rows.append([way, *(f"**{figure}**" if "*" in way else figure for figure in figures)])
+    for way, seconds in measured.items():
+        figures = [f"{rate(found, seconds):.1f}", f"{times(seconds, recipe):.2f}"]
+        figures = [f"**{figure}**" if "*" in way else figure for figure in figures]
+        rows.append([way, *figures, bar(rate(found, seconds) / most)])
     weights = "ImageNet weights" if found["real_weights"] else "random weights, which cost the same time"
     about = f"{found['photos']} JPEGs of 500×375, ResNet-50 with {weights}; medians of {found['rounds']} rounds, "
     about += f"on {on(found['machine'])}."
     about += f" Where no precision is named, it is {found['precision']}."
-    return f"{about}\n\n{markdown(('way', 'photos/s', '× upstream, by round'), rows)}"
+    return f"{about}\n\n{markdown(('way', 'photos/s', '× upstream, by round', ''), rows, right=(1, 2))}"
 
 
 def starting(results):
@@ -335,6 +337,12 @@ def times(ours, theirs):
 
 def runs(n):
     return "one run" if n == 1 else f"{n} runs"
+
+
+def bar(share):
+    """Return a bar of text, 24 letters long for a share of 1, which is drawn wherever Markdown is."""
+    eighths = round(share * 24 * 8)
+    return "█" * (eighths // 8) + "▏▎▍▌▋▊▉"[eighths % 8 - 1] * bool(eighths % 8)
 
 
 def markdown(head, rows, right=None):
