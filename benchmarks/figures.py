@@ -306,7 +306,7 @@ def in_short(results):
     gpu = stored(GPU)["inference"]
     loop = rate(gpu, contestant("DataLoader")(gpu))
     share = rate(gpu, contestant("classify")(gpu)) / loop
-    on_gpu = f"On one H100, an earlier `classify` reached {share:.2f} of the best `DataLoader` loop."
+    on_gpu = f"On one H100, an earlier `classify` reached {share:.2f} of the rate of the best `DataLoader` loop."
     return f"{markdown(('what', 'here', 'compared with'), rows, right=(1,))}\n\n{on_gpu}"
 
 

@@ -4,14 +4,16 @@
 const isNarrow = () => innerWidth < 720;
 
 // A tap, or a key, shows a chart or a screenshot as large as the screen (see book.css), until the next.
-const pictures = [...document.querySelectorAll(".cell_output > img, .bd-article p > img[src$='.png']")];
+const pictures = [...document.querySelectorAll(".cell_output > img, .bd-article p > img[src$='.png']:not([src*='sketches'])")];
 for (const picture of pictures) {
   const enlarge = () => {
     if (picture.tabIndex) return;
     const dialog = Object.assign(document.createElement("dialog"), { className: "picture" });
     dialog.append(picture.cloneNode());
-    dialog.addEventListener("click", () => dialog.close());
-    dialog.addEventListener("close", () => dialog.remove());
+    history.pushState(null, ""); // the phone's own way back closes the picture, too
+    addEventListener("popstate", () => dialog.remove(), { once: true });
+    dialog.addEventListener("click", () => history.back());
+    dialog.addEventListener("cancel", () => history.back());
     picture.after(dialog);
     dialog.showModal();
   };

@@ -15,16 +15,12 @@ from measured import numbers  # noqa: E402, as it is beside this file
 
 def begin(address):
     """Return what to type first, and where the workshop is; this build may know no address."""
-    clone = (
-        f"git clone {address} \\\n  workshop && cd workshop"
-        if address
-        else "cd workshop  # your copy of the repository"
-    )
+    copied = f"git clone {address} workshop\ncd workshop" if address else "cd workshop  # your copy of the repository"
     links = ['<a href="../docs/index.html">The workshop\'s pages</a>']
     if address:
         links.insert(0, f"[{address.partition('://')[2]}]({address})")
     return {
-        "begin": f"```sh\n{clone}\nmake lab\n```",
+        "begin": f"```sh\n{copied}\nmake lab\n```",
         "address": "{.address}\n" + " · ".join(links),
     }
 

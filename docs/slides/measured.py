@@ -31,7 +31,7 @@ def printed(notebook, pattern):
 
 
 def bar(share, colour=""):
-    return f'<span class="bar {colour}" style="width: {share:.0%}"></span>'
+    return f'<span class="bar {colour}" style="width: {share:.1%}"></span>'
 
 
 def table(*rows):

@@ -189,7 +189,7 @@ class _GroupOfItsOwn(WorkerPlugin):
 
 
 def _joined(address: str | None, file: str | None) -> Client:
-    click.echo(f"Joining {file or address}.", err=True)
+    click.echo(f"Joining {file or address}, which has {ANSWER_S} s to answer.", err=True)
     if file:
         try:
             address = json.loads(Path(file).read_text(encoding="utf-8"))["address"]
@@ -217,7 +217,8 @@ def _pass_on(job: Job, number: int, why: str = "") -> None:
     if not job.signal_scripts(number):
         raise KeyboardInterrupt
     with suppress(OSError):  # not click.echo, which may be at work in what was interrupted
-        os.write(2, f"{why}{signal.Signals(number).name} was passed on to the scripts.\n".encode())
+        ends = "; a second Ctrl-C ends them at once" if number == signal.SIGINT else ""
+        os.write(2, f"{why}{signal.Signals(number).name} was passed on to the scripts{ends}.\n".encode())
 
 
 def _show(job: Job, log_dir: Path | None) -> None:

@@ -56,6 +56,7 @@ class Ranks(DashboardComponent):
     def __init__(self, scheduler: Scheduler, **_: Any) -> None:
         self._scheduler, self._record = scheduler, record_of(scheduler)
         self._drawn: tuple = ()  # what the chart shows
+        self._about: tuple = ()  # what the answer to "Who waits?" is about
         self._is_pane = False
         self._default = ""  # the metric that is shown until the viewer chooses another, then ""
         self._rest_until = 0.0
@@ -68,7 +69,6 @@ class Ranks(DashboardComponent):
         self._by = Select(title="Against", options=list[Any](["step", "seconds"]), value="step", width=90)
         self._button = Button(label="Who waits?", align="end", width=100)
         self._button.on_click(self._ask)
-        self._job.on_change("value", self._forget)
         # bokeh draws no glyph whose columns are missing, and would show nothing from then on.
         self._lines, self._deaths, self._starts = (
             ColumnDataSource({column: [] for column in columns}, name=name) for name, columns in DRAWN.items()
@@ -112,6 +112,8 @@ class Ranks(DashboardComponent):
             self._job.value = NEWEST
         name = self._shown_job()
         job = jobs[name]
+        if self._about != (about := (name, job.attempt, job.state)):  # what was told is true no longer
+            self._about, self._said.text = about, ""
         self._jobs.text = _table(
             ["job", "ranks", "restarts", "since", "state"],
             (
@@ -196,9 +198,6 @@ class Ranks(DashboardComponent):
         if self._record.jobs and not self._asking:
             self._asking = asyncio.ensure_future(_explained(self._scheduler, self._shown_job()))
             self._button.disabled = True
-
-    def _forget(self, attr: str, old: str, new: str) -> None:
-        self._said.text = ""
 
 
 async def _explained(scheduler: Scheduler, name: str) -> str:

@@ -172,7 +172,7 @@ class Record:
         self.version += 1
         job = self.jobs.get(request.job)
         if job is None:
-            name = request.job.rpartition("-")[0][:LONGEST]
+            name = _shortened(request.job.rpartition("-")[0])
             job = self.jobs[request.job] = JobRecord(name, request.client, now, request.attempts)
         if job.state != "waiting for workers" and not job.is_over:
             job.state, job.wanted = "waiting for workers", request.attempt
@@ -235,7 +235,7 @@ class Record:
             if rank.is_at_work or rank.state == "starting":
                 rank.state = "ended" if error or again else "over"
         how = "cancelled" if error.startswith("CancelledError") else "failed" if error else "finished"
-        job.error = error.splitlines()[0][:LONGEST] if how == "failed" else ""
+        job.error = _shortened(error.splitlines()[0]) if how == "failed" else ""
         job.state, job.waiting = ENDING if again else how, frozenset()
         job.is_over = not again
         over = [name for name, other in self.jobs.items() if other.is_over]
@@ -264,7 +264,7 @@ class Record:
         output = row.get("output")
         if isinstance(output, list | tuple):  # of a script
             job.is_script = True
-            rank.last_line = output[-1][1][:LONGEST]
+            rank.last_line = _shortened(output[-1][1])
             return
         if _is_finite(row.get("step")):
             rank.step, rank.has_steps = row["step"], True
@@ -274,6 +274,10 @@ class Record:
         rank.values |= numbers
         if numbers:
             job.rows.append((now, job.attempt, row["rank"], rank.step, numbers))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 2]} …"
 
 
 def _is_finite(value: Any) -> bool:

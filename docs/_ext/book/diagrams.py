@@ -1,4 +1,4 @@
-"""A diagram leads to itself at full size. On a phone its narrow version takes its place, from the folder `phone`."""
+"""On a phone a diagram's narrow version takes its place, from the folder `phone`."""
 
 from pathlib import Path
 
@@ -9,16 +9,15 @@ PHONE = "phone"  # a folder beside the drawings, with drawings of the same names
 
 
 def add_narrow_diagrams(app: Sphinx, doctree: nodes.document) -> None:
-    """Put the narrow version behind each drawing, for book.css to choose, and have Sphinx link both to their files."""
+    """Put the narrow version behind each drawing, for book.css to choose."""
     for image in list(doctree.findall(nodes.image)):
         drawing = Path(image["uri"])
         if drawing.suffix != ".svg" or "sd-card-img-top" in image["classes"]:
             continue
         narrow = image.deepcopy()
         narrow["uri"] = str(drawing.parent / PHONE / drawing.name)
-        for version, name in ((image, "wide"), (narrow, "narrow")):
-            version["scale"] = 100  # Sphinx links an image that is scaled
-            version["classes"].append(name)
+        image["classes"].append("wide")
+        narrow["classes"].append("narrow")
         image.parent.insert(image.parent.index(image) + 1, narrow)
 
 

@@ -58,7 +58,7 @@ def add_badge(app: Sphinx, doctree: nodes.document) -> None:
 
 def fill_in_repository(app: Sphinx, doctree: nodes.document) -> None:
     """Write the repository's address into commands, where it is known."""
-    for block in doctree.findall(nodes.literal_block):
+    for block in [*doctree.findall(nodes.literal_block), *doctree.findall(nodes.literal)]:
         if app.config.book_repository and TO_FILL_IN in block.astext():
             text = HOW_TO_FILL_IN.sub("", block.astext()).replace(TO_FILL_IN, app.config.book_repository)
             block.rawsource, block.children = text, []
