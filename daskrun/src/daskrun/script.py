@@ -128,7 +128,7 @@ def run_script(script: Script) -> None:
     if code < 0 and -code not in ENDS:
         how, cure = how_it_ended(Death(End(0, code, 0, None, "")))
         if own == 0 and -code in CRASHES:
-            how = f"was ended by {signal.Signals(-code).name} after all of the script had run"
+            how = f"was ended by {signal.Signals(-code).name} after the script's last line"
             cure = "Threads of native code may still have run: end the script with destroy_process_group()."
         cure = f" {cure}" if cure and not mine.max_restarts else ""
         died = f"Rank {mine.rank} died: the process of {script.path} on {here} {how}.{cure}"
