@@ -157,6 +157,12 @@ def test_a_check_does_not_judge_what_was_there_before_a_cell_that_raised(shell, 
     assert run("del answer", "answer = 1 / 0", SOLUTION_CELL, check) == ["our solution"]
 
 
+def test_a_value_that_a_cell_drops_is_gone_while_it_runs(shell):
+    shell.run_cell("import weakref\nclass Model: pass\nanswer = Model()\nseen = weakref.ref(answer)")
+    shell.run_cell("answer = None\nis_kept = seen() is not None")
+    assert not shell.user_ns["is_kept"]
+
+
 def test_an_error_in_an_attendees_cell_names_its_line(shell):
     shell.compile.get_code_name = lambda *of_a_cell: "/tmp/ipykernel_1/2.py"
     shell.run_cell("def my_answer(x):\n    return 1 / x")

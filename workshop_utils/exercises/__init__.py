@@ -24,7 +24,9 @@ SCOPES = *DEFINITIONS, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp
 Arguments = ParamSpec("Arguments")
 Solution = TypeVar("Solution")
 _ours: list = []  # answers that solution cells gave
-_before: dict[str, Any] = {}  # what the names to which the running cell gives values were when it began
+# The identities of what the names to which the running cell gives values were when it began. It keeps no value alive:
+# that may be a model, or futures that Dask would compute again.
+_before: dict[str, int] = {}
 _unset: set[str] = set()  # names to which a cell should have given values, had it run to its end
 _whose = "Correct."  # first words of the message of the check that runs
 
@@ -211,14 +213,14 @@ def watch_for_errors(shell: Any) -> None:
 def _begin_cell(variables, about):
     names = _names_set_by(about.raw_cell)
     _before.clear()
-    _before.update({name: variables.get(name) for name in names})
+    _before.update({name: id(variables.get(name)) for name in names})
     if "unanswered(" not in about.raw_cell:  # a solution cell answers only for who has not
         _unset.difference_update(names)
 
 
 def _end_cell(variables, result):
     if result.error_before_exec or result.error_in_exec:
-        _unset.update(name for name, value in _before.items() if variables.get(name) is value)
+        _unset.update(name for name, before in _before.items() if id(variables.get(name)) == before)
 
 
 def _names_set_by(cell):
