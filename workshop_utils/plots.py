@@ -29,7 +29,9 @@ def theme() -> "p9.theme":
     import plotnine as p9
 
     texts = dict.fromkeys(("axis_text", "legend_text", "strip_text", "plot_caption"), p9.element_text(size=11))
-    return p9.theme_minimal(base_size=12) + p9.theme(legend_position="top", **texts)
+    texts["plot_title"] = p9.element_text(size=12, weight="bold", ha="left")
+    places = {"legend_position": "top", "plot_title_position": "plot"}
+    return p9.theme_minimal(base_size=12) + p9.theme(**places, **texts)
 
 
 def show(plot: "p9.ggplot", alt: str, *, height: float = 3.0) -> IPython.display.Image:
@@ -100,11 +102,11 @@ def ladder(rungs: "pd.DataFrame", alt: str) -> IPython.display.Image:
         + p9.scale_y_continuous(limits=(0, 1.35 * total_ms.max()))
         + p9.scale_fill_manual(dict(zip(parts.values(), [COMPUTE, LOAD], strict=True)))
         + p9.coord_flip()
-        + p9.labs(x="", y="milliseconds of a worker for each photo", fill="")
+        + p9.labs(title="Where a worker's time goes", x="", y="milliseconds of a worker for each photo", fill="")
         + theme()
         + p9.theme(panel_grid_major_y=p9.element_blank())  # it would strike the labels through
     )
-    return show(bars, alt, height=1 + 0.45 * len(rungs))
+    return show(bars, alt, height=1.2 + 0.45 * len(rungs))
 
 
 def task_stream(
@@ -127,10 +129,10 @@ def task_stream(
         + p9.annotate("text", x=at_s, y=len(order) - 0.5, label=f" {text}", ha="left", color=COLOURS[False])
         + p9.scale_y_discrete(limits=list(order))
         + p9.scale_color_manual(PALETTE[::3])  # not what waiting has elsewhere
-        + p9.labs(x="seconds", y="", color="")
+        + p9.labs(title="Tasks on each worker", x="seconds", y="", color="")
         + theme()
     )
-    return show(lanes, alt, height=1.6 + 0.6 * len(order))
+    return show(lanes, alt, height=1.8 + 0.6 * len(order))
 
 
 def task_graph(collection: Any, alt: str) -> IPython.display.HTML:
