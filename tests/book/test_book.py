@@ -255,7 +255,11 @@ def test_on_a_phone_a_tap_shows_a_chart_as_large_as_the_screen_and_the_next_take
     phone.locator(".enlarges > img").first.click()
     enlarged = phone.locator("dialog.picture > img")
     box = enlarged.bounding_box()
-    assert (box["width"], box["height"]) == (phone.viewport_size["width"], phone.viewport_size["height"])
+    wide, high = phone.viewport_size["width"], phone.viewport_size["height"]
+    assert (box["width"], box["height"]) == (wide, high)
+    phone.set_viewport_size({"width": high, "height": wide})  # the phone is turned
+    box = enlarged.bounding_box()
+    assert (box["width"], box["height"]) == (high, wide)
     enlarged.click()
     expect(enlarged).to_have_count(0)
 
