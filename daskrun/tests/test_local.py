@@ -64,6 +64,14 @@ def test_a_worker_that_died_is_back_with_pytorch_imported_and_what_suits_it():
         assert set(client.run(lambda: multiprocessing.current_process().daemon).values()) == {False}
 
 
+def test_a_worker_that_starts_again_says_nothing_about_the_threads_of_the_next_cluster(client):
+    with start_local(1) as meanwhile, meanwhile.cluster:
+        os.kill(victim := min(client.run(os.getpid).values()), signal.SIGKILL)
+        until_replaced(client, victim)
+    with start_local(1) as other, other.cluster:
+        assert set(other.run(torch.get_num_threads).values()) == {os.cpu_count()}
+
+
 @pytest.mark.smoke
 def test_workers_draw_other_numbers(client):
     for draw in (lambda: np.random.random(), lambda: random.random(), lambda: torch.rand(1).item()):

@@ -36,7 +36,7 @@ _starting = Lock()
 _setting = Lock()
 _forking: list[int] = []  # one for each worker that is being forked
 _before: list[str] = []  # Dask's own setting meanwhile
-_given: dict[str, str] = {}  # the variables of workers that the last cluster has set
+_given: set[tuple[str, str]] = set()  # the variables, with their values, that clusters of this process have set
 
 
 def start_local(
@@ -243,13 +243,13 @@ def _set_worker_environment(torch_threads: int) -> dict[str, str]:
     before = dask.config.get("distributed.nanny.pre-spawn-environ")
     # MALLOC_TRIM_THRESHOLD_, Dask's default, is left out on purpose: see worker_settings. Where it is, so is the rest.
     left_by_dask = before if os.environ.pop("MALLOC_TRIM_THRESHOLD_", None) else {}
-    for name, value in {**left_by_dask, **_given}.items():
+    for name, value in {*left_by_dask.items(), *_given}:
         if os.environ.get(name) == str(value):
-            del os.environ[name]  # the nannies of an earlier cluster left it here, and it would win over the next value
+            del os.environ[name]  # a nanny of an earlier cluster left it here, and it would win over the next value
     # Without ERROR, each rank that loses a peer prints a page of C++ stack. The error itself reaches the client.
     ours = dict.fromkeys(THREADS, str(given_threads() or torch_threads)) | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
-    _given.clear()
-    _given.update({name: value for name, value in ours.items() if name not in os.environ})
+    # Of every cluster: one that still runs leaves its own value here again when it starts a worker again.
+    _given.update((name, value) for name, value in ours.items() if name not in os.environ)
     variables = ours | {name: os.environ[name] for name in ours if name in os.environ}
     dask.config.set(
         {
