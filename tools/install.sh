@@ -28,7 +28,10 @@ has_gpu() {  # that the pinned PyTorch can use
   return 1
 }
 
-say_size() { echo "Fetching and installing packages, about $1 GB on Linux: minutes on a fast network, longer on a slow one."; }
+say_size() {
+  case $(uname) in Linux) size=", about $1 GB" ;; *) size= ;; esac
+  echo "Fetching and installing packages$size: minutes on a fast network, longer on a slow one."
+}
 
 index_answers() {  # as uv says, which knows the address
   env UV_HTTP_TIMEOUT=$((answer_s / 3)) UV_HTTP_CONNECT_TIMEOUT=$((answer_s / 3)) UV_HTTP_RETRIES=0 \

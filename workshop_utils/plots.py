@@ -115,7 +115,7 @@ def task_stream(
     """Return a task stream: a row per worker, a bar per task.
 
     events: a row per task with the columns worker, start, stop (seconds) and kind; kind, one of two, gives the bar its
-    colour. order: the workers, the lowest row first. mark: (seconds, text) of a red line.
+    colour. order: the workers, the lowest row first. mark: (seconds, text) of a dashed line.
     """
     import plotnine as p9
 
@@ -125,8 +125,8 @@ def task_stream(
         p9.ggplot(events, p9.aes(y="worker", yend="worker", x="start", xend="stop"))
         + p9.geom_segment(p9.aes(color="kind"), size=12)
         + p9.geom_segment(data=gap, size=12, color="white")
-        + p9.geom_vline(xintercept=at_s, color=COLOURS[False], size=1)
-        + p9.annotate("text", x=at_s, y=len(order) - 0.5, label=f" {text}", ha="left", color=COLOURS[False])
+        + p9.geom_vline(xintercept=at_s, linetype="dashed", size=1)
+        + p9.annotate("text", x=at_s, y=len(order) - 0.5, label=f" {text}", ha="left")
         + p9.scale_y_discrete(limits=list(order))
         + p9.scale_color_manual(PALETTE[::3])  # not what waiting has elsewhere
         + p9.labs(title="Tasks on each worker", x="seconds", y="", color="")

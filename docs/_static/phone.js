@@ -25,13 +25,15 @@ for (const picture of pictures) {
   });
 }
 
-// Only one that grows by half or more: its pixels are known once the page has loaded.
+// Only one that grows by half or more, or that the page of a turned phone cannot show whole: sizes are known once the page
+// has loaded.
 function offerTaps() {
   for (const picture of pictures) {
     const grows = isNarrow() && picture.naturalWidth > 1.5 * innerWidth;
-    picture.parentElement.classList.toggle("enlarges", grows);
-    picture.tabIndex = grows ? 0 : -1;
-    picture.role = grows ? "button" : null;
+    const isCut = innerHeight < 500 && picture.offsetHeight > 0.8 * innerHeight; // below the page's own bar
+    picture.parentElement.classList.toggle("enlarges", grows || isCut);
+    picture.tabIndex = grows || isCut ? 0 : -1;
+    picture.role = grows || isCut ? "button" : null;
   }
 }
 addEventListener("load", offerTaps);

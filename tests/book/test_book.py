@@ -249,7 +249,7 @@ def test_on_a_phone_code_goes_on_below_and_copies_as_it_was_and_printed_tables_s
     assert table.evaluate("line => line.offsetHeight") < 20, "a line of a table is one line"
 
 
-def test_on_a_phone_a_tap_shows_a_chart_as_large_as_the_screen_and_the_next_takes_it_away(page_of, site):
+def test_on_a_phone_a_tap_shows_a_chart_on_the_whole_screen_and_the_next_takes_it_away(page_of, site):
     phone = page_of(PHONE)
     phone.goto(f"{site}/notebook_output/07-learning-results.html")
     phone.locator(".enlarges > img").first.click()
@@ -262,6 +262,8 @@ def test_on_a_phone_a_tap_shows_a_chart_as_large_as_the_screen_and_the_next_take
     assert (box["width"], box["height"]) == (high, wide)
     enlarged.click()
     expect(enlarged).to_have_count(0)
+    phone.locator(".enlarges > img").first.click()  # what is too high for a turned phone
+    assert enlarged.bounding_box()["height"] == wide
 
 
 def test_a_phone_that_is_turned_shows_what_it_shows_where_it_was_held_so_at_first(page_of, site):
