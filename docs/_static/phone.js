@@ -14,6 +14,7 @@ for (const picture of pictures) {
     addEventListener("popstate", () => dialog.remove(), { once: true });
     dialog.addEventListener("click", () => history.back());
     dialog.addEventListener("cancel", () => history.back());
+    dialog.addEventListener("keydown", (event) => event.stopPropagation()); // Sphinx's own scripts would take Escape
     picture.after(dialog);
     dialog.showModal();
   };

@@ -264,6 +264,9 @@ def test_on_a_phone_a_tap_shows_a_chart_on_the_whole_screen_and_the_next_takes_i
     expect(enlarged).to_have_count(0)
     phone.locator(".enlarges > img").first.click()  # what is too high for a turned phone
     assert enlarged.bounding_box()["height"] == wide
+    phone.keyboard.press("Escape")
+    expect(enlarged).to_have_count(0)
+    assert phone.url.endswith("07-learning-results.html")
 
 
 def test_a_phone_that_is_turned_shows_what_it_shows_where_it_was_held_so_at_first(page_of, site):
