@@ -130,6 +130,14 @@ def test_a_machine_gets_the_wheels_that_suit_it_and_the_pins_where_those_cannot_
         assert "--reinstall-package torch " in venv.called.read_text(), "some of its wheels may be there already"
 
 
+@pytest.mark.parametrize("wheels", [[], ["0"], ["1"], ["keep"]])
+def test_a_mac_takes_the_pins_whatever_is_asked_for(venv, wheels):
+    venv.does("exit 0")
+    write_script(venv.folder.parent / "uname", "echo Darwin")
+    done, found = install(venv, *wheels)
+    assert found == ["pins"] and "GB" not in done.stdout, done.stderr
+
+
 def test_wheels_for_cpus_need_no_hash_and_all_others_do(venv):
     venv.does("exit 0")
     install(venv, "1")

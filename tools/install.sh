@@ -1,12 +1,13 @@
 #!/bin/sh
 # Install the pinned versions into a virtual environment: tools/install.sh VENV [WHEELS], which `make setup` calls.
 # WHEELS is 1 for PyTorch's wheels for CPUs, a sixth of the download; 0 for the pins as they are, with CUDA on Linux; "keep"
-# for the wheels for CPUs if they can be had, else the pins. If it is not given, Linux without an NVIDIA GPU, or with
+# for the wheels for CPUs if they can be had, else the pins. If it is not given, a machine without an NVIDIA GPU, or with
 # too old a driver, does as with "keep", and all others take the pins. VENV/.cpu says that VENV has the wheels for CPUs.
+# On macOS there is one kind of wheels, that of the pins, whatever is given.
 set -eu
 trap 'exit 130' INT
 cd "$(dirname "$0")/.."
-venv=$1 wheels=${2:-}
+venv=$1 wheels=${2:-} system=$(uname)
 oldest_driver=580  # for CUDA 13
 answer_s=15  # limit for PyTorch's index; a third of it for a single answer
 work=$(mktemp -d)
@@ -29,7 +30,7 @@ has_gpu() {  # that the pinned PyTorch can use
 }
 
 say_size() {
-  case $(uname) in Linux) size=", about $1 GB" ;; *) size= ;; esac
+  [ "$system" = Linux ] && size=", about $1 GB" || size=
   echo "Fetching and installing packages$size: minutes on a fast network, longer on a slow one."
 }
 
@@ -66,6 +67,7 @@ install_for_cpus_or_pins() {
   install_pins
 }
 
+[ "$system" = Linux ] || wheels=0
 case $wheels in
   0) install_pins ;;
   1)
@@ -75,5 +77,5 @@ case $wheels in
     }
     ;;
   keep) install_for_cpus_or_pins ;;
-  *) if [ "$(uname)" = Linux ] && ! has_gpu; then install_for_cpus_or_pins; else install_pins; fi ;;
+  *) if ! has_gpu; then install_for_cpus_or_pins; else install_pins; fi ;;
 esac
