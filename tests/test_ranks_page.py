@@ -18,6 +18,7 @@ from waiting import GIVE_UP_S, until
 import daskrun
 from daskrun import dashboard
 from daskrun.claims import Request, Worker
+from daskrun.page import LOST
 from daskrun.scheduler import record_of
 
 LAPTOP, PHONE, PANE = {"width": 1400, "height": 900}, {"width": 390, "height": 844}, {"width": 400, "height": 300}
@@ -94,7 +95,7 @@ def test_lines_grow_a_death_is_marked_the_next_attempt_goes_on_and_a_hang_is_tol
         assert page.evaluate(DATA, "deaths") == {"x": [3], "y": [pytest.approx(4 / 3)]}
         assert page.evaluate(DATA, "starts") == {"x": [3]}
         page.get_by_role("button", name="Who waits?").click()
-        page.get_by_text("Rank 0 waits in all_reduce number 2, of [10]").wait_for()
+        page.get_by_text("Rank 0 waits in all_reduce number 2, shape [10]").wait_for()
         page.get_by_text("in train").first.wait_for()
         row_of(page, 0).get_by_text("waits").wait_for()
         row_of(page, 1).get_by_text("does not wait").wait_for()
@@ -260,5 +261,12 @@ def test_a_preload_gives_a_scheduler_the_page_which_waits_for_the_first_job(brow
                         row_of(page, 2).get_by_text("running").wait_for()
                         until(lambda page=page: page.evaluate(DATA, "lines")["xs"])
                         client.run_on_scheduler(lambda dask_scheduler: record_of(dask_scheduler).jobs.clear())
+            page = browser.new_page()
+            page.goto(url + dashboard.PAGE)
+            page.get_by_text("No job yet").wait_for()
+            expect(page.get_by_text(LOST)).to_be_hidden()
+            process.kill()
+            page.get_by_text(LOST).wait_for()
+            page.close()
         finally:
             process.terminate()

@@ -191,6 +191,12 @@ def test_one_of_two_ranks_can_be_late():
     assert [line.is_late for line in job.table("loss", 9)] == [True, False]
 
 
+def test_a_rank_that_has_never_logged_is_not_late():
+    record, job = begun(2)
+    log(record, 20, 0, loss=1.0)
+    assert [line.is_late for line in job.table("loss", 20)] == [False, False]
+
+
 def test_rows_are_counted_where_no_step_is_logged():
     record, job = begun()
     for now in (3, 4):

@@ -9,8 +9,9 @@ from math import isfinite
 from typing import Any
 from weakref import WeakSet
 
+from bokeh.document import Document
 from bokeh.layouts import column, row
-from bokeh.models import BasicTicker, ColumnDataSource, HoverTool, LayoutDOM
+from bokeh.models import BasicTicker, ColumnDataSource, CustomJS, HoverTool, LayoutDOM
 from bokeh.models.widgets import Button, Div, PreText, Select
 from bokeh.plotting import figure
 from distributed import Scheduler
@@ -45,7 +46,8 @@ td:last-child {white-space: normal}
 .late, .failed, .dead, .does-not-wait {color: #b00020; font-weight: bold}
 """
 
-SAID = "pre {white-space: pre-wrap; max-height: 60vh; overflow: auto}"
+SAID = "pre {white-space: pre-wrap; max-height: 30vh; overflow: auto}"  # the chart stays in sight
+LOST = "The scheduler is gone, or cannot be reached. Below is what it said last."
 
 _viewers: "WeakSet[Ranks]" = WeakSet()
 
@@ -63,6 +65,7 @@ class Ranks(DashboardComponent):
         _viewers.add(self)
         self._asking: asyncio.Task[str] | None = None
         self._jobs, self._ranks, self._title = _text_box(150), _text_box(300), _text_box(60)
+        self._lost = Div(text=f'<span class="failed">{LOST}</span>', visible=False, stylesheets=[STYLE])
         self._said = PreText(text="", sizing_mode="stretch_width", stylesheets=[SAID])
         self._job = Select(title="Job", options=list[Any]([NEWEST]), value=NEWEST, width=140)
         self._metric = Select(title="Metric", options=[], value="", width=110)
@@ -81,7 +84,7 @@ class Ranks(DashboardComponent):
         """The page."""
         controls = row(self._job, self._metric, self._by, self._button, styles={"flex-wrap": "wrap"})
         self._chart.sizing_mode = "stretch_width"
-        below = self._jobs, controls, self._said, self._title, self._ranks, self._chart
+        below = self._lost, self._jobs, controls, self._said, self._title, self._ranks, self._chart
         return column(*below, sizing_mode="stretch_width")
 
     @property
@@ -91,7 +94,12 @@ class Ranks(DashboardComponent):
         self._chart.sizing_mode, self._chart.toolbar_location = "stretch_both", None
         self._ranks.styles = {"overflow": "auto", "max-height": "45%"}
         self._ranks.stylesheets = [STYLE, "table {font-size: 12px} th, td {padding: 0 5px}"]
-        return column(self._title, self._chart, self._ranks, sizing_mode="stretch_both")
+        return column(self._lost, self._title, self._chart, self._ranks, sizing_mode="stretch_both")
+
+    def tell_of_loss(self, doc: Document) -> None:
+        """Have the browser say when it has lost the scheduler, which cannot say so any longer."""
+        for event, is_lost in (("connection_lost", "true"), ("client_reconnected", "false")):
+            doc.js_on_event(event, CustomJS(args={"lost": self._lost}, code=f"lost.visible = {is_lost}"))
 
     def update(self) -> None:  # type: ignore[override]
         """Show what is new; less often where that takes long, as with hundreds of ranks."""
@@ -127,11 +135,12 @@ class Ranks(DashboardComponent):
         ranks = job.table(self._metric.value if job.names else "", now)
         at_work = [rank.is_late for rank in ranks if rank.silent_s is not None]
         silence = ", and all ranks are silent" if at_work and all(at_work) else ""
-        self._title.text = f"<b>{escape(job.name)}</b>{restarts}: {job.state}{silence}"
+        title = f"<b>{escape(job.name)}</b>{restarts}: {job.state}{silence}"
         if self._is_pane:
             axes = f"; {self._metric.value} against {self._by.value}" if job.names else ""
-            self._title.text += f'{escape(axes)}. <a href="ranks" target="_blank">Who waits?</a>'
-            self._title.text += f"<br>{escape(job.error)}" if job.is_over else ""
+            title += f'{escape(axes)}. <a href="ranks" target="_blank">Who waits?</a>'
+            title += f"<br>{escape(job.error)}" if job.is_over else ""
+        self._title.text = title
         self._ranks.text = _table_of_ranks(job, ranks, self._metric.value if job.names else "")
         drawn = (name, self._record.version, self._metric.value, self._by.value)
         if self._drawn != drawn:
@@ -293,6 +302,7 @@ def pane_doc(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:
 
 def _fill(doc: Any, component: Ranks, root: LayoutDOM) -> None:
     component.update()
+    component.tell_of_loss(doc)
     add_periodic_callback(doc, component, UPDATE_MS)
     doc.add_root(root)
     doc.title, doc.theme = "Dask: Ranks", BOKEH_THEME

@@ -44,17 +44,23 @@ class Rank:
         """Whether the rank's function runs."""
         return self.state in ("started", "running")
 
-    def hangs(self, silent_s: float) -> bool:
-        """Return whether it has been silent for long, for this rank."""
-        return self.longest_s is not None and silent_s > max(HANGS, LATE * self.longest_s)
+    def is_late(self, silent_s: float | None, usual_s: float) -> bool:
+        """Return whether it has been silent for long: for this rank, or beside what is usual among the ranks at work.
+
+        A rank that has said nothing yet may be one that never does, as where rank 0 alone logs.
+        """
+        if silent_s is None or self.state != "running":
+            return False
+        hangs = self.longest_s is not None and silent_s > max(HANGS, LATE * self.longest_s)
+        return hangs or silent_s > LATE * max(1.0, usual_s)
 
 
 class Line(NamedTuple):
     """A rank, as it is shown.
 
     share: of the steps of the rank that is first. silent_s: seconds since its last row, while it is at work. is_late:
-    whether that is more than LATE times what is usual among the ranks at work, and more than LATE seconds; or, as where
-    all hang, more than LATE times the longest so far, and more than HANGS seconds.
+    whether it has logged, and that is more than LATE times what is usual among the ranks at work, and more than LATE
+    seconds; or, as where all hang, more than LATE times the longest so far, and more than HANGS seconds.
     """
 
     state: str
@@ -112,7 +118,7 @@ class JobRecord:
                 step=rank.step,
                 share=max(0.0, rank.step / most) if most > 0 else 0.0,
                 silent_s=seconds,
-                is_late=seconds is not None and (seconds > LATE * max(1.0, usual) or rank.hangs(seconds)),
+                is_late=rank.is_late(seconds, usual),
                 value=rank.values.get(metric),
                 worker=rank.worker.name or rank.worker.address,
                 host=rank.worker.host,

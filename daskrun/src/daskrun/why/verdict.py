@@ -206,8 +206,8 @@ def _wait_in(group: str, recorder: str, looks: Sequence[Look], all_at_work: bool
         ways = [_calls(ranks, calls[ranks[0]], members[ranks[0]]) for ranks in alike.values()]
         return f"The ranks' collective {number}{in_group} is not the same: {'; '.join(ways)}."
     waiting = [rank for rank, call in calls.items() if not call.done]
-    name, _, shape = calls[waiting[0]].what.partition(" ")
-    what = f"{name} number {number}" + (f", {shape}" if shape else "") + in_group
+    name, _, shape = calls[waiting[0]].what.partition(" of ")
+    what = f"{name} number {number}" + (f", shape {shape}" if shape else "") + in_group
     inside = [rank for rank in waiting if members[rank].waits]  # others may have gone on after an asynchronous call
     said = []
     if inside:
