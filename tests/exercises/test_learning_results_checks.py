@@ -59,6 +59,7 @@ test_late = judged(
     ((1, "gloo:all_reduce"), "whoever waits long waits for another"),
     ((0, SHRINKS), "rank 0 is not late"),
     ((2, SHRINKS), "no rank 2"),
+    (("1", SHRINKS), "without quotes, not '1'"),
     ((1, "resize"), "no rank has an event"),
     ((1, "aten::convolution"), "40 ms on rank 1 and 50 ms on another"),
 )

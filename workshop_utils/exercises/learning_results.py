@@ -97,6 +97,7 @@ def check_late(late: Answer, totals: Sequence[Mapping[str, float]]) -> None:
     rank, event = pair(late, 'late should be two things, (rank, "name of the event")')
     expect_type(event, str, "the second should be the event's name, as the trace has it")
     n = len(totals)
+    expect(not isinstance(rank, str), f"the rank should be a number, without quotes, not {shown(rank)}.")
     expect(not isinstance(rank, bool) and rank in range(n), f"there is no rank {shown(rank)}: they are 0 to {n - 1}.")
     known = {name for one in totals for name in one}
     expect(event in known, f"no rank has an event named {shown(event)}: copy the name from the table.")

@@ -130,7 +130,7 @@ def _fitted(calibrate, logits, truth, where):
 
     fitted_on = next(filter(fits, (EVEN, ALL, ODD)), BINS if any(map(is_least, BINS)) else None)
     mistakes = {
-        "it suits photos of both halves. Fit it on photos 0, 2, 4, … alone, and test it on the others.": ALL,
+        "it is not fitted on photos 0, 2, 4, … alone. Fit it on these, and test it on the others.": ALL,
         "it is fitted on photos 1, 3, 5, …, which should test it.": ODD,
         "it brings the probabilities closest to the share of right answers. Find the smallest negative log-likelihood "
         "instead.": BINS,
