@@ -47,7 +47,7 @@ td:last-child {white-space: normal}
 """
 
 SAID = "pre {white-space: pre-wrap; max-height: 30vh; overflow: auto}"  # the chart stays in sight
-LOST = "The scheduler is gone, or cannot be reached. Below is what it said last."
+LOST = "The cluster has ended, or cannot be reached. Below is what it said last."
 
 _viewers: "WeakSet[Ranks]" = WeakSet()
 
@@ -65,7 +65,7 @@ class Ranks(DashboardComponent):
         _viewers.add(self)
         self._asking: asyncio.Task[str] | None = None
         self._jobs, self._ranks, self._title = _text_box(150), _text_box(300), _text_box(60)
-        self._lost = Div(text=f'<span class="failed">{LOST}</span>', visible=False, stylesheets=[STYLE])
+        self._lost = Div(text=f"<b>{LOST}</b>", visible=False, stylesheets=[STYLE])
         self._said = PreText(text="", sizing_mode="stretch_width", stylesheets=[SAID])
         self._job = Select(title="Job", options=list[Any]([NEWEST]), value=NEWEST, width=140)
         self._metric = Select(title="Metric", options=[], value="", width=110)
