@@ -9,7 +9,6 @@ from math import isfinite
 from typing import Any
 from weakref import WeakSet
 
-from bokeh.document import Document
 from bokeh.layouts import column, row
 from bokeh.models import BasicTicker, ColumnDataSource, CustomJS, HoverTool, LayoutDOM
 from bokeh.models.widgets import Button, Div, PreText, Select
@@ -53,7 +52,10 @@ _viewers: "WeakSet[Ranks]" = WeakSet()
 
 
 class Ranks(DashboardComponent):
-    """What one viewer sees. root: the whole page. pane: the chart, and the ranks below it."""
+    """What one viewer sees. root: the whole page. pane: the chart, and the ranks below it.
+
+    lost: says that both are old.
+    """
 
     def __init__(self, scheduler: Scheduler, **_: Any) -> None:
         self._scheduler, self._record = scheduler, record_of(scheduler)
@@ -65,7 +67,7 @@ class Ranks(DashboardComponent):
         _viewers.add(self)
         self._asking: asyncio.Task[str] | None = None
         self._jobs, self._ranks, self._title = _text_box(150), _text_box(300), _text_box(60)
-        self._lost = Div(text=f"<b>{LOST}</b>", visible=False, stylesheets=[STYLE])
+        self.lost = Div(text=f"<b>{LOST}</b>", visible=False, stylesheets=[STYLE])
         self._said = PreText(text="", sizing_mode="stretch_width", stylesheets=[SAID])
         self._job = Select(title="Job", options=list[Any]([NEWEST]), value=NEWEST, width=140)
         self._metric = Select(title="Metric", options=[], value="", width=110)
@@ -84,7 +86,7 @@ class Ranks(DashboardComponent):
         """The page."""
         controls = row(self._job, self._metric, self._by, self._button, styles={"flex-wrap": "wrap"})
         self._chart.sizing_mode = "stretch_width"
-        below = self._lost, self._jobs, controls, self._said, self._title, self._ranks, self._chart
+        below = self.lost, self._jobs, controls, self._said, self._title, self._ranks, self._chart
         return column(*below, sizing_mode="stretch_width")
 
     @property
@@ -94,12 +96,7 @@ class Ranks(DashboardComponent):
         self._chart.sizing_mode, self._chart.toolbar_location = "stretch_both", None
         self._ranks.styles = {"overflow": "auto", "max-height": "45%"}
         self._ranks.stylesheets = [STYLE, "table {font-size: 12px} th, td {padding: 0 5px}"]
-        return column(self._lost, self._title, self._chart, self._ranks, sizing_mode="stretch_both")
-
-    def tell_of_loss(self, doc: Document) -> None:
-        """Have the browser say when it has lost the scheduler, which cannot say so any longer."""
-        for event, is_lost in (("connection_lost", "true"), ("client_reconnected", "false")):
-            doc.js_on_event(event, CustomJS(args={"lost": self._lost}, code=f"lost.visible = {is_lost}"))
+        return column(self.lost, self._title, self._chart, self._ranks, sizing_mode="stretch_both")
 
     def update(self) -> None:  # type: ignore[override]
         """Show what is new; less often where that takes long, as with hundreds of ranks."""
@@ -142,8 +139,7 @@ class Ranks(DashboardComponent):
             title += f"<br>{escape(job.error)}" if job.is_over else ""
         self._title.text = title
         self._ranks.text = _table_of_ranks(job, ranks, self._metric.value if job.names else "")
-        drawn = (name, self._record.version, self._metric.value, self._by.value)
-        if self._drawn != drawn:
+        if self._drawn != (drawn := (name, self._record.version, self._metric.value, self._by.value)):
             self._drawn = drawn
             self._draw(job)
         if self._asking and self._asking.done():
@@ -302,7 +298,8 @@ def pane_doc(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:
 
 def _fill(doc: Any, component: Ranks, root: LayoutDOM) -> None:
     component.update()
-    component.tell_of_loss(doc)
+    for event, is_lost in (("connection_lost", "true"), ("client_reconnected", "false")):  # as the browser sees it
+        doc.js_on_event(event, CustomJS(args={"lost": component.lost}, code=f"lost.visible = {is_lost}"))
     add_periodic_callback(doc, component, UPDATE_MS)
     doc.add_root(root)
     doc.title, doc.theme = "Dask: Ranks", BOKEH_THEME
