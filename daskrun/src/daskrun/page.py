@@ -2,10 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
 from datetime import datetime
 from html import escape
-from math import isfinite
 from typing import Any
 from weakref import WeakSet
 
@@ -17,8 +15,9 @@ from distributed import Scheduler
 from distributed.dashboard.components import DashboardComponent, add_periodic_callback
 from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 
+from daskrun import tables
 from daskrun.rank import AttemptId
-from daskrun.record import JobRecord, Line
+from daskrun.record import JobRecord
 from daskrun.scheduler import record_of
 from daskrun.why.looks import looks
 from daskrun.why.verdict import diagnosed, explain
@@ -26,24 +25,13 @@ from daskrun.why.verdict import diagnosed, explain
 UPDATE_MS = 500
 MOST_BUSY = 0.05  # of a core, for all viewers together: the scheduler has other work
 NEWEST = "the newest"  # in the menu of jobs
-COLOURS = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"  # Okabe and Ito, without yellow
 DASHES = "solid", "dashed", "dotted", "dotdash"  # beyond so many ranks
-BAR = "The bar: its share of the steps of the rank that is first."
 NONE = "No job yet: daskrun.launch, or the command daskrun, starts one."
 DRAWN = {
     "lines": ("xs", "ys", "rank", "attempt", "colour", "dash", "alpha"),
     "deaths": ("x", "y"),
     "starts": ("x",),
 }
-STYLE = """
-table {border-collapse: collapse; font: 14px Helvetica, Arial, sans-serif; width: 100%}
-th, td {text-align: left; padding: 2px 5px; border-bottom: 1px solid #ddd; white-space: nowrap}
-th {position: sticky; top: 0; background: #fafafa}
-td:last-child {white-space: normal}
-.output {min-width: 18em}
-.bar {min-width: 36px}
-.late, .failed, .dead, .does-not-wait {color: #b00020; font-weight: bold}
-"""
 
 SAID = "pre {white-space: pre-wrap; max-height: 30vh; overflow: auto}"  # the chart stays in sight
 LOST = "The cluster has ended, or cannot be reached. Below is what it said last."
@@ -67,7 +55,7 @@ class Ranks(DashboardComponent):
         _viewers.add(self)
         self._asking: asyncio.Task[str] | None = None
         self._jobs, self._ranks, self._title = _text_box(150), _text_box(300), _text_box(60)
-        self.lost = Div(text=f"<b>{LOST}</b>", visible=False, stylesheets=[STYLE])
+        self.lost = Div(text=f"<b>{LOST}</b>", visible=False, stylesheets=[tables.STYLE])
         self._said = PreText(text="", sizing_mode="stretch_width", stylesheets=[SAID])
         self._job = Select(title="Job", options=list[Any]([NEWEST]), value=NEWEST, width=140)
         self._metric = Select(title="Metric", options=[], value="", width=110)
@@ -95,7 +83,7 @@ class Ranks(DashboardComponent):
         self._is_pane = True
         self._chart.sizing_mode, self._chart.toolbar_location = "stretch_both", None
         self._ranks.styles = {"overflow": "auto", "max-height": "45%"}
-        self._ranks.stylesheets = [STYLE, "table {font-size: 12px} th, td {padding: 0 5px}"]
+        self._ranks.stylesheets = [tables.STYLE, "table {font-size: 12px} th, td {padding: 0 5px}"]
         return column(self.lost, self._title, self._chart, self._ranks, sizing_mode="stretch_both")
 
     def update(self) -> None:  # type: ignore[override]
@@ -119,16 +107,10 @@ class Ranks(DashboardComponent):
         job = jobs[name]
         if self._about != (about := (name, job.attempt, job.state)):  # what was told is true no longer
             self._about, self._said.text = about, ""
-        self._jobs.text = _table(
-            ["job", "ranks", "restarts", "since", "state"],
-            (
-                [escape(job.name), str(len(job.ranks) or ""), _restarts(job), f"{started[name]:%H:%M:%S}", _state(job)]
-                for name, job in jobs.items()
-            ),
-        )
+        self._jobs.text = tables.of_jobs(jobs, started)
         self._choose_metric(job)
         self._chart.visible = bool(job.names)
-        restarts = f", restarts {_restarts(job)}" if job.attempts > 1 else ""
+        restarts = f", restarts {tables.restarts(job)}" if job.attempts > 1 else ""
         ranks = job.table(self._metric.value if job.names else "", now)
         at_work = [rank.is_late for rank in ranks if rank.silent_s is not None]
         silence = ", and all ranks are silent" if at_work and all(at_work) else ""
@@ -138,7 +120,7 @@ class Ranks(DashboardComponent):
             title += f'{escape(axes)}. <a href="ranks" target="_blank">Who waits?</a>'
             title += f"<br>{escape(job.error)}" if job.is_over else ""
         self._title.text = title
-        self._ranks.text = _table_of_ranks(job, ranks, self._metric.value if job.names else "")
+        self._ranks.text = tables.of_ranks(job, ranks, self._metric.value if job.names else "")
         if self._drawn != (drawn := (name, self._record.version, self._metric.value, self._by.value)):
             self._drawn = drawn
             self._draw(job)
@@ -182,8 +164,8 @@ class Ranks(DashboardComponent):
             "ys": [ys for *_, ys in lines],
             "rank": [rank for _, rank, *_ in lines],
             "attempt": [attempt for attempt, *_ in lines],
-            "colour": [_colour(rank) for _, rank, *_ in lines],
-            "dash": [DASHES[rank // len(COLOURS) % len(DASHES)] for _, rank, *_ in lines],
+            "colour": [tables.colour(rank) for _, rank, *_ in lines],
+            "dash": [DASHES[rank // len(tables.COLOURS) % len(DASHES)] for _, rank, *_ in lines],
             "alpha": [1.0 if attempt == job.attempt else 0.45 for attempt, *_ in lines],
         }
         last = {(attempt, rank): (xs[-1], ys[-1]) for attempt, rank, xs, ys in lines}
@@ -220,66 +202,17 @@ async def _explained(scheduler: Scheduler, name: str) -> str:
     return f"{datetime.now():%H:%M:%S}  {diagnosed(str, explain, found, ended)}"
 
 
-def _table_of_ranks(job: JobRecord, lines: list[Line], metric: str) -> str:
-    several = len({line.host for line in lines}) > 1
-    names = ["rank", "state", "step", "ago", *[metric] * bool(metric), "worker"]
-    names += ["host"] * several + ["output"] * job.is_script
-    rows = []
-    for number, line in enumerate(lines):
-        silent = "" if line.silent_s is None else f"{line.silent_s:.1f} s"
-        value = "" if line.value is None else f"{line.value:.4g}"
-        if line.value is not None and not isfinite(line.value):
-            value = f'<span class="failed">{value}</span>'
-        filled = f"background: linear-gradient(90deg, #a6cee3 {line.share:.0%}, transparent {line.share:.0%})"
-        step = f"{line.step:g}" if line.step else ""
-        rows.append(
-            [
-                f'<span style="color: {_colour(number)}" aria-hidden="true">&#9632;</span> {number}',
-                f'<span class="{line.state.replace(" ", "-")}">{line.state}</span>',
-                f'<div class="bar" style="{filled}">{step}</div>',
-                f'<span class="late">{silent}</span>' if line.is_late else silent,
-                *[value] * bool(metric),
-                escape(line.worker),
-                *[escape(line.host)] * several,
-                *[f'<div class="output">{escape(line.printed)}</div>'] * job.is_script,
-            ]
-        )
-    heads = [f'<span title="{BAR}">{name}</span>' if name == "step" else escape(name) for name in names]
-    return _table(heads, rows)
-
-
-def _table(names: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table in HTML. All names and cells are HTML."""
-    head = "".join(f'<th scope="col">{name}</th>' for name in names)
-    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" for cells in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
 def _text_box(height: int) -> Div:
     """Return a box for HTML, which scrolls beyond a height in pixels."""
     return Div(
         text="",
         disable_math=True,
         sizing_mode="stretch_width",
-        stylesheets=[STYLE],
+        stylesheets=[tables.STYLE],
         styles={"overflow": "auto", "max-height": f"{height}px"},
         html_attributes={"tabindex": "0"},
         margin=(2, 5),
     )
-
-
-def _restarts(job: JobRecord) -> str:
-    return f"{job.attempt} of {job.attempts - 1}"
-
-
-def _state(job: JobRecord) -> str:
-    if not job.error:
-        return job.state
-    return escape(f"{job.state}: {job.error}" if job.is_over else f"{job.state}; before: {job.error}")
-
-
-def _colour(rank: int) -> str:
-    return COLOURS[rank % len(COLOURS)]
 
 
 def ranks_doc(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:

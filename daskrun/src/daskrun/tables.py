@@ -1,0 +1,88 @@
+"""The tables of the page of ranks: HTML, in which what users have written is text."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from html import escape
+from math import isfinite
+
+from daskrun.record import JobRecord, Line
+
+COLOURS = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"  # Okabe and Ito, without yellow
+BAR = "The bar: its share of the steps of the rank that is first."
+STYLE = """
+table {border-collapse: collapse; font: 14px Helvetica, Arial, sans-serif; width: 100%}
+th, td {text-align: left; padding: 2px 5px; border-bottom: 1px solid #ddd; white-space: nowrap}
+th {position: sticky; top: 0; background: #fafafa}
+td:last-child {white-space: normal}
+.output {min-width: 18em}
+.bar {min-width: 36px}
+.late, .failed, .dead, .does-not-wait {color: #b00020; font-weight: bold}
+"""
+
+
+def of_jobs(jobs: Mapping[str, JobRecord], started: Mapping[str, datetime]) -> str:
+    """Return the table of jobs. started: when each was launched."""
+    names = ["job", "ranks", "restarts", "since", "state"]
+    rows = (
+        [
+            escape(job.name),
+            str(len(job.ranks) or ""),
+            restarts(job),
+            f"{started[name]:%H:%M:%S}",
+            _state(job),
+        ]
+        for name, job in jobs.items()
+    )
+    return _table(names, rows)
+
+
+def of_ranks(job: JobRecord, lines: list[Line], metric: str) -> str:
+    """Return the table of a job's ranks. metric: the one that `lines` hold, "" for none."""
+    several = len({line.host for line in lines}) > 1
+    names = ["rank", "state", "step", "ago", *[metric] * bool(metric), "worker"]
+    names += ["host"] * several + ["output"] * job.is_script
+    rows = []
+    for number, line in enumerate(lines):
+        silent = "" if line.silent_s is None else f"{line.silent_s:.1f} s"
+        value = "" if line.value is None else f"{line.value:.4g}"
+        if line.value is not None and not isfinite(line.value):
+            value = f'<span class="failed">{value}</span>'
+        filled = f"background: linear-gradient(90deg, #a6cee3 {line.share:.0%}, transparent {line.share:.0%})"
+        step = f"{line.step:g}" if line.step else ""
+        rows.append(
+            [
+                f'<span style="color: {colour(number)}" aria-hidden="true">&#9632;</span> {number}',
+                f'<span class="{line.state.replace(" ", "-")}">{line.state}</span>',
+                f'<div class="bar" style="{filled}">{step}</div>',
+                f'<span class="late">{silent}</span>' if line.is_late else silent,
+                *[value] * bool(metric),
+                escape(line.worker),
+                *[escape(line.host)] * several,
+                *[f'<div class="output">{escape(line.printed)}</div>'] * job.is_script,
+            ]
+        )
+    heads = [f'<span title="{BAR}">{name}</span>' if name == "step" else escape(name) for name in names]
+    return _table(heads, rows)
+
+
+def restarts(job: JobRecord) -> str:
+    """Return how often a job has started again, and how often it may."""
+    return f"{job.attempt} of {job.attempts - 1}"
+
+
+def colour(rank: int) -> str:
+    """Return the colour of a rank, in its row and in the chart."""
+    return COLOURS[rank % len(COLOURS)]
+
+
+def _state(job: JobRecord) -> str:
+    if not job.error:
+        return job.state
+    return escape(f"{job.state}: {job.error}" if job.is_over else f"{job.state}; before: {job.error}")
+
+
+def _table(names: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in HTML. All names and cells are HTML."""
+    head = "".join(f'<th scope="col">{name}</th>' for name in names)
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" for cells in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
