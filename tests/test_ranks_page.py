@@ -157,7 +157,7 @@ def make_up(n_ranks, dask_scheduler=None):
     workers = [
         Worker(f"tcp://10.0.0.{rank}:1", f"{rank}", f"{rank}", f"10.0.0.{rank}", str(rank)) for rank in range(n_ranks)
     ]
-    record.begins(name, workers, then)
+    record.begins(name, workers)
     for rank in range(n_ranks):
         record.hear("began", name, [0, rank, ""], then)
         for step in range(5 if rank == 3 else 20):
@@ -236,6 +236,36 @@ def test_each_scheduler_of_a_process_has_it_in_its_menu(client):
                 another.run_on_scheduler(dashboard.show)
             with urlopen(f"{cluster.dashboard_link}") as answer:
                 assert answer.read().decode().count('<a href="ranks">') == 1
+
+
+def test_when_the_command_ends_an_open_page_has_shown_how(browser, tmp_path):
+    """The command's scheduler ends with it."""
+    go_on, script = tmp_path / "go-on", tmp_path / "train.py"
+    script.write_text(
+        "import os, time, daskrun\n"
+        "if os.environ['RANK'] == '0':  # as most scripts, it logs on rank 0 alone\n"
+        "    daskrun.log_metrics(step=7, epoch=1)\n"
+        f"while not os.path.exists({str(go_on)!r}):\n"
+        "    time.sleep(0.05)\n"
+        "raise SystemExit(3)\n"
+    )
+    command = [sys.executable, "-m", "daskrun", "--standalone", "-n", "2", str(script)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            url = next(line for line in process.stderr if dashboard.PAGE in line).split()[-1]
+            page = browser.new_page(viewport=LAPTOP)  # its console will tell of the lost connection
+            page.goto(url)
+            row_of(page, 0).get_by_text("7", exact=True).wait_for()
+            row_of(page, 1).get_by_text("running").wait_for()
+            expect(row_of(page, 1)).not_to_contain_text(" s")  # since its last row: it has none
+            go_on.touch()
+            page.get_by_text(LOST).wait_for()
+            page.get_by_role("cell", name="failed: ").first.wait_for()
+            expect(page.get_by_role("button", name="Who waits?")).to_be_disabled()
+            expect(page.get_by_label("Job")).to_be_disabled()
+            page.close()
+        finally:
+            process.terminate()
 
 
 @pytest.mark.filterwarnings("ignore:Port 8787")

@@ -24,7 +24,7 @@ def begun(n=2, attempts=1):
     """Return a record of one job whose ranks have begun, and the job."""
     record = Record()
     record.wants(Request("train-1", "kernel", attempts=attempts), 0)
-    record.begins("train-1", workers(n), 1)
+    record.begins("train-1", workers(n))
     for rank in range(n):
         record.hear("began", "train-1", [0, rank, f"tcp://{rank}"], 2)
     return record, record.jobs["train-1"]
@@ -44,11 +44,11 @@ def test_a_job_waits_runs_brings_results_and_is_finished():
     (job,) = record.jobs.values()
     assert (job.name, job.state, job.attempt, job.attempts, job.since) == ("train-x", "waiting for workers", 0, 3, 5)
     record.wants(Request("train-x-1", "kernel", attempts=3), 6)  # it asks again
-    record.begins("train-x-1", workers(2), 7)
+    record.begins("train-x-1", workers(2))
     assert states(job) == ["starting", "starting"]
     for rank in (0, 1):
         record.hear("began", "train-x-1", [0, rank, "w"], 8)
-    assert (job.state, states(job)) == ("running", ["started", "started"])
+    assert (job.state, states(job)) == ("running", ["running", "running"])
     record.hear("row", "train-x-1", [{"rank": 1, "attempt": 0, "loss": 2.0}], 9)
     record.returns("train-x-1", 0, 0)
     assert states(job) == ["over", "running"]
@@ -67,7 +67,7 @@ def test_after_a_death_the_next_attempt_has_lines_of_its_own_and_the_death_is_ma
     assert states(job) == ["ended", "dead"] and not job.is_over
     record.wants(Request("train-1", "kernel", attempt=1, attempts=2), 5)
     record.hear("gone", "train-1", ["process 0"], 5)  # which the job itself has killed
-    record.begins("train-1", workers(2), 6)
+    record.begins("train-1", workers(2))
     log(record, 7, 0, attempt=0, step=2, loss=9.0)  # of the attempt that is over
     log(record, 8, 0, attempt=1, step=2, loss=0.5)
     assert job.attempt == 1 and job.deaths == [(0, 1)]
@@ -148,7 +148,7 @@ def test_a_restart_counts_once_there_are_workers():
     record.ends("train-1", "WorkerDied", again=True)
     record.wants(Request("train-1", "kernel", attempt=1, attempts=2), 4)
     assert (job.attempt, job.state) == (0, "waiting for workers")
-    record.begins("train-1", workers(2), 5)
+    record.begins("train-1", workers(2))
     assert (job.attempt, job.state) == (1, "starting")
 
 
@@ -194,7 +194,7 @@ def test_one_of_two_ranks_can_be_late():
 def test_a_rank_that_has_never_logged_is_not_late():
     record, job = begun(2)
     log(record, 20, 0, loss=1.0)
-    assert [line.is_late for line in job.table("loss", 20)] == [False, False]
+    assert [(line.silent_s, line.is_late) for line in job.table("loss", 21)] == [(1, False), (None, False)]
 
 
 def test_rows_are_counted_where_no_step_is_logged():
@@ -209,12 +209,12 @@ def test_rows_are_counted_where_no_step_is_logged():
 def test_a_rank_that_is_over_before_another_begins_keeps_no_job_from_running():
     record = Record()
     record.wants(Request("train-1", "kernel"), 0)
-    record.begins("train-1", workers(2), 1)
+    record.begins("train-1", workers(2))
     record.hear("began", "train-1", [0, 0, "w"], 2)
     record.returns("train-1", 0, 0)
     record.hear("began", "train-1", [0, 1, "w"], 3)
     job = record.jobs["train-1"]
-    assert job.state == "running" and states(job) == ["over", "started"]
+    assert job.state == "running" and states(job) == ["over", "running"]
 
 
 def test_a_job_is_ending_from_the_first_failure_on():
@@ -225,7 +225,7 @@ def test_a_job_is_ending_from_the_first_failure_on():
     ):
         record, job = begun()
         record.hear(kind, "train-1", about, 3)
-        assert job.state == "ending its ranks" and states(job) == ["started", state]
+        assert job.state == "ending its ranks" and states(job) == ["running", state]
         assert job.deaths == [(0, 1)] * (state == "dead")
 
 
@@ -236,8 +236,8 @@ def test_what_comes_late_changes_nothing():
     assert states(job) == ["ended", "ended"]
     record.ends("train-1", "Its client is gone.")
     record.wants(Request("train-1", "kernel", attempt=1, attempts=2), 4)
-    record.begins("train-1", workers(2), 4)
-    record.begins("unknown", workers(2), 4)
+    record.begins("train-1", workers(2))
+    record.begins("unknown", workers(2))
     assert job.state == "failed" and job.is_over and list(record.jobs) == ["train-1"]
 
 
@@ -247,7 +247,7 @@ def test_who_was_seen_to_wait_does_so_until_a_rank_logs():
     record.waits("train-1", 0, [0])
     assert [line.state for line in job.table("loss", 3)] == ["waits", "does not wait"]
     log(record, 3, 1, loss=1.0)
-    assert [line.state for line in job.table("loss", 3)] == ["started", "running"]
+    assert [line.state for line in job.table("loss", 3)] == ["running", "running"]
 
 
 def test_a_scripts_last_line_stands_beside_its_steps():

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from contextlib import suppress
 from datetime import datetime
 from html import escape
 from typing import Any
@@ -14,6 +15,7 @@ from bokeh.plotting import figure
 from distributed import Scheduler
 from distributed.dashboard.components import DashboardComponent, add_periodic_callback
 from distributed.dashboard.components.scheduler import BOKEH_THEME, env
+from distributed.diagnostics.plugin import SchedulerPlugin
 
 from daskrun import tables
 from daskrun.rank import AttemptId
@@ -33,7 +35,7 @@ DRAWN = {
     "starts": ("x",),
 }
 
-SAID = "pre {white-space: pre-wrap; max-height: 30vh; overflow: auto}"  # the chart stays in sight
+SAID = "pre {white-space: pre-wrap; max-height: 20vh; overflow: auto}"  # the chart stays in sight
 LOST = "The cluster has ended, or cannot be reached. Below is what it said last."
 
 _viewers: "WeakSet[Ranks]" = WeakSet()
@@ -42,7 +44,7 @@ _viewers: "WeakSet[Ranks]" = WeakSet()
 class Ranks(DashboardComponent):
     """What one viewer sees. root: the whole page. pane: the chart, and the ranks below it.
 
-    lost: says that both are old.
+    lost: says that both are old. controls: what then has no effect.
     """
 
     def __init__(self, scheduler: Scheduler, **_: Any) -> None:
@@ -53,6 +55,7 @@ class Ranks(DashboardComponent):
         self._default = ""  # the metric that is shown until the viewer chooses another, then ""
         self._rest_until = 0.0
         _viewers.add(self)
+        scheduler.add_plugin(_LastUpdate(), idempotent=True)
         self._asking: asyncio.Task[str] | None = None
         self._jobs, self._ranks, self._title = _text_box(150), _text_box(300), _text_box(60)
         self.lost = Div(text=f"<b>{LOST}</b>", visible=False, stylesheets=[tables.STYLE])
@@ -62,6 +65,7 @@ class Ranks(DashboardComponent):
         self._by = Select(title="Against", options=list[Any](["step", "seconds"]), value="step", width=90)
         self._button = Button(label="Who waits?", align="end", width=100)
         self._button.on_click(self._ask)
+        self.controls = [self._job, self._metric, self._by, self._button]
         # bokeh draws no glyph whose columns are missing, and would show nothing from then on.
         self._lines, self._deaths, self._starts = (
             ColumnDataSource({column: [] for column in columns}, name=name) for name, columns in DRAWN.items()
@@ -72,7 +76,7 @@ class Ranks(DashboardComponent):
     @property
     def root(self) -> LayoutDOM:  # type: ignore[override]
         """The page."""
-        controls = row(self._job, self._metric, self._by, self._button, styles={"flex-wrap": "wrap"})
+        controls = row(*self.controls, styles={"flex-wrap": "wrap"})
         self._chart.sizing_mode = "stretch_width"
         below = self.lost, self._jobs, controls, self._said, self._title, self._ranks, self._chart
         return column(*below, sizing_mode="stretch_width")
@@ -109,7 +113,7 @@ class Ranks(DashboardComponent):
             self._about, self._said.text = about, ""
         self._jobs.text = tables.of_jobs(jobs, started)
         self._choose_metric(job)
-        self._chart.visible = bool(job.names)
+        self._chart.visible = self._metric.visible = self._by.visible = bool(job.names)
         restarts = f", restarts {tables.restarts(job)}" if job.attempts > 1 else ""
         ranks = job.table(self._metric.value if job.names else "", now)
         at_work = [rank.is_late for rank in ranks if rank.silent_s is not None]
@@ -153,7 +157,8 @@ class Ranks(DashboardComponent):
         self._metric.options = list[Any](names)
         # What the viewer has chosen stays while there is such a metric.
         if self._metric.value == self._default or self._metric.value not in names:
-            self._metric.value = self._default = "loss" if "loss" in names else names[0]
+            likely = [name for name in ("loss", *names) if name in names and name != "epoch"]
+            self._metric.value = self._default = (likely or names)[0]
         else:
             self._default = ""
 
@@ -185,6 +190,16 @@ class Ranks(DashboardComponent):
         if self._record.jobs and not self._asking:
             self._asking = asyncio.ensure_future(_explained(self._scheduler, self._shown_job()))
             self._button.disabled = True
+
+
+class _LastUpdate(SchedulerPlugin):
+    """Has a scheduler that closes show first how its jobs have ended, where somebody looks."""
+
+    name = "daskrun-last-update"
+
+    async def before_close(self) -> None:
+        if _viewers:
+            await asyncio.sleep(2 * UPDATE_MS / 1000)
 
 
 async def _explained(scheduler: Scheduler, name: str) -> str:
@@ -231,8 +246,12 @@ def pane_doc(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:
 
 def _fill(doc: Any, component: Ranks, root: LayoutDOM) -> None:
     component.update()
+    args = {"lost": component.lost, "controls": component.controls}
     for event, is_lost in (("connection_lost", "true"), ("client_reconnected", "false")):  # as the browser sees it
-        doc.js_on_event(event, CustomJS(args={"lost": component.lost}, code=f"lost.visible = {is_lost}"))
+        code = f"lost.visible = {is_lost}; for (const control of controls) control.disabled = {is_lost}"
+        doc.js_on_event(event, CustomJS(args=args, code=code))
+    with suppress(AttributeError):  # an older bokeh has no words of its own, which would lie over these
+        doc.config.notify_connection_status = False
     add_periodic_callback(doc, component, UPDATE_MS)
     doc.add_root(root)
     doc.title, doc.theme = "Dask: Ranks", BOKEH_THEME

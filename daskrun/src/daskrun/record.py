@@ -25,16 +25,16 @@ OF_EACH_ROW = ("rank", "attempt", "time", "worker", "step")  # what rows hold be
 class Rank:
     """One rank of a job's latest attempt.
 
-    state: "starting", "started" (its task runs), "running" (it logs), "over", "failed", "dead" or "ended". step: the
-    last that it has logged, or how many rows if it logs none; last_at: when its last row came, or it began; longest_s:
-    the longest time from one row to the next. values: the last of each metric. last_line: of a script's output.
+    state: "starting", "running", "over", "failed", "dead" or "ended". step: the last that it has logged, or how many
+    rows if it logs none; last_at: when its last row came, None if it has logged nothing; longest_s: the longest time
+    from one row to the next. values: the last of each metric. last_line: of a script's output.
     """
 
     worker: Worker
     state: str = "starting"
     step: float = 0
     has_steps: bool = False
-    last_at: float = 0.0
+    last_at: float | None = None
     longest_s: float | None = None
     values: dict[str, float] = field(default_factory=dict)
     last_line: str = ""
@@ -42,14 +42,18 @@ class Rank:
     @property
     def is_at_work(self) -> bool:
         """Whether the rank's function runs."""
-        return self.state in ("started", "running")
+        return self.state == "running"
+
+    def silent_s(self, now: float) -> float | None:
+        """Return the seconds since its last row, while it is at work.
+
+        None for one that has logged nothing yet: it may never do so, as where rank 0 alone logs.
+        """
+        return None if self.last_at is None or not self.is_at_work else now - self.last_at
 
     def is_late(self, silent_s: float | None, usual_s: float) -> bool:
-        """Return whether it has been silent for long: for this rank, or beside what is usual among the ranks at work.
-
-        A rank that has said nothing yet may be one that never does, as where rank 0 alone logs.
-        """
-        if silent_s is None or self.state != "running":
+        """Return whether it has been silent for long: for this rank, or beside what is usual for those at work."""
+        if silent_s is None:
             return False
         hangs = self.longest_s is not None and silent_s > max(HANGS, LATE * self.longest_s)
         return hangs or silent_s > LATE * max(1.0, usual_s)
@@ -59,8 +63,8 @@ class Line(NamedTuple):
     """A rank, as it is shown.
 
     share: of the steps of the rank that is first. silent_s: seconds since its last row, while it is at work. is_late:
-    whether it has logged, and that is more than LATE times what is usual among the ranks at work, and more than LATE
-    seconds; or, as where all hang, more than LATE times the longest so far, and more than HANGS seconds.
+    whether that is more than LATE times what is usual among the ranks at work, and more than LATE seconds; or, as where
+    all hang, more than LATE times the longest so far, and more than HANGS seconds.
     """
 
     state: str
@@ -109,7 +113,7 @@ class JobRecord:
 
     def table(self, metric: str, now: float) -> list[Line]:
         """Return what to show of each rank, in their order, with the last value of a metric."""
-        silent = [now - rank.last_at if rank.is_at_work else None for rank in self.ranks]
+        silent = [rank.silent_s(now) for rank in self.ranks]
         usual = median_low([seconds for seconds in silent if seconds is not None] or [0.0])
         most = max((rank.step for rank in self.ranks), default=0)
         return [
@@ -183,12 +187,12 @@ class Record:
         if job.state != "waiting for workers" and not job.is_over:
             job.state, job.wanted = "waiting for workers", request.attempt
 
-    def begins(self, job_id: str, workers: Sequence[Worker], now: float) -> None:
+    def begins(self, job_id: str, workers: Sequence[Worker]) -> None:
         """A job has these workers, in rank order."""
         self.version += 1
         if (job := self.jobs.get(job_id)) and not job.is_over:
             job.state, job.attempt = "starting", job.wanted
-            job.ranks = [Rank(worker, last_at=now) for worker in workers]
+            job.ranks = [Rank(worker) for worker in workers]
 
     def hear(self, kind: str, job_id: str, about: Sequence[Any], now: float) -> None:
         """Take what a rank logs, and what is said of its worker: kinds are those of `rank` and `scheduler`."""
@@ -205,7 +209,7 @@ class Record:
         elif about[0] == job.attempt and about[1] < len(job.ranks):
             rank = job.ranks[about[1]]
             if kind == "began" and rank.state == "starting":
-                rank.state, rank.last_at = "started", now
+                rank.state = "running"
                 if all(rank.state != "starting" for rank in job.ranks):
                     job.state = "running"
             elif kind == "failed":
@@ -262,11 +266,9 @@ class Record:
 
     def _logs(self, job: JobRecord, row: Mapping[str, Any], now: float) -> None:
         rank, job.waiting = job.ranks[row["rank"]], frozenset()
-        if rank.state == "running":  # its first row is late where it loads what it needs
+        if rank.last_at is not None:  # its first row is late where it loads what it needs
             rank.longest_s = max(rank.longest_s or 0.0, now - rank.last_at)
         rank.last_at = now
-        if rank.is_at_work:
-            rank.state = "running"
         output = row.get("output")
         if isinstance(output, list | tuple):  # of a script
             job.is_script = True

@@ -117,7 +117,7 @@ async def claim(request: Request, dask_scheduler: Any = None) -> Claimed | Denie
         return Denied(WorkersBusy(f"Workers are still to say whether they see a GPU: {listed(silent)}."), True)
     answer = plugin.claims.claim(request, known(plugin.asked(), dask_scheduler), time.monotonic())
     if isinstance(answer, Claimed):
-        plugin.record.begins(request.job, answer.workers, time.monotonic())
+        plugin.record.begins(request.job, answer.workers)
     return answer
 
 

@@ -51,7 +51,7 @@ def verdict(looks: Sequence[Look], ended: Sequence[int] = ()) -> str:
     ]
     if not said:
         where = "; ".join(f"rank {look.rank} is at {look.place}" for look in looks)
-        said = [f"No rank waits in a collective that PyTorch records: {where}."]
+        said = [f"No rank waits for another in a collective that PyTorch records: {where}."]
     if ended:
         said.append(f"{ranks_do(ended, 'has', 'have').capitalize()} returned, or raised an error.")
     return " ".join(said)
