@@ -6,19 +6,21 @@ const isNarrow = () => innerWidth < 720;
 // A tap, or a key, shows a chart or a screenshot as large as the screen (see book.css), until the next.
 const pictures = [...document.querySelectorAll(".cell_output > img, .bd-article p > img[src$='.png']:not([src*='sketches'])")];
 for (const picture of pictures) {
+  const hint = Object.assign(document.createElement("small"), { className: "hint", textContent: "Tap for full screen" });
+  picture.before(hint);
   const enlarge = () => {
     if (picture.tabIndex) return;
     const dialog = Object.assign(document.createElement("dialog"), { className: "picture" });
     dialog.append(picture.cloneNode());
     history.pushState(null, ""); // the phone's own way back closes the picture, too
     addEventListener("popstate", () => dialog.remove(), { once: true });
-    dialog.addEventListener("click", () => history.back());
+    dialog.addEventListener("click", ({ detail }) => detail < 2 && history.back());
     dialog.addEventListener("cancel", () => history.back());
     dialog.addEventListener("keydown", (event) => event.stopPropagation()); // Sphinx's own scripts would take Escape
     picture.after(dialog);
     dialog.showModal();
   };
-  picture.addEventListener("click", enlarge);
+  picture.addEventListener("click", ({ detail }) => detail < 2 && enlarge()); // of a double tap, the first counts
   picture.addEventListener("keydown", (event) => {
     if (!["Enter", " "].includes(event.key)) return;
     event.preventDefault(); // the page would scroll
