@@ -58,7 +58,13 @@ if (typeof Search !== "undefined") {
   const textOf = Search.htmlToText;
   Search.htmlToText = (html, anchor) => {
     const page = new DOMParser().parseFromString(html, "text/html");
-    page.querySelectorAll(".bd-sidebar-secondary, #jb-print-docs-body, .bd-header-article").forEach((part) => part.remove());
+    const around = ".bd-sidebar-secondary, #jb-print-docs-body, .bd-header-article, .launch";
+    page.querySelectorAll(around).forEach((part) => part.remove());
     return textOf(page.documentElement.outerHTML, anchor);
+  };
+  const summaryOf = Search.makeSearchSummary; // it is given stems: of "nanny" that is "nanni", which no page has
+  Search.makeSearchSummary = (html, stems, anchor) => {
+    const words = new URLSearchParams(location.search).get("q").match(/\S+/g) ?? [];
+    return summaryOf(html, [...stems, ...words], anchor);
   };
 }

@@ -41,6 +41,11 @@ function offerTaps() {
 }
 addEventListener("load", offerTaps);
 
+// The contents of a page lie over it, and who has chosen a section wants to read it.
+document.addEventListener("click", ({ target }) => {
+  if (target.closest("dialog a[href^='#']")) target.closest("dialog").close();
+});
+
 // A table becomes cards (see book.css) if what is behind its first column is longer than a line of text. Numbers stay in
 // columns, which one compares.
 const LINE = 46 * parseFloat(getComputedStyle(document.documentElement).fontSize);
