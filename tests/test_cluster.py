@@ -101,9 +101,9 @@ def test_the_panes_are_told_of_the_last_cluster_that_was_started_or_joined(tmp_p
     monkeypatch.setenv(PANES, str(file))
     with end_of(start_cluster(1)) as client:
         host, port, ours = json.loads(file.read_text())
-        assert f"http://{host}:{port}/status" == client.dashboard_link and ours == client.scheduler.address
-        with scheduler(1) as address, end_of(start_cluster(address=address)):
-            assert json.loads(file.read_text())[2] == address
+        assert f"http://{host}:{port}/status" == client.dashboard_link and ours == client.scheduler_info()["id"]
+        with scheduler(1) as address, end_of(start_cluster(address=address)) as joined:
+            assert json.loads(file.read_text())[2] == joined.scheduler_info()["id"] != ours
 
 
 def test_a_notebook_that_starts_a_second_cluster_closes_its_first_but_not_one_that_it_joined(monkeypatch, capsys):

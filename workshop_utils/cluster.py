@@ -16,6 +16,7 @@ from distributed import Client
 from distributed.comm import get_address_host
 from distributed.core import Status
 from distributed.versions import VersionMismatchWarning
+from tornado.web import RequestHandler
 
 from daskrun import ClusterError, dashboard, reach, start_local, worker_environment
 from daskrun.errors import check_client
@@ -25,6 +26,7 @@ from workshop_utils.progress import waiting
 
 DASHBOARD_PORT = 8787  # where people look for it; where it is taken, Dask chooses any
 PANES = "WORKSHOP_PANES"  # names the file in which `workshop lab` reads which cluster its panes show
+ID_PAGE = "workshop/scheduler-id"  # where the panes ask a scheduler whether it still is the one in that file
 VENDOR_TIMEOUT_S = 600  # a vendor's machines may have to start first
 # Other versions of these on client and workers would fail late and far away, so they are refused at once.
 SAME_ON_SCHEDULER = ("python", "dask", "distributed", "cloudpickle", "daskrun", "workshop-dask-pytorch")
@@ -197,8 +199,23 @@ def _show_in_panes(client):
     if file := os.environ.get(PANES):
         scheduler = client.scheduler_info()
         port = scheduler["services"].get("dashboard", 0)  # 0: it has none
+        client.run_on_scheduler(_serve_id)
         with suppress(OSError):  # that lab has been stopped
-            Path(file).write_text(json.dumps([get_address_host(client.scheduler.address), port, scheduler["address"]]))
+            Path(file).write_text(json.dumps([get_address_host(client.scheduler.address), port, scheduler["id"]]))
+
+
+def _serve_id(dask_scheduler):
+    """Have a scheduler's HTTP server say who it is.
+
+    Dask's own pages say so, too, but each that it makes from a template empties Python's cache of source lines: in a
+    kernel with a local cluster, tracebacks would have no code any more, and functions no source.
+    """
+
+    class Id(RequestHandler):
+        def get(self):
+            self.write(dask_scheduler.id)
+
+    dask_scheduler.http_application.add_handlers(".*$", [(f"/{ID_PAGE}", Id)])
 
 
 def _close_earlier():

@@ -220,6 +220,9 @@ def test_a_cell_runs_and_the_dashboards_follow(page):
     said = run(page, cell_with(page, "client = start_cluster"), WORKS_ON)
     wait_for_task(page, "first")
     assert FINISHED.sub("", said).strip() == "", "neither a busy port nor an earlier cluster"
+    code = "n_workers = None\nimport inspect\nprint(inspect.getsource(first))"
+    said = run(page, cell_with(page, "n_workers = None"), code)
+    assert "def first(x): return x" in said, "what the panes ask has emptied Python's cache of source lines"
 
 
 def test_a_guess_that_is_no_number_is_answered_as_by_a_check(page):

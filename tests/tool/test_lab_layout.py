@@ -98,7 +98,7 @@ def test_a_dashboard_does_not_learn_the_token_and_one_that_is_gone_leaves_no_tra
         page = Request(urlsplit(address)._replace(path="/workshop/dashboard/status").geturl())
         with HTTPServer((LOOPBACK, 0), _Dashboard) as dashboard:
             dashboard.asked = []
-            (home / "dashboard.json").write_text(json.dumps([*dashboard.server_address, "tcp://scheduler:8786"]))
+            (home / "dashboard.json").write_text(json.dumps([*dashboard.server_address, "Scheduler-1"]))
             with urlopen(page) as answer:
                 assert "/login?" in answer.url and not dashboard.asked
             page.add_header("Authorization", f"token {token}")

@@ -1,7 +1,6 @@
 """JupyterLab's panes: the dashboard of the cluster that start_cluster wrote into a file, wherever that cluster is."""
 
 import json
-import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,11 @@ from jupyter_server_proxy.handlers import ProxyHandler
 from tornado.httpclient import AsyncHTTPClient
 from tornado.web import Application, HTTPError
 
+from workshop_utils.cluster import ID_PAGE
+
 
 def serve_dashboard(web_app: Application, base_url: str, panes: Path) -> None:
-    """Serve the dashboard below the server's address. panes: the file, a list of host, port and scheduler's address."""
+    """Serve the dashboard below the server's address. panes: the file, a list of host, port and scheduler's id."""
     settings = {"panes": panes, "host_allowlist": lambda handler, host: True}  # hosts come from the file alone
     web_app.add_handlers(".*$", [(url_path_join(base_url, "workshop/dashboard(.*)"), Dashboard, settings)])
 
@@ -21,7 +22,7 @@ def serve_dashboard(web_app: Application, base_url: str, panes: Path) -> None:
 class Dashboard(ProxyHandler):  # type: ignore[misc]  # it has no types
     """Passes on what a pane asks for, and tells JupyterLab which plots there are."""
 
-    shown: str | None = None  # address of the scheduler that the panes show
+    shown: str | None = None  # id of the scheduler that the panes show
 
     def initialize(self, panes: Path) -> None:
         """Take what `serve_dashboard` gives."""
@@ -64,10 +65,7 @@ class Dashboard(ProxyHandler):  # type: ignore[misc]  # it has no types
         before, Dashboard.shown = Dashboard.shown, None
         with suppress(Exception):  # no cluster yet, or it is gone, or does not answer in time
             host, port, scheduler = self._found()
-            # Another cluster may have the port of one that is gone. json/identity.json has the address, too, but in
-            # Dask 2026.7 it fails with a traceback after tasks.
-            found = re.search(r"Scheduler (\w+://\S+)", await _fetch(host, port, "info/main/workers.html"))
-            if found and found[1] == scheduler:
+            if await _fetch(host, port, ID_PAGE) == scheduler:  # another may have the port of one that is gone
                 Dashboard.shown = scheduler
                 if before in (None, scheduler):
                     return json.loads(await _fetch(host, port, "individual-plots.json"))
