@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -94,6 +95,7 @@ def test_lines_grow_a_death_is_marked_the_next_attempt_goes_on_and_a_hang_is_tol
         until(lambda: page.evaluate(DATA, "lines")["xs"][2:] == [[3], [3]])
         assert page.evaluate(DATA, "deaths") == {"x": [3], "y": [pytest.approx(4 / 3)]}
         assert page.evaluate(DATA, "starts") == {"x": [3]}
+        assert page.evaluate(DATA, "points")["x"] == [3, 3]  # a line of one point would not be seen
         page.get_by_role("button", name="Who waits?").click()
         page.get_by_text("Rank 0 waits in all_reduce number 2, shape [10]").wait_for()
         page.get_by_text("in train").first.wait_for()
@@ -240,14 +242,12 @@ def test_each_scheduler_of_a_process_has_it_in_its_menu(client):
 
 def test_when_the_command_ends_an_open_page_has_shown_how(browser, tmp_path):
     """The command's scheduler ends with it."""
-    go_on, script = tmp_path / "go-on", tmp_path / "train.py"
+    script = tmp_path / "train.py"
     script.write_text(
         "import os, time, daskrun\n"
         "if os.environ['RANK'] == '0':  # as most scripts, it logs on rank 0 alone\n"
-        "    daskrun.log_metrics(step=7, epoch=1)\n"
-        f"while not os.path.exists({str(go_on)!r}):\n"
-        "    time.sleep(0.05)\n"
-        "raise SystemExit(3)\n"
+        "    daskrun.log_metrics(step=1234567, epoch=1)\n"
+        "time.sleep(999)\n"
     )
     command = [sys.executable, "-m", "daskrun", "--standalone", "-n", "2", str(script)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -255,12 +255,14 @@ def test_when_the_command_ends_an_open_page_has_shown_how(browser, tmp_path):
             url = next(line for line in process.stderr if dashboard.PAGE in line).split()[-1]
             page = browser.new_page(viewport=LAPTOP)  # its console will tell of the lost connection
             page.goto(url)
-            row_of(page, 0).get_by_text("7", exact=True).wait_for()
+            row_of(page, 0).get_by_text("1234567", exact=True).wait_for()
             row_of(page, 1).get_by_text("running").wait_for()
             expect(row_of(page, 1)).not_to_contain_text(" s")  # since its last row: it has none
-            go_on.touch()
+            process.send_signal(signal.SIGINT)
             page.get_by_text(LOST).wait_for()
-            page.get_by_role("cell", name="failed: ").first.wait_for()
+            page.get_by_role("cell", name="stopped by SIGINT: ").wait_for()
+            for rank in range(2):
+                row_of(page, rank).get_by_text("ended").wait_for()
             expect(page.get_by_role("button", name="Who waits?")).to_be_disabled()
             expect(page.get_by_label("Job")).to_be_disabled()
             page.close()

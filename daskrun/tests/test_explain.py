@@ -204,6 +204,11 @@ def test_the_odd_stack_comes_first_and_equal_ones_stand_together():
     assert explain(looks).endswith(text)
 
 
+def test_the_stack_of_the_rank_that_does_not_wait_comes_first():
+    waits = at(0, calls=[(9, "all_reduce of [3]", False)])
+    assert stacks([waits, at(1, "train.py:52 in save")]).startswith("Rank 1, at train.py:52 in save:\n")
+
+
 @pytest.mark.parametrize(
     ("status", "cpu", "words"),
     [

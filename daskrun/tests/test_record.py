@@ -229,6 +229,25 @@ def test_a_job_is_ending_from_the_first_failure_on():
         assert job.deaths == [(0, 1)] * (state == "dead")
 
 
+def test_ranks_that_their_user_stops_have_not_failed():
+    record, job = begun()
+    record.stops("train-1", "SIGINT")
+    record.hear("failed", "train-1", [0, 1, b"", b"", "", False], 3)
+    assert states(job) == ["running", "ended"]
+    record.ends("train-1", "JobError: train.py ended with SIGINT.")
+    assert (job.state, job.error, states(job)) == (
+        "stopped by SIGINT",
+        "JobError: train.py ended with SIGINT.",
+        ["ended", "ended"],
+    )
+
+
+def test_step_0_is_a_step():
+    record, job = begun()
+    log(record, 3, step=0, loss=1.0)
+    assert [line.step for line in job.table("loss", 4)] == [0, None]
+
+
 def test_what_comes_late_changes_nothing():
     record, job = begun(attempts=2)
     record.ends("train-1", "WorkerDied", again=True)

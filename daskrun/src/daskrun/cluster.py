@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from signal import Signals
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -184,6 +185,12 @@ class Cluster:
         there = [worker.address for rank, worker in enumerate(attempt.members) if rank not in attempt.gone]
         answers = await self.ask_workers(there, signal_script, number, answer_s=LOOK_S)
         return True in answers.values()
+
+    async def stop_scripts(self, attempt: Attempt, number: int) -> bool:
+        """Send the scripts a signal for the job's user; return whether there was any."""
+        with suppress(JobError):  # the scheduler is lost
+            await self._ask_scheduler(scheduler.stops, self._job, Signals(number).name)
+        return await self.signal_scripts(attempt, number)
 
     async def looks(self, attempt: Attempt) -> tuple[list[Look], list[int]]:
         """Return (how each rank at work looks, ranks that are over).

@@ -55,7 +55,8 @@ def _in_a_line(error: BaseException) -> str:
     with suppress(Exception):  # not every error has a text
         said, _, printed = str(error).partition(ITS_LAST_LINES)
         first, last = said.partition("\n")[0], printed.rstrip().rpartition("\n")[2]  # of a script, its error itself
-        return f"{type(error).__name__}: {first} {last}".rstrip()
+        said = f"{first} Its last line: {last}" if last else first
+        return f"{type(error).__name__}: {said}".rstrip()
     return type(error).__name__
 
 

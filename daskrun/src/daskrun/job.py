@@ -173,7 +173,7 @@ class Job(Generic[T]):
         patience_s = control.limits.shutdown_timeout
         late = JobError(f"Scripts had not ended {patience_s:g} s after {name} (shutdown_timeout), and were killed.")
         control.loop.call_soon_threadsafe(control.loop.call_later, patience_s, control.stop, late)
-        return bool(control.attempt) and self._client.sync(control.cluster.signal_scripts, control.attempt, number)
+        return bool(control.attempt) and self._client.sync(control.cluster.stop_scripts, control.attempt, number)
 
     def cancel(self) -> None:
         """End the job, if it runs, and free its workers.

@@ -9,7 +9,7 @@ from typing import Any
 from weakref import WeakSet
 
 from bokeh.layouts import column, row
-from bokeh.models import BasicTicker, ColumnDataSource, CustomJS, HoverTool, LayoutDOM
+from bokeh.models import BasicTicker, BasicTickFormatter, ColumnDataSource, CustomJS, HoverTool, LayoutDOM
 from bokeh.models.widgets import Button, Div, PreText, Select
 from bokeh.plotting import figure
 from distributed import Scheduler
@@ -31,12 +31,17 @@ DASHES = "solid", "dashed", "dotted", "dotdash"  # beyond so many ranks
 NONE = "No job yet: daskrun.launch, or the command daskrun, starts one."
 DRAWN = {
     "lines": ("xs", "ys", "rank", "attempt", "colour", "dash", "alpha"),
+    "points": ("x", "y", "colour"),
     "deaths": ("x", "y"),
     "starts": ("x",),
 }
 
-SAID = "pre {white-space: pre-wrap; max-height: 20vh; overflow: auto}"  # the chart stays in sight
-LOST = "The cluster has ended, or cannot be reached. Below is what it said last."
+SAID = "pre {white-space: pre-wrap; max-height: 25vh; overflow: auto}"  # the chart stays in sight
+SHADOW = (  # on the right, until the end of what is wider than the page is reached
+    "linear-gradient(to left, #fafafa 60%, transparent) right / 3rem 100% no-repeat local, "
+    "linear-gradient(to left, #bbb, transparent) right / 1rem 100% no-repeat scroll"
+)
+LOST = "The cluster has ended, or cannot be reached. Below is what it said last; the menus would need it."
 
 _viewers: "WeakSet[Ranks]" = WeakSet()
 
@@ -67,7 +72,7 @@ class Ranks(DashboardComponent):
         self._button.on_click(self._ask)
         self.controls = [self._job, self._metric, self._by, self._button]
         # bokeh draws no glyph whose columns are missing, and would show nothing from then on.
-        self._lines, self._deaths, self._starts = (
+        self._lines, self._points, self._deaths, self._starts = (
             ColumnDataSource({column: [] for column in columns}, name=name) for name, columns in DRAWN.items()
         )
         self._ticker = BasicTicker()  # of what is below the chart
@@ -86,7 +91,7 @@ class Ranks(DashboardComponent):
         """The pane, which may be 200 pixels high: the title says what the axes are."""
         self._is_pane = True
         self._chart.sizing_mode, self._chart.toolbar_location = "stretch_both", None
-        self._ranks.styles = {"overflow": "auto", "max-height": "45%"}
+        self._ranks.styles = {"overflow": "auto", "max-height": "45%", "background": SHADOW}
         self._ranks.stylesheets = [tables.STYLE, "table {font-size: 12px} th, td {padding: 0 5px}"]
         return column(self.lost, self._title, self._chart, self._ranks, sizing_mode="stretch_both")
 
@@ -109,7 +114,7 @@ class Ranks(DashboardComponent):
             self._job.value = NEWEST
         name = self._shown_job()
         job = jobs[name]
-        if self._about != (about := (name, job.attempt, job.state)):  # what was told is true no longer
+        if self._about != (about := (name, job.attempt, job.state == "finished")):  # what was told is true no longer
             self._about, self._said.text = about, ""
         self._jobs.text = tables.of_jobs(jobs, started)
         self._choose_metric(job)
@@ -139,10 +144,12 @@ class Ranks(DashboardComponent):
     def _new_chart(self) -> figure:
         chart = figure(height=420, tools="pan,box_zoom,wheel_zoom,reset,save")
         chart.xaxis.ticker = self._ticker
+        chart.xaxis.formatter = BasicTickFormatter(power_limit_high=9)  # steps beyond 100,000, too, have all digits
         chart.axis.minor_tick_line_color = None  # in a pane they would be a comb
         lines = chart.multi_line(
             "xs", "ys", source=self._lines, line_color="colour", line_dash="dash", line_alpha="alpha", line_width=2
         )
+        chart.scatter("x", "y", source=self._points, color="colour", size=6)
         chart.vspan(x="x", source=self._starts, line_color="#555555", line_dash="dashed", legend_label="restart")
         cross: dict[str, Any] = {"marker": "x", "size": 14, "line_width": 3, "line_color": "#b00020"}
         chart.scatter("x", "y", source=self._deaths, **cross, legend_label="death")
@@ -173,6 +180,8 @@ class Ranks(DashboardComponent):
             "dash": [DASHES[rank // len(tables.COLOURS) % len(DASHES)] for _, rank, *_ in lines],
             "alpha": [1.0 if attempt == job.attempt else 0.45 for attempt, *_ in lines],
         }
+        points = [(xs[0], ys[0], tables.colour(rank)) for _, rank, xs, ys in lines if len(xs) == 1]  # which are no line
+        self._points.data = {name: [point[n] for point in points] for n, name in enumerate(DRAWN["points"])}
         last = {(attempt, rank): (xs[-1], ys[-1]) for attempt, rank, xs, ys in lines}
         deaths = [last[death] for death in job.deaths if death in last]
         self._deaths.data = {"x": [x for x, _ in deaths], "y": [y for _, y in deaths]}
@@ -224,7 +233,7 @@ def _text_box(height: int) -> Div:
         disable_math=True,
         sizing_mode="stretch_width",
         stylesheets=[tables.STYLE],
-        styles={"overflow": "auto", "max-height": f"{height}px"},
+        styles={"overflow": "auto", "max-height": f"{height}px", "background": SHADOW},
         html_attributes={"tabindex": "0"},
         margin=(2, 5),
     )

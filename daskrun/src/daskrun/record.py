@@ -26,13 +26,14 @@ class Rank:
     """One rank of a job's latest attempt.
 
     state: "starting", "running", "over", "failed", "dead" or "ended". step: the last that it has logged, or how many
-    rows if it logs none; last_at: when its last row came, None if it has logged nothing; longest_s: the longest time
-    from one row to the next. values: the last of each metric. last_line: of a script's output.
+    rows of metrics if it logs none; None before the first. last_at: when its last row came, None if it has logged
+    nothing; longest_s: the longest time from one row to the next. values: the last of each metric. last_line: of a
+    script's output.
     """
 
     worker: Worker
     state: str = "starting"
-    step: float = 0
+    step: float | None = None
     has_steps: bool = False
     last_at: float | None = None
     longest_s: float | None = None
@@ -68,7 +69,7 @@ class Line(NamedTuple):
     """
 
     state: str
-    step: float
+    step: float | None
     share: float
     silent_s: float | None
     is_late: bool
@@ -84,7 +85,8 @@ class JobRecord:
     error: the first line; "" if there is none.
 
     rows: (when, attempt, rank, step, values) of each row of metrics. waiting: ranks that wait in a collective, as
-    somebody who asked was told; until a rank logs again.
+    somebody who asked was told; until a rank logs again. stopped_by: the signal that its user had passed on to its
+    scripts, such as "SIGINT".
     """
 
     name: str
@@ -100,6 +102,7 @@ class JobRecord:
     names: dict[str, None] = field(default_factory=dict)  # of metrics, as they were first seen
     deaths: list[tuple[int, int]] = field(default_factory=list)  # (attempt, rank)
     waiting: frozenset[int] = frozenset()
+    stopped_by: str = ""
     is_over: bool = False
     is_script: bool = False
 
@@ -115,12 +118,12 @@ class JobRecord:
         """Return what to show of each rank, in their order, with the last value of a metric."""
         silent = [rank.silent_s(now) for rank in self.ranks]
         usual = median_low([seconds for seconds in silent if seconds is not None] or [0.0])
-        most = max((rank.step for rank in self.ranks), default=0)
+        most = max((rank.step or 0 for rank in self.ranks), default=0)
         return [
             Line(
                 state=self._shown_state(number),
                 step=rank.step,
-                share=max(0.0, rank.step / most) if most > 0 else 0.0,
+                share=max(0.0, (rank.step or 0) / most) if most > 0 else 0.0,
                 silent_s=seconds,
                 is_late=rank.is_late(seconds, usual),
                 value=rank.values.get(metric),
@@ -213,10 +216,16 @@ class Record:
                 if all(rank.state != "starting" for rank in job.ranks):
                     job.state = "running"
             elif kind == "failed":
-                rank.state, job.state = "failed", ENDING
+                rank.state, job.state = "ended" if job.stopped_by else "failed", ENDING
             elif kind == "died":  # the process of its script
                 rank.state, job.state = "dead", ENDING
                 job.deaths.append((job.attempt, about[1]))
+
+    def stops(self, job_id: str, signal: str) -> None:
+        """A job's user has a signal passed on to its scripts: no rank that then ends has failed."""
+        if (job := self.jobs.get(job_id)) and not job.is_over:
+            self.version += 1
+            job.stopped_by, job.state = signal, ENDING
 
     def returns(self, job_id: str, attempt: int, number: int) -> None:
         """A rank has returned."""
@@ -246,6 +255,8 @@ class Record:
                 rank.state = "ended" if error or again else "over"
         how = "cancelled" if error.startswith("CancelledError") else "failed" if error else "finished"
         job.error = _shortened(error.splitlines()[0]) if how == "failed" else ""
+        if job.stopped_by and error:
+            how = f"stopped by {job.stopped_by}"
         job.state, job.waiting = ENDING if again else how, frozenset()
         job.is_over = not again
         over = [name for name, other in self.jobs.items() if other.is_over]
@@ -277,7 +288,7 @@ class Record:
         if _is_finite(row.get("step")):
             rank.step, rank.has_steps = row["step"], True
         elif not rank.has_steps:
-            rank.step += 1
+            rank.step = (rank.step or 0) + 1
         numbers = {name: value for name, value in row.items() if job.shows(name, value)}
         rank.values |= numbers
         if numbers:

@@ -173,6 +173,11 @@ async def free(
     claims.release(job, but={asked[answer].slot for answer in silent})
 
 
+def stops(job: str, signal: str, dask_scheduler: Any = None) -> None:
+    """Note that a job's user has a signal passed on to its scripts."""
+    _plugin(dask_scheduler).record.stops(job, signal)
+
+
 def give_back(job: str, error: str = "", dask_scheduler: Any = None) -> None:
     """Give up all workers that the job owns; none of its ranks was sent to them.
 

@@ -48,7 +48,7 @@ def of_ranks(job: JobRecord, lines: list[Line], metric: str) -> str:
         if line.value is not None and not isfinite(line.value):
             value = f'<span class="failed">{value}</span>'
         filled = f"background: linear-gradient(90deg, #a6cee3 {line.share:.0%}, transparent {line.share:.0%})"
-        step = f"{line.step:g}" if line.step else ""
+        step = "" if line.step is None else f"{line.step:.15g}"
         rows.append(
             [
                 f'<span style="color: {colour(number)}" aria-hidden="true">&#9632;</span> {number}',

@@ -58,13 +58,18 @@ def verdict(looks: Sequence[Look], ended: Sequence[int] = ()) -> str:
 
 
 def stacks(looks: Sequence[Look]) -> str:
-    """Return the stacks; ranks with the same one stand together, and those that have the fewest like them first."""
+    """Return the stacks; ranks with the same one stand together.
+
+    First come those that do not wait, as the others may wait for them; then those that have the fewest like them.
+    """
     alike = defaultdict(list)
     for look in looks:
         if look.stack:  # a stopped process writes none
-            alike[look.place, look.stack].append(look.rank)
-    in_order = sorted(alike.items(), key=lambda item: len(item[1]))
-    return "\n".join(f"{ranks_named(ranks).capitalize()}, at {place}:\n{stack}" for (place, stack), ranks in in_order)
+            alike[look.waits, look.place, look.stack].append(look.rank)
+    in_order = sorted(alike.items(), key=lambda item: (item[0][0], len(item[1])))
+    return "\n".join(
+        f"{ranks_named(ranks).capitalize()}, at {place}:\n{stack}" for (_, place, stack), ranks in in_order
+    )
 
 
 def silent(rank: int, process: Process | None, has_nanny: bool = True) -> Look:
