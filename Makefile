@@ -86,8 +86,8 @@ test-notebooks: setup-test  # all of them, or ONLY="01 06"
 hosts: setup-test  # what test-clusters starts for real, such as Slurm and sshd, if this user may install it
 	bash tests/clusters/install.sh $(BIN)
 
-test-clusters: hosts  # several hosts, SSH and Slurm on this machine; what cannot be had here is skipped with its reason
-	$(SIDE_BY_SIDE) -m "clusters and not weekly" --junitxml=build/clusters.xml tests/clusters
+test-clusters: hosts  # several hosts, SSH and Slurm on this machine; what it lacks for them is skipped, with the reason
+	$(SIDE_BY_SIDE) -n 3 -m "clusters and not weekly" --junitxml=build/clusters.xml tests/clusters
 
 test-weekly: hosts oldest links  # what takes longest: a bare Debian, every fault, one core, every cell twice
 	$(BIN)/pytest -m weekly

@@ -46,4 +46,4 @@ def test_the_build_names_what_is_missing(tmp_path):
         (tmp_path / tool).symlink_to(next(p for d in os.environ["PATH"].split(":") if (p := Path(d, tool)).exists()))
     env = {"PATH": str(tmp_path)}
     done = subprocess.run(["bash", BUILD, sys.prefix], env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and done.stderr.strip().endswith("On Debian: apt install g++ make")
+    assert done.returncode == 1 and done.stderr.strip().endswith("On Debian: apt install g++ make python3-dev")

@@ -11,17 +11,18 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from http.cookiejar import CookieJar
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import HTTPCookieProcessor, Request, build_opener, urlopen
 
 import psutil
 import pytest
 from click.testing import CliRunner
-from tornado.httpclient import HTTPRequest
+from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.web import Application
 from tornado.websocket import WebSocketClosedError, websocket_connect
 from traitlets.config import Config
@@ -111,6 +112,22 @@ def test_a_dashboard_does_not_learn_the_token_and_one_that_is_gone_leaves_no_tra
             urlopen(page)
         assert asyncio.run(first_message(page.full_url.replace("http", "ws", 1), page.headers)) is None
         assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+async def connected(url, headers):
+    (await websocket_connect(HTTPRequest(url, headers=headers))).close()
+
+
+def test_in_codespaces_its_own_page_is_let_in_and_no_other(tmp_path):
+    with running_lab(tmp_path, CODESPACE_NAME="ours") as (_, address, token):
+        browser = build_opener(HTTPCookieProcessor(jar := CookieJar()))
+        browser.open(f"{address}?token={token}").close()
+        events = urlsplit(address)._replace(scheme="ws", path="/api/events/subscribe").geturl()
+        cookies = "; ".join(f"{cookie.name}={cookie.value}" for cookie in jar)
+        asyncio.run(connected(events, {"Cookie": cookies, "Origin": "https://ours-8888.app.github.dev"}))
+        for other in ("https://theirs-8888.app.github.dev", "https://ours-8888.app.github.dev.example.com"):
+            with pytest.raises(HTTPClientError, match="403"):
+                asyncio.run(connected(events, {"Cookie": cookies, "Origin": other}))
 
 
 def is_told_to_end(process):

@@ -9,6 +9,7 @@ forwarded.
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 from collections.abc import Sequence
@@ -109,6 +110,9 @@ def _our_settings(project, home, port, browser):
     }
     if port:
         settings["ServerApp.port"] = port
+    if name := os.environ.get("CODESPACE_NAME"):  # GitHub passes on what its own page asks for, and no other's
+        domain = os.environ.get("GITHUB_CODESPACES_PORT_FORWARDING_DOMAIN", "app.github.dev")
+        settings["ServerApp.allow_origin_pat"] = rf"https://{re.escape(name)}-\d+\.{re.escape(domain)}"
     if not browser:
         settings |= {"ServerApp.open_browser": False, "LabApp.open_browser": False}
     return settings
