@@ -73,6 +73,10 @@ def together(**changes):
     return partial(fit_on_a_rank, **changes)
 
 
+def as_arrays(model):
+    return {name: value.numpy() for name, value in model.module.state_dict().items()}
+
+
 def blocks(x, rank, world_size, part):
     return x[rank * part : (rank + 1) * part]
 
@@ -172,6 +176,7 @@ test_fit_together = judged(
     (together(**unwrapped), "different weights.*wrapped"),
     (together(call=lambda model: model.module), "different weights.*the wrapper that you call"),
     (together(returned=lambda model: model.state_dict()), "begin with 'module.'"),
+    (together(returned=as_arrays), "each is a tensor"),
     (together(divide_by=lambda x, size, world: size), "0.5 times.*divide"),
     (together(divide_by=its_images), "last batch of 1 image.*divides by batch_size"),
     (together(seed=1), "begin with fit's weights"),

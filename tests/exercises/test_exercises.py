@@ -1,6 +1,7 @@
 """What all checks share: a hint in one line, never a traceback, and whose answer it was."""
 
 import builtins
+import re
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from workshop_utils.exercises import (
     pair,
     passed,
     reconcile,
+    shown,
     unanswered,
     watch_for_errors,
 )
@@ -165,7 +167,7 @@ def test_a_value_that_a_cell_drops_is_gone_while_it_runs(shell):
 
 def test_an_error_in_an_attendees_cell_names_its_line(shell):
     shell.compile.get_code_name = lambda *of_a_cell: "/tmp/ipykernel_1/2.py"
-    shell.run_cell("def my_answer(x):\n    return 1 / x")
+    shell.run_cell("def my_answer(x):\n    return [1 / each for each in [x]]")
     check = exercise(lambda answer: print(answer(0)))
     with pytest.raises(NotYet, match="my_answer.*ZeroDivisionError.*in the line"):
         check(shell.user_ns["my_answer"])
@@ -232,6 +234,10 @@ def test_a_hint_names_the_mistake_or_shows_the_answer_in_a_line(check, hint):
     with pytest.raises(NotYet) as raised:
         check()
     assert str(raised.value) == hint
+
+
+def test_an_answer_of_many_lists_in_lists_is_shown_in_a_line():
+    assert re.fullmatch(r"\[\[\['long .{1,99} …", shown([[["long " * 9] * 9] * 9] * 9))
 
 
 def test_an_answer_may_have_any_type_that_says_the_same():

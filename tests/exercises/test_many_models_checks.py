@@ -168,5 +168,6 @@ test_repeatable = judged(
     (task(keeps=False), "second row"),
     (with_the_newest_row_first, "second row after"),
     (lambda state, data, seed: {"rows": 1}, "'rows', a list"),
+    (lambda state, data, seed: {"rows": [1.0], "model": NameLSTM()}, "by model.state_dict"),
     (lambda state, data, seed: copy.deepcopy(state), "1 row, not 0"),
 )

@@ -23,7 +23,10 @@ from workshop_utils.exercises import NotYet, ranks
             "at work.* at x.py:3. .*busy",
         ),
         (
-            TimeoutError("No rank waits for another in a collective: rank 0 is at x.py:3. Rank 1 has returned."),
+            TimeoutError(
+                "No rank waits for another in a collective: rank 0 is at x.py:3. "
+                "Rank 1 has returned, or raised an error."
+            ),
             NotYet,
             "wait for each other.*Call the",
         ),

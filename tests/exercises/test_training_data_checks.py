@@ -96,6 +96,8 @@ test_split_by_dog = judged(
     (lambda *args: (by_dog(*args)[0][1:], by_dog(*args)[1]), "1 of 96.*neither list"),
     (lambda *args: (range(96), by_dog(*args)[1]), "in both lists"),
     (lambda *args: ([1000], by_dog(*args)[1]), "0 to 95"),
+    (lambda *args: [np.append([], part) for part in by_dog(*args)], "no whole numbers"),
+    (lambda *args: [DOGS[part] for part in by_dog(*args)], "not breeds or dogs"),
     (by_shot, "both sides"),
     (by_breed, "of the 8 dogs"),
     (without_unique, "dogs of breed .* whatever the number of its shots"),

@@ -20,6 +20,7 @@ CLOSED = "the cluster is closed: the last cell does that. Restart the kernel, an
 Answer = Any  # whatever an attendee wrote
 Function = Callable[..., Any]  # the same, if the exercise asks for a function
 DEFINITIONS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
+LINE = 100  # characters
 SCOPES = *DEFINITIONS, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp  # whose names are their own
 Arguments = ParamSpec("Arguments")
 Solution = TypeVar("Solution")
@@ -134,7 +135,10 @@ def number(value: Answer, hint: str) -> float:
     return found
 
 
-shown = reprlib.repr  # of an answer in a hint: not longer than a line
+def shown(value: Answer) -> str:
+    """Return an answer as text for a hint: not longer than a line."""
+    text = " ".join(reprlib.repr(value).split())
+    return text if len(text) <= LINE else f"{text[: LINE - 2]} …"
 
 
 def passed(message: str) -> None:
@@ -291,7 +295,8 @@ def _what_failed(error):
     what = f"{type(error).__name__}: {reason}"
     written = [frame for frame in frames if frame.name != "<module>"]
     if written:
-        return f"{written[-1].name} raised {what}, in the line `{written[-1].line}`."
+        names = [frame.name for frame in written if frame.name[0] != "<"]  # a comprehension or lambda has none
+        return f"{[written[-1].name, *names][-1]} raised {what}, in the line `{written[-1].line}`."
     return f"the check cannot read this answer ({what})."
 
 

@@ -43,7 +43,8 @@ def check_tree(total: Answer, numbers: list[int]) -> None:
     expect(
         len(calls) == needed,
         f"the calls of add_pair in the graph are {len(calls)}, and adding up "
-        f"{len(numbers)} numbers takes {needed}. In each round, half as many values are left.",
+        f"{len(numbers)} numbers takes {needed}. "
+        + ("Some never go in." if len(calls) < needed else "In each round, half as many values are left."),
     )
     longest = _longest_chain(total.key, graph)
     expect(

@@ -136,6 +136,7 @@ def _fit_both(client, fit_together, fit, n_ranks, data, batch_size, n_epochs):
             "inside the wrapper.",
         )
         expect(weights.keys() == target.keys(), f"return the weights as fit does, a dict with {', '.join(target)}.")
+        expect(all(map(torch.is_tensor, weights.values())), "return the weights as fit does: each is a tensor.")
     _expect_shares([seen for _, seen in ranks], whole, batch_size)
     found = ranks[0][0]
     expect(

@@ -145,7 +145,11 @@ def check_repeatable(careful_epoch: Function, client: Client, first: Future, dat
 def _as_process(pid, function, *arguments):
     """Call a function on a worker, as if the worker's process had another number."""
     with patch("os.getpid", return_value=os.getpid() + pid):
-        return function(*arguments)
+        state = function(*arguments)
+    parts = [state, *(state.values() if isinstance(state, dict) else ())]
+    is_sent = not any(isinstance(part, nn.Module) for part in parts)  # one that is trained cannot be
+    expect(is_sent, "your task returns a model: put its weights under 'model', by model.state_dict().")
+    return state
 
 
 def _drops(function, state, data):

@@ -67,13 +67,16 @@ def _parts(split, breeds, dogs, val_fraction, seed, which=""):
         expect(len(shape) == 1, one_row)
     masks = [np.asarray(part).dtype == bool for part in parts]
     expect(not any(masks), "these are masks of True and False; np.flatnonzero gives their positions.")
+    whole = [len(part) == 0 or np.asarray(part).dtype.kind in "iu" for part in parts]
+    expect(all(whole), "these are no whole numbers, and no array takes others as positions: .astype(int) makes some.")
     train, val = (sorted(int(position) for position in part) for part in parts)
     expect(train and val, f"there is nothing for {'validation' if train else 'training'}.{which}")
+    found, of_dogs = set(train + val), set(dogs.tolist())  # dogs' numbers may be positions, too, and then come again
     expect(
-        set(train + val) <= set(range(len(dogs))),
+        found <= set(range(len(dogs))) and not (len(found) < len(train + val) and found <= of_dogs),
         f"positions go from 0 to {len(dogs) - 1}: return positions of shots, not breeds or dogs.{which}",
     )
-    expect(len(set(train + val)) == len(train + val), f"some shots are in both lists, or twice in one.{which}")
+    expect(len(found) == len(train + val), f"some shots are in both lists, or twice in one.{which}")
     n_lost = len(dogs) - len(train + val)
     expect(
         n_lost == 0,
