@@ -150,7 +150,7 @@ setup-test: $(TEST_READY)  # and what the tests and the book add
 
 $(READY): requirements.txt pyproject.toml daskrun/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' || \
-	  { echo "Python 3.11 to 3.14 is needed: make $(MAKECMDGOALS) PYTHON=python3.12. Where there is none: python3 -m venv ~/uv && ~/uv/bin/pip install uv && ~/uv/bin/uv python install 3.12, then make $(MAKECMDGOALS) PYTHON=~/.local/bin/python3.12"; exit 1; }
+	  { echo "Python 3.11 to 3.14 is needed: make $(or $(MAKECMDGOALS),lab) PYTHON=python3.12. Where there is none: python3 -m venv ~/uv && ~/uv/bin/pip install uv && ~/uv/bin/uv python install 3.12, then make $(or $(MAKECMDGOALS),lab) PYTHON=~/.local/bin/python3.12"; exit 1; }
 	@tools/why_broken.sh $(VENV) remove
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || \
 	  { $(REMOVE_VENV); echo "Python cannot make a virtual environment. On Debian: apt install python3-venv"; exit 1; }

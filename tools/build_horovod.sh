@@ -9,6 +9,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 log=$work/log
 failed() { echo "Horovod was not built: $1" >&2; exit 1; }
+[[ $OSTYPE = linux* ]] || failed "it needs Linux. Notebook 09 shows its stored outputs without it."
 command -v g++ >/dev/null || failed "there is no C++ compiler. On Debian: apt install g++ make python3-dev"
 for_gpus=${WORKSHOP_HOROVOD:-cpu}
 [[ $for_gpus =~ ^(cpu|nccl)$ ]] || failed "WORKSHOP_HOROVOD is '$for_gpus': write cpu or nccl."

@@ -30,7 +30,7 @@ has_gpu() {  # that the pinned PyTorch can use
 }
 
 say_size() {
-  [ "$system" = Linux ] && size=", about $1 GB" || size=
+  [ "$system" = Linux ] && size=", about $1" || size=
   echo "Fetching and installing packages$size: minutes on a fast network, longer on a slow one."
 }
 
@@ -41,7 +41,7 @@ index_answers() {  # as uv says, which knows the address
 }
 
 install_for_cpus() {
-  say_size 0.6
+  say_size "0.6 GB"
   set -- $renew
   [ ! -e "$venv/.cpu" ] || set --
   touch "$venv/.cpu"
@@ -50,7 +50,7 @@ install_for_cpus() {
 }
 
 install_pins() {
-  say_size 3.4
+  say_size "3.4 GB, with PyTorch from PyPI"
   set -- $renew
   [ -e "$venv/.cpu" ] || set --
   "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --compile-bytecode --require-hashes "$@" -r requirements.txt

@@ -201,6 +201,7 @@ test_a_wrong_fit_gets_a_hint_that_fits = judged(
     lambda function, batch: single_inference.check_calibrate(function, *batch),
     (lambda logits, truth: 0.38, "return .T, loss of the other half., not 0.38"),
     (lambda logits, truth: (torch.tensor([0.4, 0.5]), 0.1), "should be numbers, not tensor"),
+    (lambda logits, truth: (1 / calibrator()(logits, truth)[0], 0.1), "Is yours 1 / T"),
     (lambda logits, truth: (-0.38, 0.1), "^Not yet: your T is -0.38.*smaller steps"),
     (lambda logits, truth: (float("nan"), 0.1), "^Not yet: your T is nan.*smaller steps"),
     (calibrator(search=by(partial(ADAM, lr=0.01), 20)), "^Not yet: your T is 0.7.* search longer"),

@@ -34,7 +34,7 @@ test_to_imagenet = pytest.mark.smoke(
         (lambda classes: by_id(classes)[:1], "1 entries"),
         (lambda classes: [0, 1, 2], "the labels themselves"),
         (by_name, "Cardigan gets 474.*WordNet id"),
-        (lambda classes: by_id(sorted(classes)), "order of the folders"),
+        (lambda classes: by_id(sorted(classes)), "in another order, .*order of the folders"),
         (lambda classes: [str(index) for index in by_id(classes)], "'151'.*not all whole numbers"),
         (lambda classes: torch.tensor(by_id(classes))[:, None], r"shape \(3, 1\)"),
     )
@@ -102,5 +102,6 @@ test_split_by_dog = judged(
     (by_breed, "of the 8 dogs"),
     (without_unique, "dogs of breed .* whatever the number of its shots"),
     (lambda *args: [part[:, None] for part in by_dog(*args)], r"has shape \(72, 1\)"),
+    (lambda *args: (None, None), "two lists: one of these is None"),
     (masks, "masks"),
 )

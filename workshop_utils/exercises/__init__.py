@@ -297,6 +297,8 @@ def _what_failed(error):
     if written:
         names = [frame.name for frame in written if frame.name[0] != "<"]  # a comprehension or lambda has none
         return f"{[written[-1].name, *names][-1]} raised {what}, in the line `{written[-1].line}`."
+    if "positional argument" in reason:
+        return f"the answer takes other arguments than the stub ({what})."
     return f"the check cannot read this answer ({what})."
 
 

@@ -57,6 +57,7 @@ def _try_darkest(find_darkest, brightness, paths, client):
     except Exception as error:
         no_worker = NO_WORKER_HERE if isinstance(error, ValueError) else NO_WORKER_IN_RUN  # which wraps a ValueError
         expect("No worker found" not in str(error), no_worker)
+        expect("object of type Worker" not in str(error), "a worker cannot be sent: return get_worker().address.")
         raise
     path, worker = pair(answer, "find_darkest should return a tuple (path, address)")
     if path not in paths:

@@ -193,7 +193,8 @@ def _expect_numbers_of_its_own(epoch, before, once):
     other = epoch(before, seed=1).result()
     expect(
         not _same(once, other),
-        "seeds 0 and 1 give the same result: use the argument `seed`, of which PyTorch heeds the low 32 bits.",
+        "seeds 0 and 1 give the same first epoch: there, too, where the state has no rows, the number has to depend "
+        "on `seed`. (PyTorch heeds its low 32 bits.)",
     )
     later, later_of_other = once, other
     for _ in range(10):  # later epochs of both seeds

@@ -136,12 +136,16 @@ def _fitted(calibrate, logits, truth, where):
         "instead.": BINS,
     }
     best = min(grid, key=lambda t: _loss(t, EVEN, logits, truth))
-    otherwise = f"the loss of photos 0, 2, 4, … is smallest at {best:.2f}. " + (
-        "Did the search leave 1? The mean as a loss helps, and with SciPy logits.double()."
-        if abs(temperature - 1) < 0.001
-        else "Does your loss take the probability of the right breed, or of the likeliest? If the right one's, search "
-        "longer, or on a wider and finer grid."
-    )
+    if abs(temperature - 1) < 0.001:
+        cure = "Did the search leave 1? The mean as a loss helps, and with SciPy logits.double()."
+    elif abs(temperature * best - 1) < 0.1:
+        cure = "Is yours 1 / T? The logits are divided by T."
+    else:
+        cure = (
+            "Does your loss take the probability of the right breed, or of the likeliest? If the right one's, search "
+            "longer, or on a wider and finer grid."
+        )
+    otherwise = f"the loss of photos 0, 2, 4, … is smallest at {best:.2f}. {cure}"
     expect_equal(fitted_on, EVEN, otherwise, mistakes, about=f"{about}: ")
     return temperature, reported
 

@@ -3,13 +3,13 @@
 import numpy as np
 
 from workshop_utils.dogs.breeds import find_breed
-from workshop_utils.exercises import Function, NotYet, exercise, expect, pair, passed
+from workshop_utils.exercises import Function, NotYet, exercise, expect, pair, passed, shown
 
 
 @exercise
 def check_to_imagenet(to_imagenet: Function, classes: list[str]) -> None:
     backwards = sorted({*classes, "n02113186-Cardigan"}, reverse=True)
-    for folders in (classes, backwards):
+    for folders, about in ((classes, ""), (backwards, "called with other folders, in another order, ")):
         found = _numbers(to_imagenet(list(folders)), len(folders))
         right = [find_breed(folder.split("-")[0]).index for folder in folders]
         expect(
@@ -20,7 +20,7 @@ def check_to_imagenet(to_imagenet: Function, classes: list[str]) -> None:
             folder, index, _ = next(pair for pair in pairs if pair[1] != pair[2])
             mixed_up = set(found) == set(right)
             cure = "the order of the folders is lost" if mixed_up else "look its WordNet id up in index_of"
-            raise NotYet(f"{folder} gets {index}, the number of something else: {cure}.")
+            raise NotYet(f"{about}{folder} gets {index}, the number of something else: {cure}.")
     passed(f"{len(classes)} folders become {len(classes)} numbers, in the order of the labels.")
 
 
@@ -63,6 +63,7 @@ def _parts(split, breeds, dogs, val_fraction, seed, which=""):
             not isinstance(part, set | frozenset), "a set has no order, and no array takes it as positions: use lists."
         )
         shape = np.shape(part)
+        expect(shape, f"return two lists: one of these is {shown(part)}.")
         one_row = f"return two lists: one of these has shape {shape}. (np.where returns a tuple: take its [0].)"
         expect(len(shape) == 1, one_row)
     masks = [np.asarray(part).dtype == bool for part in parts]

@@ -55,6 +55,7 @@ def _in_a_line(error: BaseException) -> str:
     with suppress(Exception):  # not every error has a text
         said, _, printed = str(error).partition(ITS_LAST_LINES)
         first, last = said.partition("\n")[0], printed.rstrip().rpartition("\n")[2]  # of a script, its error itself
+        last = "" if isinstance(error, WorkerDied) else last
         said = f"{first} Its last line: {last}" if last else first
         return f"{type(error).__name__}: {said}".rstrip()
     return type(error).__name__

@@ -39,7 +39,7 @@ DRAWN = {
 SAID = "pre {white-space: pre-wrap; max-height: 25vh; overflow: auto}"  # the chart stays in sight
 SHADOW = (  # on the right, until the end of what is wider than the page is reached
     "linear-gradient(to left, #fafafa 60%, transparent) right / 3rem 100% no-repeat local, "
-    "linear-gradient(to left, #bbb, transparent) right / 1rem 100% no-repeat scroll"
+    "linear-gradient(to left, #bbb, transparent) right / 1rem 100% no-repeat scroll, #fafafa"
 )
 LOST = "The cluster has ended, or cannot be reached. Below is what it said last; the menus would need it."
 
@@ -126,8 +126,8 @@ class Ranks(DashboardComponent):
         title = f"<b>{escape(job.name)}</b>{restarts}: {job.state}{silence}"
         if self._is_pane:
             axes = f"; {self._metric.value} against {self._by.value}" if job.names else ""
-            title += f'{escape(axes)}. <a href="ranks" target="_blank">Who waits?</a>'
-            title += f"<br>{escape(job.error)}" if job.is_over else ""
+            title += escape(axes)
+            title += f"<br>{escape(job.error)}" if job.is_over else '. <a href="ranks" target="_blank">Who waits?</a>'
         self._title.text = title
         self._ranks.text = tables.of_ranks(job, ranks, self._metric.value if job.names else "")
         if self._drawn != (drawn := (name, self._record.version, self._metric.value, self._by.value)):

@@ -11,10 +11,10 @@ COLOURS = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#00
 BAR = "The bar: its share of the steps of the rank that is first."
 STYLE = """
 table {border-collapse: collapse; font: 14px Helvetica, Arial, sans-serif; width: 100%}
-th, td {text-align: left; padding: 2px 5px; border-bottom: 1px solid #ddd; white-space: nowrap}
+th, td {text-align: left; vertical-align: top; padding: 2px 5px; border-bottom: 1px solid #ddd; white-space: nowrap}
 th {position: sticky; top: 0; background: #fafafa}
 td:last-child {white-space: normal}
-.output {min-width: 18em}
+.text {min-width: 18em}
 .bar {min-width: 36px}
 .late, .failed, .dead, .does-not-wait {color: #b00020; font-weight: bold}
 """
@@ -29,7 +29,7 @@ def of_jobs(jobs: Mapping[str, JobRecord], started: Mapping[str, datetime]) -> s
             str(len(job.ranks) or ""),
             restarts(job),
             f"{started[name]:%H:%M:%S}",
-            _state(job),
+            f'<div class="text">{_state(job)}</div>' if job.error else job.state,
         ]
         for name, job in jobs.items()
     )
@@ -58,7 +58,7 @@ def of_ranks(job: JobRecord, lines: list[Line], metric: str) -> str:
                 *[value] * bool(metric),
                 escape(line.worker),
                 *[escape(line.host)] * several,
-                *[f'<div class="output">{escape(line.printed)}</div>'] * job.is_script,
+                *[f'<div class="text">{escape(line.printed)}</div>'] * job.is_script,
             ]
         )
     heads = [f'<span title="{BAR}">{name}</span>' if name == "step" else escape(name) for name in names]
@@ -76,8 +76,6 @@ def colour(rank: int) -> str:
 
 
 def _state(job: JobRecord) -> str:
-    if not job.error:
-        return job.state
     return escape(f"{job.state}: {job.error}" if job.is_over else f"{job.state}; before: {job.error}")
 
 
