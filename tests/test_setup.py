@@ -99,12 +99,14 @@ BREAKS_OFF = 'case "$words" in *--dry-run*) exit 0 ;; *) echo "  cause: reset by
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the pins are taken without a question")
 @pytest.mark.parametrize(
-    ("index", "driver", "wheels", "installed", "said"),
+    ("index", "gpu", "wheels", "installed", "said"),  # gpu: its driver, and compute capability
     [
         ("exit 0", None, [], ["cpu"], ""),
         (NO_ANSWER, None, [], ["pins"], "(connection refused)"),
         (BREAKS_OFF, None, [], ["cpu", "pins"], "(reset by peer)"),
         ("exit 0", "580.65.06", [], ["pins"], ""),
+        ("exit 0", "580.65.06 12.0", [], ["pins"], "from PyPI"),
+        ("exit 0", "580.65.06 7.0", [], ["cpu"], "7.5 or higher, and this machine's has 7.0"),
         ("exit 0", "550.54.15", [], ["cpu"], "or newer, and this machine has 550.54.15"),
         ("exit 0", "[N/A]", [], ["pins"], ""),
         ("exit 0", None, ["0"], ["pins"], ""),
@@ -113,11 +115,13 @@ BREAKS_OFF = 'case "$words" in *--dry-run*) exit 0 ;; *) echo "  cause: reset by
     ],
 )
 def test_a_machine_gets_the_wheels_that_suit_it_and_the_pins_where_those_cannot_be_had(
-    venv, index, driver, wheels, installed, said
+    venv, index, gpu, wheels, installed, said
 ):
     venv.does(index)
-    if driver:
-        answer = f"case $1 in -L) echo 'GPU 0: NVIDIA H100 (UUID: GPU-1)' ;; *) echo '{driver}' ;; esac"
+    if gpu:
+        driver, _, capability = gpu.partition(" ")
+        answers = f"-L) echo 'GPU 0: NVIDIA (UUID: GPU-1)' ;; *compute_cap*) echo {capability} ;; *) echo '{driver}' ;;"
+        answer = f"case $1 in {answers} esac"
         write_script(venv.folder.parent / "nvidia-smi", answer)
     done, found = install(venv, *wheels)
     assert found == installed and said in done.stdout + done.stderr

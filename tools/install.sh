@@ -2,13 +2,13 @@
 # Install the pinned versions into a virtual environment: tools/install.sh VENV [WHEELS], which `make setup` calls.
 # WHEELS is 1 for PyTorch's wheels for CPUs, a sixth of the download; 0 for the pins as they are, with CUDA on Linux; "keep"
 # for the wheels for CPUs if they can be had, else the pins. If it is not given, a machine without an NVIDIA GPU, or with
-# too old a driver, does as with "keep", and all others take the pins. VENV/.cpu says that VENV has the wheels for CPUs.
+# too old a driver or GPU, does as with "keep", and all others take the pins. VENV/.cpu says that VENV has those for CPUs.
 # On macOS there is one kind of wheels, that of the pins, whatever is given.
 set -eu
 trap 'exit 130' INT
 cd "$(dirname "$0")/.."
 venv=$1 wheels=${2:-} system=$(uname)
-oldest_driver=580  # for CUDA 13
+oldest_driver=580 oldest_gpu=7.5  # for CUDA 13
 answer_s=15  # limit for PyTorch's index; a third of it for a single answer
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -22,6 +22,12 @@ smi() { PATH="$PATH:/usr/lib/wsl/lib" nvidia-smi "$@" 2>/dev/null; }
 has_gpu() {  # that the pinned PyTorch can use
   smi -L | grep -q '^GPU' || return
   driver=$(smi --query-gpu=driver_version --format=csv,noheader | sed -n '1{s/[^0-9.].*//;p;q;}')
+  newest=$(smi --query-gpu=compute_cap --format=csv,noheader | grep -E '^[0-9]+\.[0-9]$' | sort -V | tail -n 1)
+  if [ "${newest:-9.0}" != "$(printf '%s\n' "${newest:-9.0}" $oldest_gpu | sort -V | tail -n 1)" ]; then
+    echo "PyTorch with CUDA 13 needs a GPU of compute capability $oldest_gpu or higher, and this machine's has $newest: this" \
+      "environment uses the CPU."
+    return 1
+  fi
   major=${driver%%.*}
   [ "${major:-$oldest_driver}" -lt "$oldest_driver" ] || return 0
   echo "PyTorch with CUDA 13 needs NVIDIA's driver $oldest_driver or newer, and this machine has $driver: this environment" \
