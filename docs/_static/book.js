@@ -60,7 +60,7 @@ if (typeof Search !== "undefined") {
     const page = new DOMParser().parseFromString(html, "text/html");
     const around = ".bd-sidebar-secondary, #jb-print-docs-body, .bd-header-article, .launch";
     page.querySelectorAll(around).forEach((part) => part.remove());
-    return textOf(page.documentElement.outerHTML, anchor);
+    return textOf(page.documentElement.outerHTML, anchor).replace(/[\u2580-\u259f]+/g, ""); // without the figures' bars
   };
   const summaryOf = Search.makeSearchSummary; // it is given stems: of "nanny" that is "nanni", which no page has
   Search.makeSearchSummary = (html, stems, anchor) => {

@@ -183,12 +183,16 @@ def test_the_search_begins_with_the_reference_for_an_argument_and_with_the_cure_
     expect(page.locator("#search-results li a").first).to_have_attribute("href", re.compile(first))
 
 
-def test_what_the_search_quotes_holds_the_word(page, site):
+def test_what_the_search_quotes_holds_the_word(page, page_of, site):
     page.goto(f"{site}/search.html?q=nanny")  # whose stem, "nanni", no page has
     page.get_by_text("found").first.wait_for()
     quotes = page.locator("#search-results .context")
     expect(quotes.nth(7)).to_be_visible()
     assert all("nanny" in text.lower() and "Codespaces" not in text for text in quotes.all_inner_texts()[:8])
+    phone = page_of(PHONE)
+    phone.goto(f"{site}/search.html?q=bf16")  # beside which long names stand
+    expect(phone.locator("#search-results .context").nth(7)).to_be_visible()
+    assert phone.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_on_a_phone_the_contents_of_a_page_give_way_to_the_section_that_was_chosen(page_of, site):
