@@ -28,6 +28,7 @@ DATA = """name => {
     const columns = Object.entries(source?.data ?? {})
     return Object.fromEntries(columns.map(([key, values]) => [key, Array.from(values)]))
 }"""
+SPAN = "() => (range => range.end - range.start)(Bokeh.documents[0].roots()[0].select({type: 'Figure'})[0].y_range)"
 
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # another scheduler's process cannot import it
@@ -108,6 +109,7 @@ def test_lines_grow_a_death_is_marked_the_next_attempt_goes_on_and_a_hang_is_tol
         open(go_on[1], "w").close()
         job.result()
         page.get_by_text("restarts 1 of 1: finished").wait_for()
+        page.get_by_text("finished; before: WorkerDied: Rank 1 died").wait_for()
         page.get_by_text("Rank 0 waits in").wait_for(state="hidden")  # which is true no longer
     assert len(job.failures) == 1
 
@@ -119,13 +121,16 @@ def test_the_chart_shows_the_loss_once_there_is_one_and_then_what_the_viewer_cho
         daskrun.log_metrics(called=1.0)
         while not os.path.exists(go_on):
             time.sleep(0.05)
-        daskrun.log_metrics(step=1, loss=2.0)
+        for step, loss in ((1, 2e-4), (2, float("nan")), (3, 2e-4), (3, 2e-4)):  # no line joins them
+            daskrun.log_metrics(step=step, loss=loss)
 
     with opened(browser, address(client)) as page, daskrun.launch(client, train, backend=None) as job:
         page.get_by_role("columnheader", name="called").wait_for()
         open(go_on, "w").close()
         page.get_by_role("columnheader", name="loss").wait_for()
         job.result()
+        until(lambda: page.evaluate(DATA, "points")["y"] == [2e-4] * 6)
+        assert page.evaluate(SPAN) < 1e-3, "a small number would stand at the mark of 0"
         page.get_by_label("Metric").select_option("called")
         page.get_by_role("columnheader", name="called").wait_for()
         page.get_by_text("finished").first.wait_for()

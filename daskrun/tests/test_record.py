@@ -242,6 +242,20 @@ def test_ranks_that_their_user_stops_have_not_failed():
     )
 
 
+def test_who_saves_after_a_signal_has_not_just_finished():
+    record, job = begun()
+    record.stops("train-1", "SIGTERM")
+    record.ends("train-1", "")
+    assert job.state == "finished after SIGTERM" and job.is_finished
+
+
+def test_a_job_that_has_finished_tells_of_the_death_before():
+    record, job = begun(attempts=2)
+    record.ends("train-1", "WorkerDied: Rank 1 died.", again=True)
+    record.ends("train-1", "")
+    assert (job.state, job.error, job.is_finished) == ("finished", "WorkerDied: Rank 1 died.", True)
+
+
 def test_step_0_is_a_step():
     record, job = begun()
     log(record, 3, step=0, loss=1.0)

@@ -5,11 +5,13 @@ import time
 from contextlib import suppress
 from datetime import datetime
 from html import escape
+from itertools import pairwise
+from math import isfinite
 from typing import Any
 from weakref import WeakSet
 
 from bokeh.layouts import column, row
-from bokeh.models import BasicTicker, BasicTickFormatter, ColumnDataSource, CustomJS, HoverTool, LayoutDOM
+from bokeh.models import BasicTicker, BasicTickFormatter, ColumnDataSource, CustomJS, DataRange1d, HoverTool, LayoutDOM
 from bokeh.models.widgets import Button, Div, PreText, Select
 from bokeh.plotting import figure
 from distributed import Scheduler
@@ -41,7 +43,7 @@ SHADOW = (  # on the right, until the end of what is wider than the page is reac
     "linear-gradient(to left, #fafafa 60%, transparent) right / 3rem 100% no-repeat local, "
     "linear-gradient(to left, #bbb, transparent) right / 1rem 100% no-repeat scroll, #fafafa"
 )
-LOST = "The cluster has ended, or cannot be reached. Below is what it said last; the menus would need it."
+LOST = "The cluster has ended, or cannot be reached. Below is what it said last, and nothing can be chosen any more."
 
 _viewers: "WeakSet[Ranks]" = WeakSet()
 
@@ -75,7 +77,7 @@ class Ranks(DashboardComponent):
         self._lines, self._points, self._deaths, self._starts = (
             ColumnDataSource({column: [] for column in columns}, name=name) for name, columns in DRAWN.items()
         )
-        self._ticker = BasicTicker()  # of what is below the chart
+        self._ticker, self._values = BasicTicker(), DataRange1d()  # of what is below the chart, and beside it
         self._chart = self._new_chart()
 
     @property
@@ -114,7 +116,8 @@ class Ranks(DashboardComponent):
             self._job.value = NEWEST
         name = self._shown_job()
         job = jobs[name]
-        if self._about != (about := (name, job.attempt, job.state == "finished")):  # what was told is true no longer
+        about = (name, job.attempt, job.is_finished, bool(job.waiting) or job.state != "running")
+        if self._about != about:  # what was told is true no longer
             self._about, self._said.text = about, ""
         self._jobs.text = tables.of_jobs(jobs, started)
         self._choose_metric(job)
@@ -127,7 +130,8 @@ class Ranks(DashboardComponent):
         if self._is_pane:
             axes = f"; {self._metric.value} against {self._by.value}" if job.names else ""
             title += escape(axes)
-            title += f"<br>{escape(job.error)}" if job.is_over else '. <a href="ranks" target="_blank">Who waits?</a>'
+            title += "" if job.is_over else '. <a href="ranks" target="_blank">Who waits?</a>'
+            title += f"<br>{escape(job.error)}" if job.is_over and not job.is_finished else ""
         self._title.text = title
         self._ranks.text = tables.of_ranks(job, ranks, self._metric.value if job.names else "")
         if self._drawn != (drawn := (name, self._record.version, self._metric.value, self._by.value)):
@@ -142,7 +146,7 @@ class Ranks(DashboardComponent):
         return next(iter(dict(self._record.in_order()))) if self._job.value == NEWEST else self._job.value
 
     def _new_chart(self) -> figure:
-        chart = figure(height=420, tools="pan,box_zoom,wheel_zoom,reset,save")
+        chart = figure(height=420, y_range=self._values, tools="pan,box_zoom,wheel_zoom,reset,save")
         chart.xaxis.ticker = self._ticker
         chart.xaxis.formatter = BasicTickFormatter(power_limit_high=9)  # steps beyond 100,000, too, have all digits
         chart.axis.minor_tick_line_color = None  # in a pane they would be a comb
@@ -180,8 +184,10 @@ class Ranks(DashboardComponent):
             "dash": [DASHES[rank // len(tables.COLOURS) % len(DASHES)] for _, rank, *_ in lines],
             "alpha": [1.0 if attempt == job.attempt else 0.45 for attempt, *_ in lines],
         }
-        points = [(xs[0], ys[0], tables.colour(rank)) for _, rank, xs, ys in lines if len(xs) == 1]  # which are no line
+        points = [(x, y, tables.colour(rank)) for _, rank, xs, ys in lines for x, y in _alone(xs, ys)]
         self._points.data = {name: [point[n] for point in points] for n, name in enumerate(DRAWN["points"])}
+        # Else what is constant would stand between -1 and 1, and a small number on the mark of 0.
+        self._values.default_span = max((abs(y) for *_, ys in lines for y in ys if isfinite(y)), default=0) or 2
         last = {(attempt, rank): (xs[-1], ys[-1]) for attempt, rank, xs, ys in lines}
         deaths = [last[death] for death in job.deaths if death in last]
         self._deaths.data = {"x": [x for x, _ in deaths], "y": [y for _, y in deaths]}
@@ -224,6 +230,13 @@ async def _explained(scheduler: Scheduler, name: str) -> str:
     except Exception as error:  # such as of a job that is no longer kept
         return f"The ranks could not be looked at: {error!r}."
     return f"{datetime.now():%H:%M:%S}  {diagnosed(str, explain, found, ended)}"
+
+
+def _alone(xs: list[float], ys: list[float]) -> list[tuple[float, float]]:
+    """Return the points that no line joins to another, as beside a gap, or where the same value comes again."""
+    points = list(zip(xs, ys, strict=True))
+    joins = [False, *(one != other and isfinite(one[1] + other[1]) for one, other in pairwise(points)), False]
+    return [point for n, point in enumerate(points) if isfinite(point[1]) and not joins[n] and not joins[n + 1]]
 
 
 def _text_box(height: int) -> Div:

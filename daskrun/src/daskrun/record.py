@@ -82,7 +82,7 @@ class Line(NamedTuple):
 @dataclass
 class JobRecord:
     """A job. since: when it was launched. attempt: from 0, of `attempts`. wanted: the one that asks for workers.
-    error: the first line; "" if there is none.
+    error: its first line, of the last attempt that ended with one; "" if none did.
 
     rows: (when, attempt, rank, step, values) of each row of metrics. waiting: ranks that wait in a collective, as
     somebody who asked was told; until a rank logs again. stopped_by: the signal that its user had passed on to its
@@ -105,6 +105,11 @@ class JobRecord:
     stopped_by: str = ""
     is_over: bool = False
     is_script: bool = False
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has ended without an error."""
+        return self.is_over and self.state.startswith("finished")
 
     def shows(self, name: str, value: Any) -> bool:
         """Return whether a metric's value can be shown; its name is kept."""
@@ -254,9 +259,10 @@ class Record:
             if rank.is_at_work or rank.state == "starting":
                 rank.state = "ended" if error or again else "over"
         how = "cancelled" if error.startswith("CancelledError") else "failed" if error else "finished"
-        job.error = _shortened(error.splitlines()[0]) if how == "failed" else ""
-        if job.stopped_by and error:
-            how = f"stopped by {job.stopped_by}"
+        if how != "finished":  # else the error of an attempt before stays
+            job.error = _shortened(error.splitlines()[0]) if how == "failed" else ""
+        if job.stopped_by:
+            how = f"stopped by {job.stopped_by}" if error else f"finished after {job.stopped_by}"
         job.state, job.waiting = ENDING if again else how, frozenset()
         job.is_over = not again
         over = [name for name, other in self.jobs.items() if other.is_over]

@@ -76,7 +76,9 @@ def colour(rank: int) -> str:
 
 
 def _state(job: JobRecord) -> str:
-    return escape(f"{job.state}: {job.error}" if job.is_over else f"{job.state}; before: {job.error}")
+    return escape(
+        f"{job.state}; before: {job.error}" if job.is_finished or not job.is_over else f"{job.state}: {job.error}"
+    )
 
 
 def _table(names: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
