@@ -170,6 +170,7 @@ def test_a_job_that_its_user_cancelled_has_not_failed():
 def test_a_rank_that_lags_has_a_shorter_bar_and_one_that_is_silent_for_long_is_late():
     record, job = begun(3)
     for rank, steps in enumerate((40, 40, 10)):
+        log(record, 3, rank, step=1, loss=rank)
         log(record, 10 if rank < 2 else 4, rank, step=steps, loss=rank)
     lines = job.table("loss", 10.5)
     assert [line.share for line in lines] == [1, 1, 0.25]
@@ -179,22 +180,27 @@ def test_a_rank_that_lags_has_a_shorter_bar_and_one_that_is_silent_for_long_is_l
         True,
     ]
     assert [line.value for line in lines] == [0, 1, 2]
-    assert not any(line.is_late for line in job.table("loss", 500))  # all are silent: each may wait for another
     record.returns("train-1", 0, 2)
     assert job.table("loss", 500)[2].silent_s is None
 
 
 def test_one_of_two_ranks_can_be_late():
     record, job = begun(2)
-    log(record, 3, 0, loss=1.0)
-    log(record, 9, 1, loss=1.0)
+    for now, rank in ((2, 0), (2, 1), (3, 0), (9, 1)):
+        log(record, now, rank, loss=1.0)
     assert [line.is_late for line in job.table("loss", 9)] == [True, False]
 
 
-def test_a_rank_that_has_never_logged_is_not_late():
+@pytest.mark.parametrize("n_lines", [0, 1, 2])
+def test_where_rank_0_alone_logs_no_other_is_late_until_that_one_is_silent(n_lines):
     record, job = begun(2)
-    log(record, 20, 0, loss=1.0)
-    assert [(line.silent_s, line.is_late) for line in job.table("loss", 21)] == [(1, False), (None, False)]
+    for second in range(n_lines):
+        log(record, 3 + second, 1, output=[(False, "Hello from rank 1")])
+    for second in range(10, 100):
+        log(record, second, 0, loss=1.0)
+    assert [line.is_late for line in job.table("loss", 100)] == [False, False]
+    lines = job.table("loss", 111)
+    assert [line.is_late for line in lines if line.silent_s is not None] == [True] * (2 if n_lines == 2 else 1)
 
 
 def test_rows_are_counted_where_no_step_is_logged():

@@ -64,7 +64,7 @@ def _interval_error(interval, values):
     )
     expect(
         high - low > 0.4 * (ends[1] - ends[0]),
-        "far too narrow: take the mean of each resample, which has as many values as there are rounds.",
+        "far too narrow: take the mean of each of a thousand resamples, which have as many values as there are rounds.",
     )
     return (low - ends[0]) / error, (high - ends[1]) / error
 

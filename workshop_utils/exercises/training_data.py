@@ -31,6 +31,7 @@ def _numbers(answer, n_folders):
     expect(table.ndim > 0, f"to_imagenet returns a {kind}; return a list or a tensor, in the order of the folders.")
     expect(table.ndim == 1, f"the {kind} has shape {table.shape}; return one row of numbers, of shape ({n_folders},).")
     expect(len(table) == n_folders, f"it returns {len(table)} entries; return one for each of {n_folders} folders.")
+    expect(table.dtype.kind not in "US", f"{table.tolist()[0]!r}, … are texts; return the numbers of index_of.")
     whole = table.dtype.kind in "iu" or (table.dtype.kind == "f" and (table == table.round()).all())
     expect(whole, f"{table.tolist()[0]!r}, … are not all whole numbers; return those of index_of.")
     return table.astype(int).tolist()

@@ -48,24 +48,32 @@ class Rank:
     def silent_s(self, now: float) -> float | None:
         """Return the seconds since its last row, while it is at work.
 
-        None for one that has logged nothing yet: it may never do so, as where rank 0 alone logs.
+        None for one that has not logged twice: it may have nothing more to say, as where rank 0 alone logs.
         """
-        return None if self.last_at is None or not self.is_at_work else now - self.last_at
+        if self.last_at is None or self.longest_s is None or not self.is_at_work:
+            return None
+        return now - self.last_at
 
-    def is_late(self, silent_s: float | None, usual_s: float) -> bool:
-        """Return whether it has been silent for long: for this rank, or beside what is usual for those at work."""
-        if silent_s is None:
+    def is_late(self, silent_s: float | None, usual_s: float, least_s: float) -> bool:
+        """Return whether it has been silent for long: for this rank, or beside what is usual for those at work.
+
+        least_s: the silence of the rank that logged last. Lines that a rank prints need not go on while others' do.
+        """
+        if silent_s is None or self.longest_s is None:
             return False
-        hangs = self.longest_s is not None and silent_s > max(HANGS, LATE * self.longest_s)
+        hangs = silent_s > max(HANGS, LATE * self.longest_s)
+        if self.step is None:
+            return hangs and least_s > HANGS
         return hangs or silent_s > LATE * max(1.0, usual_s)
 
 
 class Line(NamedTuple):
     """A rank, as it is shown.
 
-    share: of the steps of the rank that is first. silent_s: seconds since its last row, while it is at work. is_late:
-    whether that is more than LATE times what is usual among the ranks at work, and more than LATE seconds; or, as where
-    all hang, more than LATE times the longest so far, and more than HANGS seconds.
+    share: of the steps of the rank that is first. silent_s: seconds since its last row, while it is at work; None
+    before the second one. is_late: whether that is more than LATE times what is usual among the ranks at work, and more
+    than LATE seconds; or, as where all hang, more than LATE times the longest so far, and more than HANGS seconds. One
+    that only prints is late where no rank says anything.
     """
 
     state: str
@@ -122,7 +130,7 @@ class JobRecord:
     def table(self, metric: str, now: float) -> list[Line]:
         """Return what to show of each rank, in their order, with the last value of a metric."""
         silent = [rank.silent_s(now) for rank in self.ranks]
-        usual = median_low([seconds for seconds in silent if seconds is not None] or [0.0])
+        known = [seconds for seconds in silent if seconds is not None] or [0.0]
         most = max((rank.step or 0 for rank in self.ranks), default=0)
         return [
             Line(
@@ -130,7 +138,7 @@ class JobRecord:
                 step=rank.step,
                 share=max(0.0, (rank.step or 0) / most) if most > 0 else 0.0,
                 silent_s=seconds,
-                is_late=rank.is_late(seconds, usual),
+                is_late=rank.is_late(seconds, median_low(known), min(known)),
                 value=rank.values.get(metric),
                 worker=rank.worker.name or rank.worker.address,
                 host=rank.worker.host,
