@@ -203,6 +203,27 @@ def test_where_rank_0_alone_logs_no_other_is_late_until_that_one_is_silent(n_lin
     assert [line.is_late for line in lines if line.silent_s is not None] == [True] * (2 if n_lines == 2 else 1)
 
 
+def test_lines_printed_once_are_no_measure_for_ranks_that_log():
+    record, job = begun(5)
+    for second in (3, 4):
+        for rank in (2, 3, 4):
+            log(record, second, rank, output=[(False, "Hello")])
+    for second in range(10, 31):
+        log(record, second, 0, step=second, loss=1.0)
+        if second <= 20:
+            log(record, second, 1, step=second, loss=1.0)
+    assert [line.is_late for line in job.table("loss", 30)] == [False, True, False, False, False]
+
+
+def test_who_logs_once_a_minute_makes_no_other_rank_late():
+    record, job = begun(2)
+    for second in (3, 4):
+        log(record, second, 1, output=[(False, "Hello")])
+    for second in (60, 120):
+        log(record, second, 0, loss=1.0)
+    assert not any(line.is_late for line in job.table("loss", 170))
+
+
 def test_rows_are_counted_where_no_step_is_logged():
     record, job = begun()
     for now in (3, 4):

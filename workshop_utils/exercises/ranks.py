@@ -24,10 +24,8 @@ BUSY = "Your machine is busy, or a loop has no end: run the cell again."
 NOT_CALLED = "has not called it"  # of a rank that another one waits for, and which may only be slow
 HAS_LEFT = "returned, or raised an error"  # of a rank for which another one may wait outside a collective
 NOT_AWAITED = " With async_op=True, a collective returns at once: wait() for its work before you read the tensor."
-AT_WORK = (
-    "it is under way",
-    "No rank waits for another in a collective",
-)  # in what a job's end says of ranks that compute
+# In what a job's end says of ranks that compute.
+AT_WORK = ("it is under way", "No rank waits for another in a collective")
 OUR_BARRIER = re.compile(r", at ranks\.py:\d+ in says, in barrier")  # of `expect_agreement`, in what a job's end says
 
 

@@ -38,9 +38,8 @@ DRAWN = {
     "starts": ("x",),
 }
 
-SAID = (
-    "pre {white-space: pre-wrap; overflow-wrap: anywhere; max-height: 25vh; overflow: auto}"  # the chart stays in sight
-)
+# The chart stays in sight.
+SAID = "pre {white-space: pre-wrap; overflow-wrap: anywhere; max-height: 25vh; overflow: auto}"
 SHADOW = (  # on the right, until the end of what is wider than the page is reached
     "linear-gradient(to left, #fafafa 60%, transparent) right / 3rem 100% no-repeat local, "
     "linear-gradient(to left, #bbb, transparent) right / 1rem 100% no-repeat scroll, #fafafa"

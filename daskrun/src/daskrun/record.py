@@ -54,26 +54,18 @@ class Rank:
             return None
         return now - self.last_at
 
-    def is_late(self, silent_s: float | None, usual_s: float, least_s: float) -> bool:
-        """Return whether it has been silent for long: for this rank, or beside what is usual for those at work.
-
-        least_s: the silence of the rank that logged last. Lines that a rank prints need not go on while others' do.
-        """
-        if silent_s is None or self.longest_s is None:
-            return False
-        hangs = silent_s > max(HANGS, LATE * self.longest_s)
-        if self.step is None:
-            return hangs and least_s > HANGS
-        return hangs or silent_s > LATE * max(1.0, usual_s)
+    def hangs(self, silent_s: float) -> bool:
+        """Return whether it has been silent for long, for this rank."""
+        return self.longest_s is not None and silent_s > max(HANGS, LATE * self.longest_s)
 
 
 class Line(NamedTuple):
     """A rank, as it is shown.
 
     share: of the steps of the rank that is first. silent_s: seconds since its last row, while it is at work; None
-    before the second one. is_late: whether that is more than LATE times what is usual among the ranks at work, and more
-    than LATE seconds; or, as where all hang, more than LATE times the longest so far, and more than HANGS seconds. One
-    that only prints is late where no rank says anything.
+    before the second one. is_late: whether that is more than LATE times what is usual among those that log metrics, and
+    more than LATE seconds; or, as where all hang, more than LATE times the longest so far, and more than HANGS seconds.
+    One that only prints is late where all hang.
     """
 
     state: str
@@ -130,7 +122,15 @@ class JobRecord:
     def table(self, metric: str, now: float) -> list[Line]:
         """Return what to show of each rank, in their order, with the last value of a metric."""
         silent = [rank.silent_s(now) for rank in self.ranks]
-        known = [seconds for seconds in silent if seconds is not None] or [0.0]
+        known = [(rank, seconds) for rank, seconds in zip(self.ranks, silent, strict=True) if seconds is not None]
+        all_hang = all(rank.hangs(seconds) for rank, seconds in known)
+        usual = median_low([seconds for rank, seconds in known if rank.step is not None] or [0.0])
+
+        def is_late(rank: Rank, seconds: float | None) -> bool:
+            if seconds is None or rank.step is None:  # lines that a rank prints need not go on while others' do
+                return seconds is not None and all_hang
+            return rank.hangs(seconds) or seconds > LATE * max(1.0, usual)
+
         most = max((rank.step or 0 for rank in self.ranks), default=0)
         return [
             Line(
@@ -138,7 +138,7 @@ class JobRecord:
                 step=rank.step,
                 share=max(0.0, (rank.step or 0) / most) if most > 0 else 0.0,
                 silent_s=seconds,
-                is_late=rank.is_late(seconds, median_low(known), min(known)),
+                is_late=is_late(rank, seconds),
                 value=rank.values.get(metric),
                 worker=rank.worker.name or rank.worker.address,
                 host=rank.worker.host,
