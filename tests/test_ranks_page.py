@@ -231,7 +231,7 @@ def test_the_menu_and_jupyterlab_offer_it_and_the_pane_shows_the_newest_job(clie
         page.get_by_role("cell", name="finished").first.wait_for()
     with opened(browser, address(client, dashboard.PANE), PANE) as page:
         page.get_by_text(": finished").wait_for()
-        row_of(page, 1).get_by_text("over").wait_for()
+        row_of(page, 1).get_by_text("finished").wait_for()
         expect(page.get_by_role("columnheader")).to_have_text(["rank", "state", "step", "ago", "worker"])
 
 
@@ -267,7 +267,7 @@ def test_when_the_command_ends_an_open_page_has_shown_how(browser, tmp_path):
             page.get_by_text(LOST).wait_for()
             page.get_by_role("cell", name="stopped by SIGINT: ").wait_for()
             for rank in range(2):
-                row_of(page, rank).get_by_text("ended").wait_for()
+                row_of(page, rank).get_by_text("stopped").wait_for()
             expect(page.get_by_role("button", name="Who waits?")).to_be_disabled()
             expect(page.get_by_label("Job")).to_be_disabled()
             page.close()

@@ -51,7 +51,7 @@ def test_a_job_waits_runs_brings_results_and_is_finished():
     assert (job.state, states(job)) == ("running", ["running", "running"])
     record.hear("row", "train-x-1", [{"rank": 1, "attempt": 0, "loss": 2.0}], 9)
     record.returns("train-x-1", 0, 0)
-    assert states(job) == ["over", "running"]
+    assert states(job) == ["finished", "running"]
     record.returns("train-x-1", 0, 1)
     assert job.state == "fetching its results"
     record.ends("train-x-1", "")
@@ -64,7 +64,7 @@ def test_after_a_death_the_next_attempt_has_lines_of_its_own_and_the_death_is_ma
         log(record, 3, rank, step=1, loss=1.0)
     record.hear("gone", "train-1", ["process 1"], 4)
     record.ends("train-1", "WorkerDied: Rank 1 died", again=True)
-    assert states(job) == ["ended", "dead"] and not job.is_over
+    assert states(job) == ["stopped", "dead"] and not job.is_over
     record.wants(Request("train-1", "kernel", attempt=1, attempts=2), 5)
     record.hear("gone", "train-1", ["process 0"], 5)  # which the job itself has killed
     record.begins("train-1", workers(2))
@@ -80,7 +80,7 @@ def test_a_failed_rank_and_the_first_line_of_the_error_are_kept_and_nothing_afte
     record.returns("train-1", 0, 2)
     record.hear("failed", "train-1", [0, 1, b"", b"", "", False], 3)
     record.ends("train-1", f"ValueError: {'x' * 2 * LONGEST}\nmore")
-    assert states(job) == ["ended", "failed", "over"] and job.state == "failed"
+    assert states(job) == ["stopped", "failed", "finished"] and job.state == "failed"
     assert len(job.error) == LONGEST and job.error.startswith("ValueError: xx")
     version = record.version
     log(record, 9, loss=1.0)
@@ -129,10 +129,11 @@ def test_only_numbers_are_shown_and_one_that_is_none_does_not_hide():
 
 def test_where_steps_begin_again_the_line_has_a_gap():
     record, job = begun()
-    for step in (1, 2, 1, 2):
-        log(record, 3, step=step, loss=1.0)
-    [(_, _, steps, losses)] = job.lines("loss", by_step=True)
-    assert steps == [1, 2, 1, 1, 2] and [math.isnan(loss) for loss in losses] == [False, False, True, False, False]
+    for now, step in enumerate((1, 2, 1, 2), 3):
+        log(record, now, step=step, loss=1.0)
+    for by_step, expected in ((True, [1, 2, 1, 1, 2]), (False, [3, 4, 5, 5, 6])):
+        [(_, _, xs, losses)] = job.lines("loss", by_step)
+        assert xs == expected and [math.isnan(loss) for loss in losses] == [False, False, True, False, False]
 
 
 @pytest.mark.parametrize("steps", [[9, 8, 7, 6], [1, 0, 3, 2, 5, 4], [1, 1, 2]])
@@ -241,7 +242,7 @@ def test_a_rank_that_is_over_before_another_begins_keeps_no_job_from_running():
     record.returns("train-1", 0, 0)
     record.hear("began", "train-1", [0, 1, "w"], 3)
     job = record.jobs["train-1"]
-    assert job.state == "running" and states(job) == ["over", "running"]
+    assert job.state == "running" and states(job) == ["finished", "running"]
 
 
 def test_a_job_is_ending_from_the_first_failure_on():
@@ -260,12 +261,12 @@ def test_ranks_that_their_user_stops_have_not_failed():
     record, job = begun()
     record.stops("train-1", "SIGINT")
     record.hear("failed", "train-1", [0, 1, b"", b"", "", False], 3)
-    assert states(job) == ["running", "ended"]
+    assert states(job) == ["running", "stopped"]
     record.ends("train-1", "JobError: train.py ended with SIGINT.")
     assert (job.state, job.error, states(job)) == (
         "stopped by SIGINT",
         "JobError: train.py ended with SIGINT.",
-        ["ended", "ended"],
+        ["stopped", "stopped"],
     )
 
 
@@ -293,7 +294,7 @@ def test_what_comes_late_changes_nothing():
     record, job = begun(attempts=2)
     record.ends("train-1", "WorkerDied", again=True)
     record.hear("began", "train-1", [0, 0, "w"], 3)
-    assert states(job) == ["ended", "ended"]
+    assert states(job) == ["stopped", "stopped"]
     record.ends("train-1", "Its client is gone.")
     record.wants(Request("train-1", "kernel", attempt=1, attempts=2), 4)
     record.begins("train-1", workers(2))
@@ -338,7 +339,7 @@ def test_the_scheduler_keeps_what_a_job_of_functions_has_done(client):
 
     daskrun.run(client, train, max_restarts=1)
     job = newest(client)
-    assert (job.name, job.state, job.attempts, states(job)) == ("train", "finished", 2, ["over", "over"])
+    assert (job.name, job.state, job.attempts, states(job)) == ("train", "finished", 2, ["finished", "finished"])
     assert job.lines("loss", by_step=True) == [(0, 0, [3], [0.25]), (0, 1, [3], [0.25])]
 
 

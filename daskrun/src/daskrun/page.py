@@ -38,12 +38,18 @@ DRAWN = {
     "starts": ("x",),
 }
 
-# The chart stays in sight.
-SAID = "pre {white-space: pre-wrap; overflow-wrap: anywhere; max-height: 25vh; overflow: auto}"
-SHADOW = (  # on the right, until the end of what is wider than the page is reached
-    "linear-gradient(to left, #fafafa 60%, transparent) right / 3rem 100% no-repeat local, "
-    "linear-gradient(to left, #bbb, transparent) right / 1rem 100% no-repeat scroll, #fafafa"
+SHADOW, SHADOW_BELOW = (  # until the end of what is wider, or longer, than its box is reached
+    f"linear-gradient(to {away}, #fafafa 60%, transparent) {end} / {covers} no-repeat local, "
+    f"linear-gradient(to {away}, #bbb, transparent) {end} / {darkens} no-repeat scroll, #fafafa"
+    for away, end, covers, darkens in (
+        ("left", "right", "3rem 100%", "1rem 100%"),
+        ("top", "bottom", "100% 3rem", "100% 1rem"),
+    )
 )
+# The chart stays in sight.
+SAID = f"""
+pre {{white-space: pre-wrap; overflow-wrap: anywhere; max-height: 25vh; overflow: auto; background: {SHADOW_BELOW}}}
+"""
 LOST = "The cluster has ended, or cannot be reached. Below is what it said last, and nothing can be chosen any more."
 
 _viewers: "WeakSet[Ranks]" = WeakSet()
@@ -69,7 +75,7 @@ class Ranks(DashboardComponent):
         self.lost = Div(text=f"<b>{LOST}</b>", visible=False, stylesheets=[tables.STYLE])
         self._said = PreText(text="", sizing_mode="stretch_width", stylesheets=[SAID])
         self._job = Select(title="Job", options=list[Any]([NEWEST]), value=NEWEST, width=140)
-        self._metric = Select(title="Metric", options=[], value="", width=110)
+        self._metric = Select(title="Metric", options=[], value="", width=180)
         self._by = Select(title="Against", options=list[Any](["step", "seconds"]), value="step", width=90)
         self._button = Button(label="Who waits?", align="end", width=100)
         self._button.on_click(self._ask)
@@ -225,7 +231,7 @@ async def _explained(scheduler: Scheduler, name: str) -> str:
         attempt, ranks = record.jobs[name].attempt, dict(enumerate(record.jobs[name].ranks))
         begun = [number for number, rank in ranks.items() if rank.is_at_work]
         at_work = {number: rank.worker for number, rank in ranks.items() if rank.is_at_work or rank.state == "starting"}
-        ended = [number for number, rank in ranks.items() if rank.state in ("over", "failed")]
+        ended = [number for number, rank in ranks.items() if rank.state in ("finished", "failed")]
         found = await looks(AttemptId(name, attempt), at_work, begun, scheduler)
         record.waits(name, attempt, [look.rank for look in found if look.waits])
     except Exception as error:  # such as of a job that is no longer kept

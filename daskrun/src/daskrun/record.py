@@ -25,7 +25,7 @@ OF_EACH_ROW = ("rank", "attempt", "time", "worker", "step")  # what rows hold be
 class Rank:
     """One rank of a job's latest attempt.
 
-    state: "starting", "running", "over", "failed", "dead" or "ended". step: the last that it has logged, or how many
+    state: "starting", "running", "finished", "failed", "dead" or "stopped". step: the last that it has logged, or how many
     rows of metrics if it logs none; None before the first. last_at: when its last row came, None if it has logged
     nothing; longest_s: the longest time from one row to the next. values: the last of each metric. last_line: of a
     script's output.
@@ -74,8 +74,7 @@ class Line(NamedTuple):
     silent_s: float | None
     is_late: bool
     value: float | None
-    worker: str
-    host: str
+    worker: Worker
     printed: str
 
 
@@ -140,8 +139,7 @@ class JobRecord:
                 silent_s=seconds,
                 is_late=is_late(rank, seconds),
                 value=rank.values.get(metric),
-                worker=rank.worker.name or rank.worker.address,
-                host=rank.worker.host,
+                worker=rank.worker,
                 printed=rank.last_line,
             )
             for number, (rank, seconds) in enumerate(zip(self.ranks, silent, strict=True))
@@ -160,7 +158,7 @@ class JobRecord:
         have risen fall back to their first half, as where the next training of the job begins.
         """
         points = [
-            (attempt, rank, step if by_step else at - self.since, values[metric] if isfinite(values[metric]) else nan)
+            (attempt, rank, step, at - self.since, values[metric] if isfinite(values[metric]) else nan)
             for at, attempt, rank, step, values in self.rows
             if metric in values
         ]
@@ -170,12 +168,14 @@ class JobRecord:
             group = list(of_rank)
             xs: list[float] = []
             ys: list[float] = []
-            begin = group[0][2]
-            for _, _, x, y in group:
-                if xs and xs[-1] > begin and x < (begin + xs[-1]) / 2:
+            begin = before = group[0][2]
+            for _, _, step, seconds, y in group:
+                x = step if by_step else seconds
+                if before > begin and step < (begin + before) / 2:
                     xs.append(x)
                     ys.append(nan)
-                    begin = x
+                    begin = step
+                before = step
                 xs.append(x)
                 ys.append(y)
             found.append((attempt, rank, xs, ys))
@@ -229,7 +229,7 @@ class Record:
                 if all(rank.state != "starting" for rank in job.ranks):
                     job.state = "running"
             elif kind == "failed":
-                rank.state, job.state = "ended" if job.stopped_by else "failed", ENDING
+                rank.state, job.state = "stopped" if job.stopped_by else "failed", ENDING
             elif kind == "died":  # the process of its script
                 rank.state, job.state = "dead", ENDING
                 job.deaths.append((job.attempt, about[1]))
@@ -246,8 +246,8 @@ class Record:
         if job is None or attempt != job.attempt or number >= len(job.ranks):
             return
         self.version += 1
-        job.ranks[number].state = "over"
-        if all(rank.state == "over" for rank in job.ranks):
+        job.ranks[number].state = "finished"
+        if all(rank.state == "finished" for rank in job.ranks):
             job.state = "fetching its results"
 
     def waits(self, job_id: str, attempt: int, ranks: Sequence[int]) -> None:
@@ -265,7 +265,7 @@ class Record:
         self.version += 1
         for rank in job.ranks:
             if rank.is_at_work or rank.state == "starting":
-                rank.state = "ended" if error or again else "over"
+                rank.state = "stopped" if error or again else "finished"
         how = "cancelled" if error.startswith("CancelledError") else "failed" if error else "finished"
         if how != "finished":  # else the error of an attempt before stays
             job.error = _shortened(error.splitlines()[0]) if how == "failed" else ""

@@ -38,7 +38,7 @@ def of_jobs(jobs: Mapping[str, JobRecord], started: Mapping[str, datetime]) -> s
 
 def of_ranks(job: JobRecord, lines: list[Line], metric: str) -> str:
     """Return the table of a job's ranks. metric: the one that `lines` hold, "" for none."""
-    several = len({line.host for line in lines}) > 1
+    several = len({line.worker.host for line in lines}) > 1
     names = ["rank", "state", "step", "ago", *[metric] * bool(metric), "worker"]
     names += ["host"] * several + ["output"] * job.is_script
     rows = []
@@ -48,6 +48,7 @@ def of_ranks(job: JobRecord, lines: list[Line], metric: str) -> str:
         if line.value is not None and not isfinite(line.value):
             value = f'<span class="failed">{value}</span>'
         filled = f"background: linear-gradient(90deg, #a6cee3 {line.share:.0%}, transparent {line.share:.0%})"
+        name = line.worker.name or line.worker.address
         step = "" if line.step is None else f"{line.step:.15g}"
         rows.append(
             [
@@ -56,8 +57,8 @@ def of_ranks(job: JobRecord, lines: list[Line], metric: str) -> str:
                 f'<div class="bar" style="{filled}">{step}</div>',
                 f'<span class="late">{silent}</span>' if line.is_late else silent,
                 *[value] * bool(metric),
-                escape(line.worker),
-                *[escape(line.host)] * several,
+                f'<span title="{escape(line.worker.address)}">{escape(name)}</span>',
+                *[escape(line.worker.host)] * several,
                 *[f'<div class="text">{escape(line.printed)}</div>'] * job.is_script,
             ]
         )
