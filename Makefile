@@ -6,6 +6,7 @@ READY := $(VENV)/.ready
 TEST_READY := $(VENV)/.test-ready
 HOROVOD := $(VENV)/.horovod
 INSTALLING := $(VENV)/.installing
+ASKED_FOR := $(or $(MAKECMDGOALS),lab)
 REMOVE_VENV = [ ! -e $(VENV)/pyvenv.cfg ] || rm -rf $(VENV)
 
 # What is set for other environments must not lead the installation elsewhere, or end it.
@@ -64,7 +65,7 @@ test:  # does the workshop work on this machine? Prints the minutes of its parts
 	@$(MAKE) --no-print-directory test-parts; code=$$?; tools/timed.sh; exit $$code
 
 test-parts:
-	@tools/timed.sh set-up $(MAKE) --no-print-directory setup-test
+	@tools/timed.sh set-up $(MAKE) --no-print-directory setup-test ASKED_FOR=test
 	@tools/timed.sh style $(MAKE) --no-print-directory style
 	tools/timed.sh tests $(SIDE_BY_SIDE) -m smoke
 	@! command -v nvidia-smi >/dev/null || tools/timed.sh "GPU tests" $(BIN)/pytest -m gpu
@@ -149,13 +150,15 @@ setup: $(READY)  # what the notebooks need
 setup-test: $(TEST_READY)  # and what the tests and the book add
 
 $(READY): requirements.txt pyproject.toml daskrun/pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' || \
-	  { echo "Python 3.11 to 3.14 is needed: make $(or $(MAKECMDGOALS),lab) PYTHON=python3.12. Where there is none: python3 -m venv ~/uv && ~/uv/bin/pip install uv && ~/uv/bin/uv python install 3.12, then make $(or $(MAKECMDGOALS),lab) PYTHON=~/.local/bin/python3.12"; exit 1; }
+	@test -x $(BIN)/pip -a -z "$$(tools/why_broken.sh $(VENV))" || \
+	  $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' || \
+	  { echo "Python 3.11 to 3.14 is needed: make $(ASKED_FOR) PYTHON=python3.12. Where there is none: python3 -m venv ~/uv && ~/uv/bin/pip install uv && ~/uv/bin/uv python install 3.12, then make $(ASKED_FOR) PYTHON=~/.local/bin/python3.12"; exit 1; }
 	@tools/why_broken.sh $(VENV) remove
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || \
-	  { $(REMOVE_VENV); echo "Python cannot make a virtual environment. On Debian: apt install python3-venv"; exit 1; }
+	  { $(REMOVE_VENV); echo "Python cannot make a virtual environment, as it says above. Where ensurepip is missing, on Debian: apt install $$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"; exit 1; }
 	@echo $$PPID >$(INSTALLING)
-	$(BIN)/pip install --quiet --disable-pip-version-check uv
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-user uv || \
+	  { echo "uv cannot be fetched, as pip says above: without a network, or behind a proxy that it does not know, nothing can be installed. See docs/troubleshooting.md"; exit 1; }
 	@tools/install.sh $(VENV) $(WHEELS)
 	$(UV_INSTALL) --no-deps --editable . --editable ./daskrun
 	@rm $(INSTALLING)

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Install the pinned versions into a virtual environment: tools/install.sh VENV [WHEELS], which `make setup` calls.
 # WHEELS is 1 for PyTorch's wheels for CPUs, a sixth of the download; 0 for the pins as they are, with CUDA on Linux; "keep"
-# for the wheels for CPUs if they can be had, else the pins. If it is not given, a machine without an NVIDIA GPU, or with
+# for the wheels for CPUs if their index answers, else the pins. If it is not given, a machine without an NVIDIA GPU, or with
 # too old a driver or GPU, does as with "keep", and all others take the pins. VENV/.cpu says that VENV has those for CPUs.
 # On macOS there is one kind of wheels, that of the pins, whatever is given.
 set -eu
@@ -52,7 +52,11 @@ install_for_cpus() {
   [ ! -e "$venv/.cpu" ] || set --
   touch "$venv/.cpu"
   "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --compile-bytecode --torch-backend cpu \
-    --constraints "$work/pins" "$@" --editable '.[lab]'
+    --constraints "$work/pins" "$@" --editable '.[lab]' || {
+    echo "The packages were not installed: see above. To try again, give the same command; what was fetched is kept. CPU=0" \
+      "takes PyTorch from PyPI instead (3.4 GB)." >&2
+    exit 1
+  }
 }
 
 install_pins() {
@@ -64,7 +68,8 @@ install_pins() {
 }
 
 install_for_cpus_or_pins() {
-  if index_answers >"$work/said" 2>&1 && install_for_cpus 2>"$work/said"; then
+  if index_answers >"$work/said" 2>&1; then
+    install_for_cpus
     return
   fi
   why=$(sed -n 's/^ *cause: //p' "$work/said" | tail -n 1)
@@ -76,12 +81,7 @@ install_for_cpus_or_pins() {
 [ "$system" = Linux ] || wheels=0
 case $wheels in
   0) install_pins ;;
-  1)
-    install_for_cpus || {
-      echo "PyTorch's wheels for CPUs were not installed. Without CPU=1, make takes PyTorch from PyPI if their index does not answer." >&2
-      exit 1
-    }
-    ;;
+  1) install_for_cpus ;;
   keep) install_for_cpus_or_pins ;;
   *) if ! has_gpu; then install_for_cpus_or_pins; else install_pins; fi ;;
 esac

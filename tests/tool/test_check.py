@@ -135,7 +135,11 @@ def test_an_nvidia_gpu_that_pytorch_cannot_use(well, monkeypatch, tmp_path, says
     if ok:
         assert line(well, "GPU")[0]
     else:
+        monkeypatch.setattr(torch.version, "cuda", "13.0")
         assert failure(well, "GPU").startswith(f"{says}, but PyTorch {torch.__version__} cannot use it")
+        monkeypatch.setattr(torch.version, "cuda", None)  # as set up on purpose, where the driver is too old
+        good, said = line(well, "GPU")
+        assert good and said.startswith(f"{says}, not used") and "make clean setup CPU=0" in said
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
         assert line(well, "GPU")[0]
 

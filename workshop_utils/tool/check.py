@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 
 from workshop_utils.storage import variables
 
-MIN_MEMORY_GIB = 4
+MIN_MEMORY_GIB = 3.5  # what a machine of 4 GiB shows: its kernel keeps some
 CUDA_PACKAGES = ("cuda-", "nvidia-", "triton")  # only PyTorch's wheels for GPUs need packages with these first letters
 SAY_THEIR_CURE = ("CacheError", "ClusterError", "NotShared")  # by name: their modules import what may be missing
 IMPORTED = ("torch", "torchvision", "dask", "distributed", "numpy", "pandas", "tqdm", "fsspec")
@@ -44,9 +44,10 @@ def run_checks(requirements: str | Path | None, address: str | None = None) -> I
     if address is None:
         yield _line("Python", _python, "make setup PYTHON=python3.12")
         yield _line("packages", partial(_packages, requirements), AS_PINNED)
-        yield _line("cores and memory", _memory, "take a machine with more memory, or give this container more of it")
+        yield _line("cores and memory", _memory, "more memory, for this container or for WSL, too")
         click.echo("Loading PyTorch, which takes longer the first time …")
-        yield _line("GPU", _gpu, "install NVIDIA's current driver, or export CUDA_VISIBLE_DEVICES= to use the CPU")
+        renew = "install NVIDIA's driver 580 or newer"
+        yield _line("GPU", _gpu, f"{renew}, or, as with a GPU older than Turing's, export CUDA_VISIBLE_DEVICES=")
         yield (data := _line("data", _data, "unset WORKSHOP_DATA"))
         theirs = "unset WORKSHOP_DATA to use the sketches, whose weights need no download"
         if data[1]:  # they are those that go with the data
@@ -153,7 +154,7 @@ def _memory():
     from distributed.system import MEMORY_LIMIT
 
     found = f"{CPU_COUNT} cores, {MEMORY_LIMIT / 2**30:.1f} GiB"
-    _need(MEMORY_LIMIT >= MIN_MEMORY_GIB * 2**30, f"{found}: the lessons need {MIN_MEMORY_GIB} GiB")
+    _need(MEMORY_LIMIT >= MIN_MEMORY_GIB * 2**30, f"{found}: the lessons need a machine of 4 GiB")
     return found
 
 
@@ -161,6 +162,8 @@ def _gpu():
     import torch
 
     driver = _what_nvidias_driver_says()
+    if driver and torch.version.cuda is None:  # as where the driver was too old when this was set up
+        return f"{driver}, not used, as PyTorch {torch.__version__} is for CPUs; for CUDA: make clean setup CPU=0"
     sums = [torch.eye(8, device=i).matrix_power(2).sum().item() for i in range(torch.cuda.device_count())]
     _need(sums or not driver, f"{driver}, but PyTorch {torch.__version__} cannot use it")
     return driver or (torch.cuda.get_device_name(0) if sums else "no GPU: lessons run on the CPU")

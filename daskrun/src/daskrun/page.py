@@ -27,6 +27,7 @@ from daskrun.why.looks import looks
 from daskrun.why.verdict import diagnosed, explain
 
 UPDATE_MS = 500
+LAST_S = 5  # how long a scheduler that closes waits, at most, until all viewers have seen how its jobs have ended
 MOST_BUSY = 0.05  # of a core, for all viewers together: the scheduler has other work
 NEWEST = "the newest"  # in the menu of jobs
 DASHES = "solid", "dashed", "dotted", "dotdash"  # beyond so many ranks
@@ -58,7 +59,8 @@ _viewers: "WeakSet[Ranks]" = WeakSet()
 class Ranks(DashboardComponent):
     """What one viewer sees. root: the whole page. pane: the chart, and the ranks below it.
 
-    lost: says that both are old. controls: what then has no effect.
+    lost: says that both are old. controls: what then has no effect. shown_at: when it was last renewed;
+    rest_until: when it next may be.
     """
 
     def __init__(self, scheduler: Scheduler, **_: Any) -> None:
@@ -67,7 +69,7 @@ class Ranks(DashboardComponent):
         self._about: tuple = ()  # what the answer to "Who waits?" is about
         self._is_pane = False
         self._default = ""  # the metric that is shown until the viewer chooses another, then ""
-        self._rest_until = 0.0
+        self.rest_until = self.shown_at = 0.0
         _viewers.add(self)
         scheduler.add_plugin(_LastUpdate(), idempotent=True)
         self._asking: asyncio.Task[str] | None = None
@@ -106,9 +108,10 @@ class Ranks(DashboardComponent):
 
     def update(self) -> None:  # type: ignore[override]
         """Show what is new; less often where that takes long, as with hundreds of ranks."""
-        if (begin := time.monotonic()) >= self._rest_until:
+        if (begin := time.monotonic()) >= self.rest_until:
             self._update(begin)
-            self._rest_until = begin + (time.monotonic() - begin) * len(_viewers) / MOST_BUSY
+            self.shown_at = begin
+            self.rest_until = begin + (time.monotonic() - begin) * len(_viewers) / MOST_BUSY
 
     def _update(self, now: float) -> None:
         jobs = dict(self._record.in_order())
@@ -220,8 +223,13 @@ class _LastUpdate(SchedulerPlugin):
     name = "daskrun-last-update"
 
     async def before_close(self) -> None:
+        begin = time.monotonic()
+        for viewer in _viewers:
+            viewer.rest_until = 0.0
+        while any(viewer.shown_at <= begin for viewer in _viewers) and time.monotonic() < begin + LAST_S:
+            await asyncio.sleep(0.05)
         if _viewers:
-            await asyncio.sleep(2 * UPDATE_MS / 1000)
+            await asyncio.sleep(0.2)  # until what they show is sent
 
 
 async def _explained(scheduler: Scheduler, name: str) -> str:
@@ -282,5 +290,6 @@ def _fill(doc: Any, component: Ranks, root: LayoutDOM) -> None:
     with suppress(AttributeError):  # an older bokeh has no words of its own, which would lie over these
         doc.config.notify_connection_status = False
     add_periodic_callback(doc, component, UPDATE_MS)
+    doc.on_session_destroyed(lambda _: _viewers.discard(component))
     doc.add_root(root)
     doc.title, doc.theme = "Dask: Ranks", BOKEH_THEME

@@ -25,8 +25,8 @@ OF_EACH_ROW = ("rank", "attempt", "time", "worker", "step")  # what rows hold be
 class Rank:
     """One rank of a job's latest attempt.
 
-    state: "starting", "running", "finished", "failed", "dead" or "stopped". step: the last that it has logged, or how many
-    rows of metrics if it logs none; None before the first. last_at: when its last row came, None if it has logged
+    state: "starting", "running", "finished", "failed", "dead" or "stopped". step: the last that it has logged, or how
+    many rows of metrics if it logs none; None before the first. last_at: when its last row came, None if it has logged
     nothing; longest_s: the longest time from one row to the next. values: the last of each metric. last_line: of a
     script's output.
     """
