@@ -23,7 +23,7 @@ FOR_CPU := $(wildcard $(VENV)/.cpu)
 INSTALLED := $(wildcard $(READY))
 endif
 WHEELS := $(or $(filter 0 1,$(CPU)),$(if $(FOR_CPU),keep,$(if $(INSTALLED),0)))
-ifneq ($(and $(INSTALLED),$(filter 0,$(MAKELEVEL)),$(filter $(if $(FOR_CPU),0,1),$(CPU))),)
+ifneq ($(and $(INSTALLED),$(filter Linux,$(shell uname)),$(filter 0,$(MAKELEVEL)),$(filter $(if $(FOR_CPU),0,1),$(CPU))),)
 $(info $(VENV) has other wheels of PyTorch than CPU=$(CPU) asks for. To change that: make clean setup CPU=$(CPU))
 endif
 
@@ -152,13 +152,13 @@ setup-test: $(TEST_READY)  # and what the tests and the book add
 $(READY): requirements.txt pyproject.toml daskrun/pyproject.toml
 	@test -x $(BIN)/pip -a -z "$$(tools/why_broken.sh $(VENV))" || \
 	  $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' || \
-	  { echo "Python 3.11 to 3.14 is needed: make $(ASKED_FOR) PYTHON=python3.12. Where there is none: python3 -m venv ~/uv && ~/uv/bin/pip install uv && ~/uv/bin/uv python install 3.12, then make $(ASKED_FOR) PYTHON=~/.local/bin/python3.12"; exit 1; }
+	  { echo "Python 3.11 to 3.14 is needed: make $(ASKED_FOR) PYTHON=python3.12. Where there is only another one: python3 -m venv ~/uv && ~/uv/bin/pip install uv && ~/uv/bin/uv python install 3.12, then make $(ASKED_FOR) PYTHON=~/.local/bin/python3.12"; exit 1; }
 	@tools/why_broken.sh $(VENV) remove
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || \
 	  { $(REMOVE_VENV); echo "Python cannot make a virtual environment, as it says above. Where ensurepip is missing, on Debian: apt install $$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"; exit 1; }
 	@echo $$PPID >$(INSTALLING)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-user uv || \
-	  { echo "uv cannot be fetched, as pip says above: without a network, or behind a proxy that it does not know, nothing can be installed. See docs/troubleshooting.md"; exit 1; }
+	  { echo "uv was not installed: pip says above why. See docs/troubleshooting.md"; exit 1; }
 	@tools/install.sh $(VENV) $(WHEELS)
 	$(UV_INSTALL) --no-deps --editable . --editable ./daskrun
 	@rm $(INSTALLING)

@@ -109,6 +109,7 @@ BREAKS_OFF = 'case "$words" in *--dry-run*) exit 0 ;; *) echo "  cause: reset by
         ("exit 0", "580.65.06 12.0", [], ["pins"], "from PyPI"),
         ("exit 0", "580.65.06 7.0", [], ["cpu"], "7.5 or higher, and this machine's has 7.0"),
         ("exit 0", "550.54.15", [], ["cpu"], "or newer, and this machine has 550.54.15"),
+        (NO_ANSWER, "550.54.15", [], ["pins"], "It cannot use this machine's GPU"),
         ("exit 0", "[N/A]", [], ["pins"], ""),
         ("exit 0", None, ["0"], ["pins"], ""),
         ("exit 0", "580.65.06", ["1"], ["cpu"], ""),
@@ -135,6 +136,13 @@ def test_a_machine_gets_the_wheels_that_suit_it_and_the_pins_where_those_cannot_
         asked = venv.called.read_text().splitlines()[-1]
         assert "--require-hashes" in asked
         assert ("--reinstall-package torch " in asked) == (wheels == ["keep"]), "both kinds have the same version"
+
+
+@pytest.mark.parametrize("wheels", ["0", "1"])
+def test_an_installation_that_fails_ends_with_what_to_do(venv, wheels):
+    write_script(venv.folder / "bin/uv", f"echo >>{venv.called}; echo No space left on device >&2; exit 2")
+    done, _ = install(venv, wheels)
+    assert done.returncode == 1 and "No space left on device\nThe packages were not installed" in done.stderr
 
 
 @pytest.mark.parametrize("wheels", [[], ["0"], ["1"], ["keep"]])

@@ -7,7 +7,7 @@
 set -eu
 trap 'exit 130' INT
 cd "$(dirname "$0")/.."
-venv=$1 wheels=${2:-} system=$(uname)
+venv=$1 wheels=${2:-} system=$(uname) too_old=
 oldest_driver=580 oldest_gpu=7.5  # for CUDA 13
 answer_s=15  # limit for PyTorch's index; a third of it for a single answer
 work=$(mktemp -d)
@@ -21,6 +21,7 @@ smi() { PATH="$PATH:/usr/lib/wsl/lib" nvidia-smi "$@" 2>/dev/null; }
 
 has_gpu() {  # that the pinned PyTorch can use
   smi -L | grep -q '^GPU' || return
+  too_old=yes
   driver=$(smi --query-gpu=driver_version --format=csv,noheader | sed -n '1{s/[^0-9.].*//;p;q;}')
   newest=$(smi --query-gpu=compute_cap --format=csv,noheader | grep -E '^[0-9]+\.[0-9]$' | sort -V | tail -n 1)
   if [ "${newest:-9.0}" != "$(printf '%s\n' "${newest:-9.0}" $oldest_gpu | sort -V | tail -n 1)" ]; then
@@ -29,7 +30,7 @@ has_gpu() {  # that the pinned PyTorch can use
     return 1
   fi
   major=${driver%%.*}
-  [ "${major:-$oldest_driver}" -lt "$oldest_driver" ] || return 0
+  [ "${major:-$oldest_driver}" -lt "$oldest_driver" ] || { too_old= && return; }
   echo "PyTorch with CUDA 13 needs NVIDIA's driver $oldest_driver or newer, and this machine has $driver: this environment" \
     "uses the CPU. After an update of the driver: make clean setup CPU=0"
   return 1
@@ -38,6 +39,11 @@ has_gpu() {  # that the pinned PyTorch can use
 say_size() {
   [ "$system" = Linux ] && size=", about $1" || size=
   echo "Fetching and installing packages$size: minutes on a fast network, longer on a slow one."
+}
+
+fail() {
+  echo "The packages were not installed: see above. To try again, give the same command; what was fetched is kept. $*" >&2
+  exit 1
 }
 
 index_answers() {  # as uv says, which knows the address
@@ -52,18 +58,15 @@ install_for_cpus() {
   [ ! -e "$venv/.cpu" ] || set --
   touch "$venv/.cpu"
   "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --compile-bytecode --torch-backend cpu \
-    --constraints "$work/pins" "$@" --editable '.[lab]' || {
-    echo "The packages were not installed: see above. To try again, give the same command; what was fetched is kept. CPU=0" \
-      "takes PyTorch from PyPI instead (3.4 GB)." >&2
-    exit 1
-  }
+    --constraints "$work/pins" "$@" --editable '.[lab]' || fail "CPU=0 takes PyTorch from PyPI instead (3.4 GB)."
 }
 
 install_pins() {
   say_size "3.4 GB, with PyTorch from PyPI"
   set -- $renew
   [ -e "$venv/.cpu" ] || set --
-  "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --compile-bytecode --require-hashes "$@" -r requirements.txt
+  "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --compile-bytecode --require-hashes "$@" -r requirements.txt ||
+    fail
   rm -f "$venv/.cpu"
 }
 
@@ -75,6 +78,7 @@ install_for_cpus_or_pins() {
   why=$(sed -n 's/^ *cause: //p' "$work/said" | tail -n 1)
   why=${why:-$(grep -m 1 . "$work/said" || echo "no answer within $answer_s s")}
   echo "PyTorch's wheels for CPUs cannot be had from here ($why), so PyTorch comes from PyPI, with CUDA."
+  [ -z "$too_old" ] || echo "It cannot use this machine's GPU: export CUDA_VISIBLE_DEVICES= for all that follows."
   install_pins
 }
 

@@ -128,7 +128,7 @@ def test_a_file_that_comes_before_an_installed_package(well, tmp_path):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine's GPU works")
 @pytest.mark.parametrize(("says", "ok"), [("NVIDIA H200, 570.1", False), ("No devices were found", True)])
 def test_an_nvidia_gpu_that_pytorch_cannot_use(well, monkeypatch, tmp_path, says, ok):
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{says}'\n")
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{says}'\nexit {6 * ok}\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -28,10 +28,15 @@ Line = tuple[str, bool, str]  # name, whether all is well, and what there is or 
 
 
 class Unfit(RuntimeError):
-    """What a check found wrong."""
+    """What a check found wrong. cure: where it is another than the check's."""
+
+    def __init__(self, what: str, cure: str | None = None) -> None:
+        super().__init__(what)
+        self.cure = cure
 
 
-AS_PINNED = "make clean setup; with conda, pip install --force-reinstall -r requirements.txt"
+OLDEST_DRIVER = 580  # for CUDA 13, as in tools/install.sh
+AS_PINNED = "make clean setup, with CPU=… if you gave it; with conda, pip install --force-reinstall -r requirements.txt"
 
 
 def run_checks(requirements: str | Path | None, address: str | None = None) -> Iterator[Line]:
@@ -46,7 +51,7 @@ def run_checks(requirements: str | Path | None, address: str | None = None) -> I
         yield _line("packages", partial(_packages, requirements), AS_PINNED)
         yield _line("cores and memory", _memory, "more memory, for this container or for WSL, too")
         click.echo("Loading PyTorch, which takes longer the first time …")
-        renew = "install NVIDIA's driver 580 or newer"
+        renew = f"install NVIDIA's driver {OLDEST_DRIVER} or newer"
         yield _line("GPU", _gpu, f"{renew}, or, as with a GPU older than Turing's, export CUDA_VISIBLE_DEVICES=")
         yield (data := _line("data", _data, "unset WORKSHOP_DATA"))
         theirs = "unset WORKSHOP_DATA to use the sketches, whose weights need no download"
@@ -100,6 +105,7 @@ def _line(name: str, look: Callable[[], str], cure: str) -> Line:
         if type(error).__name__ in SAY_THEIR_CURE:
             return name, False, " ".join(str(error).split())
         kind = "" if type(error).__module__.startswith(("workshop_utils", "daskrun")) else f"{type(error).__name__}: "
+        cure = getattr(error, "cure", None) or cure
         return name, False, f"{kind}{' '.join(str(error).split())[:600]} | To mend it: {cure}"
 
 
@@ -130,7 +136,7 @@ def _packages(requirements):
             f"files are missing of {len(lacking)} packages, as after an interrupted installation: {lacking[:5]}"
         )
     if hidden := [about for pin in pins if pin.name in IMPORTED and (about := _what_hides(pin.name))]:
-        raise Unfit(f"other files come before the packages: {'; '.join(hidden)}: unset PYTHONPATH, or move them away")
+        raise Unfit(f"other files come before the packages: {'; '.join(hidden)}", "unset PYTHONPATH, or move them away")
     return f"all {len(pins)} pins match"
 
 
@@ -163,10 +169,11 @@ def _gpu():
 
     driver = _what_nvidias_driver_says()
     if driver and torch.version.cuda is None:  # as where the driver was too old when this was set up
-        return f"{driver}, not used, as PyTorch {torch.__version__} is for CPUs; for CUDA: make clean setup CPU=0"
+        change = f"with driver {OLDEST_DRIVER} or newer and a GPU from Turing on, make clean setup CPU=0 takes CUDA's"
+        return f"{driver}, not used, as PyTorch {torch.__version__} is for CPUs ({change})"
     sums = [torch.eye(8, device=i).matrix_power(2).sum().item() for i in range(torch.cuda.device_count())]
     _need(sums or not driver, f"{driver}, but PyTorch {torch.__version__} cannot use it")
-    return driver or (torch.cuda.get_device_name(0) if sums else "no GPU: lessons run on the CPU")
+    return driver or (torch.cuda.get_device_name(0) if sums else "no GPU that PyTorch can use: lessons run on the CPU")
 
 
 def _what_nvidias_driver_says():
@@ -174,8 +181,8 @@ def _what_nvidias_driver_says():
     if not smi or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return ""
     query = [smi, "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    said = subprocess.run(query, capture_output=True, text=True, timeout=30).stdout
-    return "" if "No devices" in said else "; ".join(said.strip().split("\n"))
+    said = subprocess.run(query, capture_output=True, text=True, timeout=30)
+    return "" if said.returncode else "; ".join(said.stdout.strip().split("\n"))  # it fails without a GPU or a driver
 
 
 def _data():
