@@ -6,6 +6,7 @@ READY := $(VENV)/.ready
 TEST_READY := $(VENV)/.test-ready
 HOROVOD := $(VENV)/.horovod
 INSTALLING := $(VENV)/.installing
+INSTALLING_TESTS := $(VENV)/.installing-tests
 ASKED_FOR := $(or $(MAKECMDGOALS),lab)
 REMOVE_VENV = [ ! -e $(VENV)/pyvenv.cfg ] || rm -rf $(VENV)
 
@@ -167,10 +168,13 @@ $(READY): requirements.txt pyproject.toml daskrun/pyproject.toml
 
 UV_INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python
 
-$(TEST_READY): requirements-test.txt $(READY)  # without dependencies, as requirements.txt has those that this file lacks
-	@echo $$PPID >$(INSTALLING)
-	$(UV_INSTALL) --require-hashes --no-deps --compile-bytecode -r requirements-test.txt
-	@rm $(INSTALLING)
+# Without dependencies, as requirements.txt has those that this file lacks. What an end before the end leaves of them, the
+# next time replaces; the lessons go on without them.
+$(TEST_READY): requirements-test.txt $(READY)
+	@again=$$([ ! -e $(INSTALLING_TESTS) ] || echo --reinstall); touch $(INSTALLING_TESTS); \
+	  $(UV_INSTALL) $$again --require-hashes --no-deps --compile-bytecode -r requirements-test.txt || \
+	  { echo "What the tests and the book need was not installed: see above. The lessons go on without it: make lab"; exit 1; }
+	@rm $(INSTALLING_TESTS)
 	@touch $@
 
 horovod: $(HOROVOD)

@@ -16,10 +16,14 @@ def venv(tmp_path):
     folder = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     for name in ("pip", "uv"):
-        script = folder / "bin" / name
-        script.write_text(f'#!/bin/sh\n# {folder}/bin/python\n(echo "$0 $@"; env) >>"{tmp_path}/calls"\n')
-        script.chmod(0o755)
+        note_calls(folder, name)
     return folder
+
+
+def note_calls(venv, name):
+    script = venv / "bin" / name
+    script.write_text(f'#!/bin/sh\n# {venv}/bin/python\n(echo "$0 $@"; env) >>"{venv.parent}/calls"\n')
+    script.chmod(0o755)
 
 
 def why(venv, *remove):
@@ -127,3 +131,16 @@ def test_settings_for_other_environments_do_not_reach_the_installation(venv, tmp
     assert len(calls) == 2 and all(f"--python {venv}/bin/python" in call for call in calls)
     assert not [name for name in settings if f"\n{name}=" in said]
     assert "\nPIP_INDEX_URL=https://pins.example/simple\n" in said, "a company's own index stays"
+
+
+def test_the_lessons_outlive_test_packages_that_cannot_be_had(venv, tmp_path):
+    (venv / "bin/uv").write_text("#!/bin/sh\nexit 2\n")
+    (venv / ".ready").touch()
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        make(venv, "setup-test")
+    assert "The lessons go on without it: make lab" in refused.value.output
+    assert why(venv) == "" and "remove" not in make(venv, "-n", "setup")
+    note_calls(venv, "uv")
+    make(venv, "setup-test")
+    assert "--reinstall --require-hashes" in (tmp_path / "calls").read_text()
+    assert not list(venv.glob(".installing*"))
