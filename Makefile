@@ -34,7 +34,7 @@ COMPARE := $(OFFLINE) $(BIN)/python tests/notebooks/compare.py
 # Two tests at a time: threads that spin while they wait would keep the other test's from working.
 SIDE_BY_SIDE := env OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 --dist loadfile
 
-.PHONY: always lab run bench faults figures book links test test-parts style lint unit test-notebooks hosts test-clusters test-weekly newest oldest film setup setup-test horovod pins clean
+.PHONY: always lab run bench faults figures book links test test-parts style lint all-tests test-notebooks hosts test-weekly newest oldest film setup setup-test horovod pins clean
 
 lab: setup
 	$(BIN)/workshop lab
@@ -79,17 +79,14 @@ style: setup-test
 lint: style
 	$(BIN)/mypy
 
-unit: setup-test  # all tests but those of several hosts, and the weekly ones; three at a time, as many wait
-	$(SIDE_BY_SIDE) -n 3 --junitxml=build/unit.xml
+all-tests: hosts  # but the weekly ones; three files at a time, as many wait
+	$(SIDE_BY_SIDE) -n 3 -m "not weekly" --junitxml=build/tests.xml
 
 test-notebooks: setup-test  # all of them, or ONLY="01 06"
 	$(COMPARE) --side-by-side $(ONLY)
 
-hosts: setup-test  # what test-clusters starts for real, such as Slurm and sshd, if this user may install it
+hosts: setup-test  # what tests/clusters starts for real, such as Slurm and sshd, if this user may install it
 	bash tests/clusters/install.sh $(BIN)
-
-test-clusters: hosts  # several hosts, SSH and Slurm on this machine; what it lacks for them is skipped, with the reason
-	$(SIDE_BY_SIDE) -n 3 -m "clusters and not weekly" --junitxml=build/clusters.xml tests/clusters
 
 test-weekly: hosts oldest links  # what takes longest: a bare Debian, every fault, one core, every cell twice
 	$(BIN)/pytest -m weekly

@@ -19,13 +19,17 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-backgroun
 IMPORTED_ONCE = ["torchvision", "daskrun.horovod", "workshop_utils.classify", "workshop_utils.train"]
 
 
+gc.disable()  # until all is imported: nothing of that is garbage, and to look for some takes a fifth of the time
+
+
 def pytest_configure(config):
     # Workers are forked from one process for the session, as each import of PyTorch takes seconds of a core.
     local.PRELOAD += IMPORTED_ONCE
 
 
 def pytest_collection_finish():
-    gc.freeze()  # what is imported is no garbage, and to look for some in it takes half a second each time
+    gc.freeze()  # to look for garbage in what was imported takes half a second each time
+    gc.enable()
 
 
 def pytest_unconfigure():

@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import signal
 import socket
 import subprocess
@@ -44,7 +45,12 @@ def test_what_is_no_checkpoint_of_it_is_named_before_the_training(tmp_path):
     other = tmp_path / "other.pt"
     torch.save({"model": {}, "optimizer": {}, "epoch": 3}, other)
     assert f"{other} is no checkpoint of this training" in refused(other, "5")
-    assert f"no folder {str(tmp_path / 'none')!r}" in refused(tmp_path / "none" / "model.pt", "5")
+
+
+def test_a_folder_that_is_not_there_is_named_before_the_training(tmp_path):
+    load = runpy.run_path(str(SCRIPT))["load"]
+    with pytest.raises(RuntimeError, match=f"no folder {str(tmp_path / 'none')!r} on this worker"):
+        load(str(tmp_path / "none" / "model.pt"), None, None)
 
 
 @pytest.mark.weekly  # it waits a minute

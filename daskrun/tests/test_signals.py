@@ -32,7 +32,7 @@ def printed(folder, what):
     return (folder / ".out").read_text().count(what)
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", pytest.param("SIGHUP", marks=pytest.mark.weekly)])
 def test_a_signal_reaches_the_scripts_which_may_save(client, tmp_path, name):
     write(tmp_path, *SAVES)
     with command(client, tmp_path, "script.py") as process:
