@@ -180,6 +180,7 @@ def many(client):
     client.run_on_scheduler(lambda dask_scheduler: record_of(dask_scheduler).ends("made-up-64", ""))
 
 
+@pytest.mark.weekly
 def test_64_ranks_are_readable_on_a_laptop_and_on_a_phone(client, browser, many):
     for viewport in (LAPTOP, PHONE):
         with opened(browser, address(client), viewport) as page:
@@ -195,6 +196,7 @@ def test_64_ranks_are_readable_on_a_laptop_and_on_a_phone(client, browser, many)
             assert len(lines["xs"]) == 64 and len(looks) == 28  # of seven colours and four dashes
 
 
+@pytest.mark.weekly
 def test_axe_finds_nothing_wrong(client, browser, many):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
     with opened(browser, address(client)) as page:

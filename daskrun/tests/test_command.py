@@ -260,6 +260,7 @@ def test_what_a_script_opens_where_our_pipes_were_stays_as_it_is(client, tmp_pat
     assert sum(file.stat().st_size for file in tmp_path.glob("file*")) == 0
 
 
+@pytest.mark.weekly
 def test_an_abort_is_a_death_also_after_an_error_that_was_handled_and_in_a_childs_script(client, tmp_path):
     write(
         tmp_path,

@@ -222,6 +222,7 @@ def test_instructors_have_a_menu_of_their_own(page, site):
     expect(page).to_have_url(f"{site}/docs/index.html")
 
 
+@pytest.mark.weekly
 def test_one_can_read_each_diagram_on_a_phone(page_of, site, pages):
     phone, sizes = page_of(PHONE), {}
     shown = [path for path, page in pages.items() if page.all("img", "narrow")]
@@ -253,6 +254,7 @@ def test_on_a_phone_a_wide_table_is_cards_that_name_each_column(page_of, site):
     assert page.locator(".pst-scrollable-table-container").evaluate_all(shown) == 0
 
 
+@pytest.mark.weekly
 def test_on_a_phone_code_goes_on_below_and_copies_as_it_was_and_printed_tables_stay_whole(page_of, page, site):
     phone, texts = page_of(PHONE), "blocks => blocks.map(block => block.textContent.trimEnd())"
     for path in ("notebook_output/04-parallel-inference", "notebook_output/07-learning-results", "docs/cheat-sheet"):
@@ -291,6 +293,7 @@ def test_on_a_phone_a_tap_shows_a_chart_on_the_whole_screen_and_the_next_takes_i
     assert phone.url.endswith("07-learning-results.html")
 
 
+@pytest.mark.weekly
 def test_a_phone_that_is_turned_shows_what_it_shows_where_it_was_held_so_at_first(page_of, site):
     def folded(page):
         return page.locator(".bd-article div.highlight pre").evaluate_all(
@@ -331,6 +334,7 @@ def test_on_a_phone_the_figures_fold_and_a_link_opens_its_section(page_of, site)
     assert page.locator("details.section[open]").count() == 1
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_links_have_one_colour_also_in_tables_and_around_code(page_of, site, scheme):
     page = page_of(scheme=scheme)

@@ -118,6 +118,7 @@ async def connected(url, headers):
     (await websocket_connect(HTTPRequest(url, headers=headers))).close()
 
 
+@pytest.mark.weekly
 def test_in_codespaces_its_own_page_is_let_in_and_no_other(tmp_path):
     with running_lab(tmp_path, CODESPACE_NAME="ours") as (_, address, token):
         browser = build_opener(HTTPCookieProcessor(jar := CookieJar()))
