@@ -20,7 +20,7 @@ ifeq ($(origin CPU)$(filter 0 1,$(CPU)),command line)
 $(error CPU is '$(CPU)': write CPU=1 for PyTorch's wheels for CPUs, CPU=0 for those from PyPI)
 endif
 ifeq ($(filter clean,$(MAKECMDGOALS)),)
-FOR_CPU := $(wildcard $(VENV)/.cpu)
+FOR_CPU := $(if $(wildcard $(INSTALLING)),,$(wildcard $(VENV)/.cpu))
 INSTALLED := $(wildcard $(READY))
 endif
 WHEELS := $(or $(filter 0 1,$(CPU)),$(if $(FOR_CPU),keep,$(if $(INSTALLED),0)))

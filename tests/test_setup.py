@@ -113,7 +113,7 @@ BREAKS_OFF = 'case "$words" in *--dry-run*) exit 0 ;; *) echo "  cause: reset by
         ("exit 0", "[N/A]", [], ["pins"], ""),
         ("exit 0", None, ["0"], ["pins"], ""),
         ("exit 0", "580.65.06", ["1"], ["cpu"], ""),
-        (NO_ANSWER, None, ["1"], ["cpu"], "CPU=0 takes PyTorch from PyPI"),
+        (NO_ANSWER, None, ["1"], ["cpu"], "CPU=0 takes it from PyPI"),
     ],
 )
 def test_a_machine_gets_the_wheels_that_suit_it_and_the_pins_where_those_cannot_be_had(
@@ -172,6 +172,7 @@ def make(*words, **env):
     [
         ([], [], ""),
         ([".cpu", ".ready"], [], "keep"),
+        ([".cpu", ".installing"], [], ""),
         ([".cpu", ".ready"], ["CPU=0"], "0"),
         ([".ready"], [], "0"),
         ([".ready"], ["CPU=1"], "1"),

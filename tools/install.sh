@@ -58,7 +58,7 @@ install_for_cpus() {
   [ ! -e "$venv/.cpu" ] || set --
   touch "$venv/.cpu"
   "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --compile-bytecode --torch-backend cpu \
-    --constraints "$work/pins" "$@" --editable '.[lab]' || fail "CPU=0 takes PyTorch from PyPI instead (3.4 GB)."
+    --constraints "$work/pins" "$@" --editable '.[lab]' || fail "If PyTorch's own index is at fault, CPU=0 takes it from PyPI (3.4 GB)."
 }
 
 install_pins() {

