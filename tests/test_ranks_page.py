@@ -19,7 +19,7 @@ from waiting import GIVE_UP_S, until
 import daskrun
 from daskrun import dashboard
 from daskrun.claims import Request, Worker
-from daskrun.page import LOST
+from daskrun.page import LOST, OLD
 from daskrun.scheduler import record_of
 
 LAPTOP, PHONE, PANE = {"width": 1400, "height": 900}, {"width": 390, "height": 844}, {"width": 400, "height": 300}
@@ -67,7 +67,7 @@ def test_lines_grow_a_death_is_marked_the_next_attempt_goes_on_and_a_hang_is_tol
     client, browser, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("daskrun.record.HANGS", 0.2)
-    go_on = [str(tmp_path / name) for name in ("killed", "freed")]
+    go_on = [str(tmp_path / name) for name in ("killed", "freed", "ends")]
 
     def train():
         import os
@@ -86,6 +86,8 @@ def test_lines_grow_a_death_is_marked_the_next_attempt_goes_on_and_a_hang_is_tol
                     time.sleep(0.05)
                 if not attempt:
                     os.kill(os.getpid(), signal.SIGKILL)
+            while step == 4 and not os.path.exists(go_on[2]):
+                time.sleep(0.05)
 
     with opened(browser, address(client)) as page, daskrun.launch(client, train, max_restarts=1) as job:
         until(lambda: page.evaluate(DATA, "lines").get("xs") == [[1, 2, 3], [1, 2, 3]])
@@ -107,6 +109,10 @@ def test_lines_grow_a_death_is_marked_the_next_attempt_goes_on_and_a_hang_is_tol
         page.get_by_label("Against").select_option("seconds")
         until(lambda: page.evaluate(DATA, "lines")["xs"][0][0] != 1)
         open(go_on[1], "w").close()
+        page.get_by_text(OLD).wait_for()
+        page.get_by_text("Rank 0 waits in").wait_for()  # it can be read also where a rank only lags
+        row_of(page, 1).get_by_text("running").wait_for()
+        open(go_on[2], "w").close()
         job.result()
         page.get_by_text("restarts 1 of 1: finished").wait_for()
         page.get_by_text("finished; before: WorkerDied: Rank 1 died").wait_for()
@@ -296,6 +302,7 @@ def test_a_preload_gives_a_scheduler_the_page_which_waits_for_the_first_job(brow
                 for path in (dashboard.PAGE, dashboard.PANE):
                     with opened(browser, url + path) as page:
                         page.get_by_text("No job yet").wait_for()
+                        expect(page.get_by_role("button", name="Who waits?")).to_be_hidden()
                         client.run_on_scheduler(make_up, 3 if path == dashboard.PAGE else 4)
                         row_of(page, 2).get_by_text("running").wait_for()
                         until(lambda page=page: page.evaluate(DATA, "lines")["xs"])

@@ -88,6 +88,14 @@ def test_a_failed_rank_and_the_first_line_of_the_error_are_kept_and_nothing_afte
     assert record.version == version and not job.rows and job.error.startswith("ValueError")
 
 
+def test_a_rank_that_fails_because_another_has_died_is_stopped():
+    record, job = begun()
+    record.hear("failed", "train-1", [0, 0, b"", b"", "", False], 3)  # in a collective, before the death is known
+    record.hear("gone", "train-1", ["process 1"], 4)
+    record.ends("train-1", "WorkerDied: Rank 1 died")
+    assert states(job) == ["stopped", "dead"]
+
+
 def test_a_client_that_is_gone_ends_its_jobs_alone():
     record, job = begun()
     record.wants(Request("other-1", "another kernel"), 3)

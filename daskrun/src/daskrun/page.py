@@ -21,7 +21,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 from daskrun import tables
 from daskrun.rank import AttemptId
-from daskrun.record import JobRecord
+from daskrun.record import JobRecord, Line
 from daskrun.scheduler import record_of
 from daskrun.why.looks import looks
 from daskrun.why.verdict import diagnosed, explain
@@ -51,6 +51,7 @@ SHADOW, SHADOW_BELOW = (  # until the end of what is wider, or longer, than its 
 SAID = f"""
 pre {{white-space: pre-wrap; overflow-wrap: anywhere; max-height: 25vh; overflow: auto; background: {SHADOW_BELOW}}}
 """
+OLD = "Since this answer, a rank has logged or printed something."
 LOST = "The cluster has ended, or cannot be reached. Below is what it said last, and nothing can be chosen any more."
 
 _viewers: "WeakSet[Ranks]" = WeakSet()
@@ -67,6 +68,7 @@ class Ranks(DashboardComponent):
         self._scheduler, self._record = scheduler, record_of(scheduler)
         self._drawn: tuple = ()  # what the chart shows
         self._about: tuple = ()  # what the answer to "Who waits?" is about
+        self._answered_at = 0.0
         self._is_pane = False
         self._default = ""  # the metric that is shown until the viewer chooses another, then ""
         self.rest_until = self.shown_at = 0.0
@@ -115,8 +117,9 @@ class Ranks(DashboardComponent):
 
     def _update(self, now: float) -> None:
         jobs = dict(self._record.in_order())
+        self._job.visible = self._button.visible = bool(jobs)
         if not jobs:
-            self._chart.visible = False
+            self._chart.visible = self._metric.visible = self._by.visible = False
             self._title.text = escape(NONE)
             return
         started = {name: datetime.fromtimestamp(time.time() - now + job.since) for name, job in jobs.items()}
@@ -126,14 +129,24 @@ class Ranks(DashboardComponent):
             self._job.value = NEWEST
         name = self._shown_job()
         job = jobs[name]
-        about = (name, job.attempt, job.is_finished, bool(job.waiting) or job.state != "running")
+        about = (name, job.attempt, job.is_finished)
         if self._about != about:  # what was told is true no longer
             self._about, self._said.text = about, ""
         self._jobs.text = tables.of_jobs(jobs, started)
         self._choose_metric(job)
         self._chart.visible = self._metric.visible = self._by.visible = bool(job.names)
-        restarts = f", restarts {tables.restarts(job)}" if job.attempts > 1 else ""
         ranks = job.table(self._metric.value if job.names else "", now)
+        self._title.text = self._titled(job, ranks)
+        self._ranks.text = tables.of_ranks(job, ranks, self._metric.value if job.names else "")
+        if self._drawn != (drawn := (name, self._record.version, self._metric.value, self._by.value)):
+            self._drawn = drawn
+            self._draw(job)
+        self._show_answer(job, now)
+        self._button.disabled = self._asking is not None
+
+    def _titled(self, job: JobRecord, ranks: list[Line]) -> str:
+        """Return what stands above the ranks, as HTML."""
+        restarts = f", restarts {tables.restarts(job)}" if job.attempts > 1 else ""
         at_work = [rank.is_late for rank in ranks if rank.silent_s is not None]
         silence = ", and all ranks are silent" if at_work and all(at_work) else ""
         title = f"<b>{escape(job.name)}</b>{restarts}: {job.state}{silence}"
@@ -141,15 +154,16 @@ class Ranks(DashboardComponent):
             axes = f"; {self._metric.value} against {self._by.value}" if job.names else ""
             title += escape(axes)
             title += "" if job.is_over else '. <a href="ranks" target="_blank">Who waits?</a>'
-            title += f"<br>{escape(job.error)}" if job.is_over and not job.is_finished else ""
-        self._title.text = title
-        self._ranks.text = tables.of_ranks(job, ranks, self._metric.value if job.names else "")
-        if self._drawn != (drawn := (name, self._record.version, self._metric.value, self._by.value)):
-            self._drawn = drawn
-            self._draw(job)
+        if job.is_over and not job.is_finished:
+            title += f'<div class="{"" if self._is_pane else "narrow"}">{escape(job.error)}</div>'
+        return title
+
+    def _show_answer(self, job: JobRecord, now: float) -> None:
+        """Show who waits, if that was asked, and say so if the ranks have gone on."""
         if self._asking and self._asking.done():
-            self._said.text, self._asking = self._asking.result(), None
-        self._button.disabled = self._asking is not None
+            self._said.text, self._answered_at, self._asking = self._asking.result(), now, None
+        elif self._said.text and not self._said.text.startswith(OLD) and job.has_logged_since(self._answered_at):
+            self._said.text = f"{OLD}\n\n{self._said.text}"
 
     def _shown_job(self) -> str:
         """Return the id of the job that the viewer has chosen, or of the newest that runs."""

@@ -110,6 +110,10 @@ class JobRecord:
         """Whether it has ended without an error."""
         return self.is_over and self.state.startswith("finished")
 
+    def has_logged_since(self, at: float) -> bool:
+        """Return whether a rank of its latest attempt has logged or printed something after a time."""
+        return any(rank.last_at is not None and rank.last_at > at for rank in self.ranks)
+
     def shows(self, name: str, value: Any) -> bool:
         """Return whether a metric's value can be shown; its name is kept."""
         if name in OF_EACH_ROW or not isinstance(value, int | float):
@@ -264,7 +268,8 @@ class Record:
             return
         self.version += 1
         for rank in job.ranks:
-            if rank.is_at_work or rank.state == "starting":
+            lost_another = rank.state == "failed" and error.startswith("WorkerDied")  # in a collective with it
+            if rank.is_at_work or rank.state == "starting" or lost_another:
                 rank.state = "stopped" if error or again else "finished"
         how = "cancelled" if error.startswith("CancelledError") else "failed" if error else "finished"
         if how != "finished":  # else the error of an attempt before stays

@@ -16,6 +16,7 @@ th {position: sticky; top: 0; background: #fafafa}
 td:last-child {white-space: normal}
 .text {min-width: 18em}
 .bar {min-width: 36px}
+@media (min-width: 700px) {.narrow {display: none}}
 .late, .failed, .dead, .does-not-wait {color: #b00020; font-weight: bold}
 """
 
