@@ -109,8 +109,11 @@ def test_jobs_that_run_come_first_and_then_the_newest_of_those_that_are_over():
         record.wants(Request(f"job-{number}", "kernel"), number)
         if number != 3:
             record.ends(f"job-{number}", "")
+    record.wants(Request("trains", "kernel"), 99)
+    record.begins("trains", workers(2))
+    record.wants(Request("waits for workers", "kernel"), 100)
     in_order = [name for name, _ in record.in_order()]
-    assert in_order == ["job-3", *(f"job-{number}" for number in range(ENDED + 4, 4, -1))]
+    assert in_order == ["trains", "waits for workers", "job-3", *(f"job-{number}" for number in range(ENDED + 4, 4, -1))]
 
 
 def test_what_is_kept_is_bounded():
@@ -310,13 +313,17 @@ def test_what_comes_late_changes_nothing():
     assert job.state == "failed" and job.is_over and list(record.jobs) == ["train-1"]
 
 
-def test_who_was_seen_to_wait_does_so_until_a_rank_logs():
+def test_who_was_seen_to_wait_does_so_until_one_of_them_logs():
     record, job = begun()
     record.waits("train-1", 1, [1])  # of another attempt
     record.waits("train-1", 0, [0])
     assert [line.state for line in job.table("loss", 3)] == ["waits", "does not wait"]
-    log(record, 3, 1, loss=1.0)
-    assert [line.state for line in job.table("loss", 3)] == ["running", "running"]
+    log(record, 3, 1, retries=1.0)  # the one for which it waits says something
+    assert [line.state for line in job.table("loss", 3)] == ["waits", "does not wait"]
+    assert not job.has_gone_on(frozenset({0}), since=2) and job.has_gone_on(frozenset(), since=2)
+    log(record, 4, 0, loss=1.0)
+    assert [line.state for line in job.table("loss", 4)] == ["running", "running"]
+    assert job.has_gone_on(frozenset({0}), since=3)
 
 
 def test_a_scripts_last_line_stands_beside_its_steps():

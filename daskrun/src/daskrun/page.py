@@ -51,7 +51,7 @@ SHADOW, SHADOW_BELOW = (  # until the end of what is wider, or longer, than its 
 SAID = f"""
 pre {{white-space: pre-wrap; overflow-wrap: anywhere; max-height: 25vh; overflow: auto; background: {SHADOW_BELOW}}}
 """
-OLD = "Since this answer, a rank has logged or printed something."
+OLD = "Since this answer, a rank has gone on."
 LOST = "The cluster has ended, or cannot be reached. Below is what it said last, and nothing can be chosen any more."
 
 _viewers: "WeakSet[Ranks]" = WeakSet()
@@ -68,14 +68,15 @@ class Ranks(DashboardComponent):
         self._scheduler, self._record = scheduler, record_of(scheduler)
         self._drawn: tuple = ()  # what the chart shows
         self._about: tuple = ()  # what the answer to "Who waits?" is about
-        self._answered_at = 0.0
+        self._asked: tuple = ()  # what the question was about
+        self._answered: tuple[frozenset[int], float] = frozenset(), 0.0  # who waited, and when
         self._is_pane = False
         self._default = ""  # the metric that is shown until the viewer chooses another, then ""
         self.rest_until = self.shown_at = 0.0
         _viewers.add(self)
         scheduler.add_plugin(_LastUpdate(), idempotent=True)
         self._asking: asyncio.Task[str] | None = None
-        self._jobs, self._ranks, self._title = _text_box(150), _text_box(300), _text_box(60)
+        self._jobs, self._ranks, self._title = _table_box(150), _table_box(300), _text_box()
         self.lost = Div(text=f"<b>{LOST}</b>", visible=False, stylesheets=[tables.STYLE])
         self._said = PreText(text="", sizing_mode="stretch_width", stylesheets=[SAID])
         self._job = Select(title="Job", options=list[Any]([NEWEST]), value=NEWEST, width=140)
@@ -104,6 +105,7 @@ class Ranks(DashboardComponent):
         """The pane, which may be 200 pixels high: the title says what the axes are."""
         self._is_pane = True
         self._chart.sizing_mode, self._chart.toolbar_location = "stretch_both", None
+        self._title.styles = {"overflow": "auto", "max-height": "60px"}
         self._ranks.styles = {"overflow": "auto", "max-height": "45%", "background": SHADOW}
         self._ranks.stylesheets = [tables.STYLE, "table {font-size: 12px} th, td {padding: 0 5px}"]
         return column(self.lost, self._title, self._chart, self._ranks, sizing_mode="stretch_both")
@@ -117,7 +119,8 @@ class Ranks(DashboardComponent):
 
     def _update(self, now: float) -> None:
         jobs = dict(self._record.in_order())
-        self._job.visible = self._button.visible = bool(jobs)
+        for model in (self._job, self._button, self._jobs, self._ranks):
+            model.visible = bool(jobs)
         if not jobs:
             self._chart.visible = self._metric.visible = self._by.visible = False
             self._title.text = escape(NONE)
@@ -129,7 +132,7 @@ class Ranks(DashboardComponent):
             self._job.value = NEWEST
         name = self._shown_job()
         job = jobs[name]
-        about = (name, job.attempt, job.is_finished)
+        about = _about(name, job)
         if self._about != about:  # what was told is true no longer
             self._about, self._said.text = about, ""
         self._jobs.text = tables.of_jobs(jobs, started)
@@ -161,9 +164,13 @@ class Ranks(DashboardComponent):
     def _show_answer(self, job: JobRecord, now: float) -> None:
         """Show who waits, if that was asked, and say so if the ranks have gone on."""
         if self._asking and self._asking.done():
-            self._said.text, self._answered_at, self._asking = self._asking.result(), now, None
-        elif self._said.text and not self._said.text.startswith(OLD) and job.has_logged_since(self._answered_at):
+            if self._asked == self._about:
+                self._said.text, self._answered = self._asking.result(), (job.waiting, now)
+            self._asking = None
+        is_new = self._said.text and not (self._asking or self._said.text.startswith(OLD))
+        if is_new and job.has_gone_on(*self._answered):
             self._said.text = f"{OLD}\n\n{self._said.text}"
+        self._said.visible = bool(self._said.text)
 
     def _shown_job(self) -> str:
         """Return the id of the job that the viewer has chosen, or of the newest that runs."""
@@ -227,8 +234,10 @@ class Ranks(DashboardComponent):
 
     def _ask(self) -> None:
         if self._record.jobs and not self._asking:
-            self._asking = asyncio.ensure_future(_explained(self._scheduler, self._shown_job()))
-            self._button.disabled = True
+            name = self._shown_job()
+            self._asked, self._said.text = _about(name, self._record.jobs[name]), "Looking at the ranks …"
+            self._asking = asyncio.ensure_future(_explained(self._scheduler, name))
+            self._button.disabled = self._said.visible = True
 
 
 class _LastUpdate(SchedulerPlugin):
@@ -261,6 +270,11 @@ async def _explained(scheduler: Scheduler, name: str) -> str:
     return f"{datetime.now():%H:%M:%S}  {diagnosed(str, explain, found, ended)}"
 
 
+def _about(name: str, job: JobRecord) -> tuple:
+    """Return what an answer is about: if it changes, the answer is true no longer."""
+    return name, job.attempt, job.is_finished
+
+
 def _alone(xs: list[float], ys: list[float]) -> list[tuple[float, float]]:
     """Return the points that no line joins to another, as beside a gap, or where the same value comes again."""
     points = list(zip(xs, ys, strict=True))
@@ -268,17 +282,17 @@ def _alone(xs: list[float], ys: list[float]) -> list[tuple[float, float]]:
     return [point for n, point in enumerate(points) if isfinite(point[1]) and not joins[n] and not joins[n + 1]]
 
 
-def _text_box(height: int) -> Div:
-    """Return a box for HTML, which scrolls beyond a height in pixels."""
-    return Div(
-        text="",
-        disable_math=True,
-        sizing_mode="stretch_width",
-        stylesheets=[tables.STYLE],
-        styles={"overflow": "auto", "max-height": f"{height}px", "background": SHADOW},
-        html_attributes={"tabindex": "0"},
-        margin=(2, 5),
-    )
+def _text_box() -> Div:
+    """Return a box for HTML."""
+    return Div(text="", disable_math=True, sizing_mode="stretch_width", stylesheets=[tables.STYLE], margin=(2, 5))
+
+
+def _table_box(height: int) -> Div:
+    """Return a box for a table, which scrolls beyond a height in pixels."""
+    box = _text_box()
+    box.styles = {"overflow": "auto", "max-height": f"{height}px", "background": SHADOW}
+    box.html_attributes = {"tabindex": "0"}
+    return box
 
 
 def ranks_doc(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:

@@ -84,7 +84,7 @@ class JobRecord:
     error: its first line, of the last attempt that ended with one; "" if none did.
 
     rows: (when, attempt, rank, step, values) of each row of metrics. waiting: ranks that wait in a collective, as
-    somebody who asked was told; until a rank logs again. stopped_by: the signal that its user had passed on to its
+    somebody who asked was told; until one of them logs again. stopped_by: the signal that its user had passed on to its
     scripts, such as "SIGINT".
     """
 
@@ -110,9 +110,10 @@ class JobRecord:
         """Whether it has ended without an error."""
         return self.is_over and self.state.startswith("finished")
 
-    def has_logged_since(self, at: float) -> bool:
-        """Return whether a rank of its latest attempt has logged or printed something after a time."""
-        return any(rank.last_at is not None and rank.last_at > at for rank in self.ranks)
+    def has_gone_on(self, waiting: frozenset[int], since: float) -> bool:
+        """Return whether one of the ranks that waited, or any if none did, has logged or printed something."""
+        watched = [rank for number, rank in enumerate(self.ranks) if number in waiting or not waiting]
+        return any(rank.last_at is not None and rank.last_at > since for rank in watched)
 
     def shows(self, name: str, value: Any) -> bool:
         """Return whether a metric's value can be shown; its name is kept."""
@@ -194,8 +195,8 @@ class Record:
         self.version = 0  # grows with each change
 
     def in_order(self) -> list[tuple[str, JobRecord]]:
-        """Return (id, job) of those that run, and then of those that are over, the newest first."""
-        return sorted(reversed(self.jobs.items()), key=lambda item: item[1].is_over)
+        """Return (id, job): those that have ranks, those that wait for them, those that are over; the newest first."""
+        return sorted(reversed(self.jobs.items()), key=lambda item: (item[1].is_over, not item[1].ranks))
 
     def wants(self, request: Request, now: float) -> None:
         """A job asks for workers: it is new, or one of its ranks has died."""
@@ -295,7 +296,9 @@ class Record:
                 job.deaths.append((job.attempt, number))
 
     def _logs(self, job: JobRecord, row: Mapping[str, Any], now: float) -> None:
-        rank, job.waiting = job.ranks[row["rank"]], frozenset()
+        rank = job.ranks[row["rank"]]
+        if row["rank"] in job.waiting:
+            job.waiting = frozenset()
         if rank.last_at is not None:  # its first row is late where it loads what it needs
             rank.longest_s = max(rank.longest_s or 0.0, now - rank.last_at)
         rank.last_at = now
