@@ -113,7 +113,8 @@ def test_jobs_that_run_come_first_and_then_the_newest_of_those_that_are_over():
     record.begins("trains", workers(2))
     record.wants(Request("waits for workers", "kernel"), 100)
     in_order = [name for name, _ in record.in_order()]
-    assert in_order == ["trains", "waits for workers", "job-3", *(f"job-{number}" for number in range(ENDED + 4, 4, -1))]
+    over = [f"job-{number}" for number in range(ENDED + 4, 4, -1)]
+    assert in_order == ["trains", "waits for workers", "job-3", *over]
 
 
 def test_what_is_kept_is_bounded():
