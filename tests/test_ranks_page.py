@@ -92,7 +92,8 @@ def test_lines_grow_a_death_is_marked_the_next_attempt_goes_on_and_a_hang_is_tol
     with opened(browser, address(client)) as page, daskrun.launch(client, train, max_restarts=1) as job:
         until(lambda: page.evaluate(DATA, "lines").get("xs") == [[1, 2, 3], [1, 2, 3]])
         assert [line[2] for line in page.evaluate(DATA, "lines")["ys"]] == [pytest.approx(1 / 3), pytest.approx(4 / 3)]
-        page.get_by_text("running, and all ranks are silent").wait_for()
+        page.get_by_role("cell", name="running, and all ranks are silent").wait_for()
+        page.get_by_text(": running, and all ranks are silent").wait_for()
         open(go_on[0], "w").close()
         page.get_by_text("restarts 1 of 1: running").wait_for()
         until(lambda: page.evaluate(DATA, "lines")["xs"][2:] == [[3], [3]])

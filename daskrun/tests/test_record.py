@@ -10,7 +10,7 @@ from waiting import until
 
 import daskrun
 from daskrun.claims import Request, Worker
-from daskrun.record import ENDED, LONGEST, NAMES, ROWS, Record
+from daskrun.record import ENDED, ERROR, LONGEST, NAMES, ROWS, Record
 from daskrun.scheduler import record_of
 
 
@@ -79,9 +79,9 @@ def test_a_failed_rank_and_the_first_line_of_the_error_are_kept_and_nothing_afte
     record, job = begun(3)
     record.returns("train-1", 0, 2)
     record.hear("failed", "train-1", [0, 1, b"", b"", "", False], 3)
-    record.ends("train-1", f"ValueError: {'x' * 2 * LONGEST}\nmore")
+    record.ends("train-1", f"ValueError: {'x' * 2 * ERROR}\nmore")
     assert states(job) == ["stopped", "failed", "finished"] and job.state == "failed"
-    assert len(job.error) == LONGEST and job.error.startswith("ValueError: xx")
+    assert len(job.error) == ERROR and job.error.startswith("ValueError: xx")
     version = record.version
     log(record, 9, loss=1.0)
     record.ends("train-1", "again")

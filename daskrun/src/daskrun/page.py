@@ -21,7 +21,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 from daskrun import tables
 from daskrun.rank import AttemptId
-from daskrun.record import JobRecord, Line
+from daskrun.record import JobRecord
 from daskrun.scheduler import record_of
 from daskrun.why.looks import looks
 from daskrun.why.verdict import diagnosed, explain
@@ -135,11 +135,12 @@ class Ranks(DashboardComponent):
         about = _about(name, job)
         if self._about != about:  # what was told is true no longer
             self._about, self._said.text = about, ""
-        self._jobs.text = tables.of_jobs(jobs, started)
+        silent = {other for other, one in jobs.items() if one.is_silent(now)}
+        self._jobs.text = tables.of_jobs(jobs, started, silent)
         self._choose_metric(job)
         self._chart.visible = self._metric.visible = self._by.visible = bool(job.names)
         ranks = job.table(self._metric.value if job.names else "", now)
-        self._title.text = self._titled(job, ranks)
+        self._title.text = self._titled(job, name in silent)
         self._ranks.text = tables.of_ranks(job, ranks, self._metric.value if job.names else "")
         if self._drawn != (drawn := (name, self._record.version, self._metric.value, self._by.value)):
             self._drawn = drawn
@@ -147,18 +148,17 @@ class Ranks(DashboardComponent):
         self._show_answer(job, now)
         self._button.disabled = self._asking is not None
 
-    def _titled(self, job: JobRecord, ranks: list[Line]) -> str:
+    def _titled(self, job: JobRecord, is_silent: bool) -> str:
         """Return what stands above the ranks, as HTML."""
         restarts = f", restarts {tables.restarts(job)}" if job.attempts > 1 else ""
-        at_work = [rank.is_late for rank in ranks if rank.silent_s is not None]
-        silence = ", and all ranks are silent" if at_work and all(at_work) else ""
-        title = f"<b>{escape(job.name)}</b>{restarts}: {job.state}{silence}"
+        title = f"<b>{escape(job.name)}</b>{restarts}: {job.state}{tables.SILENT if is_silent else ''}"
         if self._is_pane:
             axes = f"; {self._metric.value} against {self._by.value}" if job.names else ""
             title += escape(axes)
             title += "" if job.is_over else '. <a href="ranks" target="_blank">Who waits?</a>'
-        if job.is_over and not job.is_finished:
-            title += f'<div class="{"" if self._is_pane else "narrow"}">{escape(job.error)}</div>'
+        if job.error and not job.is_finished and (job.is_over or not self._is_pane):
+            before = "" if job.is_over else "before: "
+            title += f'<div class="{"" if self._is_pane else "narrow"}">{before}{escape(job.error)}</div>'
         return title
 
     def _show_answer(self, job: JobRecord, now: float) -> None:

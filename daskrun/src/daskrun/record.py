@@ -1,6 +1,7 @@
 """What jobs have done so far: plain data without Dask, which `scheduler` is told and `page` shows.
 
-It is bounded: ENDED jobs beside those that run, of each the last ROWS rows, and texts of at most LONGEST characters.
+It is bounded: ENDED jobs beside those that run, of each the last ROWS rows, and texts of at most LONGEST characters,
+errors of ERROR.
 """
 
 from collections import deque
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 from daskrun.claims import Request, Worker
 
-ENDED, ROWS, LONGEST = 10, 2_000, 200
+ENDED, ROWS, LONGEST, ERROR = 10, 2_000, 200, 600
 NAMES = 50  # metrics of one job that can be shown
 ENDING = "ending its ranks"
 HANGS = 10  # seconds
@@ -150,6 +151,11 @@ class JobRecord:
             for number, (rank, seconds) in enumerate(zip(self.ranks, silent, strict=True))
         ]
 
+    def is_silent(self, now: float) -> bool:
+        """Return whether all ranks that are at work, and that have an age, are late."""
+        at_work = [line.is_late for line in self.table("", now) if line.silent_s is not None]
+        return bool(at_work) and all(at_work)
+
     def _shown_state(self, number: int) -> str:
         state, is_at_work = self.ranks[number].state, self.ranks[number].is_at_work
         if not (self.waiting and is_at_work):
@@ -274,7 +280,7 @@ class Record:
                 rank.state = "stopped" if error or again else "finished"
         how = "cancelled" if error.startswith("CancelledError") else "failed" if error else "finished"
         if how != "finished":  # else the error of an attempt before stays
-            job.error = _shortened(error.splitlines()[0]) if how == "failed" else ""
+            job.error = _shortened(error.splitlines()[0], ERROR) if how == "failed" else ""
         if job.stopped_by:
             how = f"stopped by {job.stopped_by}" if error else f"finished after {job.stopped_by}"
         job.state, job.waiting = ENDING if again else how, frozenset()
@@ -317,8 +323,8 @@ class Record:
             job.rows.append((now, job.attempt, row["rank"], rank.step, numbers))
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 2]} …"
+def _shortened(text: str, longest: int = LONGEST) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 2]} …"
 
 
 def _is_finite(value: Any) -> bool:

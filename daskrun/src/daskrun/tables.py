@@ -1,6 +1,6 @@
 """The tables of the page of ranks: HTML, in which what users have written is text."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from html import escape
 from math import isfinite
@@ -8,6 +8,7 @@ from math import isfinite
 from daskrun.record import JobRecord, Line
 
 COLOURS = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"  # Okabe and Ito, without yellow
+SILENT = ", and all ranks are silent"
 BAR = "The bar: its share of the steps of the rank that is first."
 STYLE = """
 table {border-collapse: collapse; font: 14px Helvetica, Arial, sans-serif; width: 100%}
@@ -21,8 +22,8 @@ td:last-child {white-space: normal}
 """
 
 
-def of_jobs(jobs: Mapping[str, JobRecord], started: Mapping[str, datetime]) -> str:
-    """Return the table of jobs. started: when each was launched."""
+def of_jobs(jobs: Mapping[str, JobRecord], started: Mapping[str, datetime], silent: Collection[str]) -> str:
+    """Return the table of jobs. started: when each was launched. silent: those whose ranks are all silent."""
     names = ["job", "ranks", "restarts", "since", "state"]
     rows = (
         [
@@ -30,7 +31,7 @@ def of_jobs(jobs: Mapping[str, JobRecord], started: Mapping[str, datetime]) -> s
             str(len(job.ranks) or ""),
             restarts(job),
             f"{started[name]:%H:%M:%S}",
-            f'<div class="text">{_state(job)}</div>' if job.error else job.state,
+            _state(job, SILENT if name in silent else ""),
         ]
         for name, job in jobs.items()
     )
@@ -77,10 +78,11 @@ def colour(rank: int) -> str:
     return COLOURS[rank % len(COLOURS)]
 
 
-def _state(job: JobRecord) -> str:
-    return escape(
-        f"{job.state}; before: {job.error}" if job.is_finished or not job.is_over else f"{job.state}: {job.error}"
-    )
+def _state(job: JobRecord, silence: str) -> str:
+    state = f"{job.state}{silence}"
+    if job.error:
+        state += f"; before: {job.error}" if job.is_finished or not job.is_over else f": {job.error}"
+    return f'<div class="text">{escape(state)}</div>' if job.error else escape(state)
 
 
 def _table(names: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
