@@ -39,18 +39,6 @@ DRAWN = {
     "starts": ("x",),
 }
 
-SHADOW, SHADOW_BELOW = (  # until the end of what is wider, or longer, than its box is reached
-    f"linear-gradient(to {away}, #fafafa 60%, transparent) {end} / {covers} no-repeat local, "
-    f"linear-gradient(to {away}, #bbb, transparent) {end} / {darkens} no-repeat scroll, #fafafa"
-    for away, end, covers, darkens in (
-        ("left", "right", "3rem 100%", "1rem 100%"),
-        ("top", "bottom", "100% 3rem", "100% 1rem"),
-    )
-)
-# The chart stays in sight.
-SAID = f"""
-pre {{white-space: pre-wrap; overflow-wrap: anywhere; max-height: 25vh; overflow: auto; background: {SHADOW_BELOW}}}
-"""
 OLD = "Since this answer, a rank has gone on."
 LOST = "The cluster has ended, or cannot be reached. Below is what it said last, and nothing can be chosen any more."
 
@@ -78,7 +66,7 @@ class Ranks(DashboardComponent):
         self._asking: asyncio.Task[str] | None = None
         self._jobs, self._ranks, self._title = _table_box(150), _table_box(300), _text_box()
         self.lost = Div(text=f"<b>{LOST}</b>", visible=False, stylesheets=[tables.STYLE])
-        self._said = PreText(text="", sizing_mode="stretch_width", stylesheets=[SAID])
+        self._said = PreText(text="", sizing_mode="stretch_width", stylesheets=[tables.SAID])
         self._job = Select(title="Job", options=list[Any]([NEWEST]), value=NEWEST, width=140)
         self._metric = Select(title="Metric", options=[], value="", width=180)
         self._by = Select(title="Against", options=list[Any](["step", "seconds"]), value="step", width=90)
@@ -106,7 +94,7 @@ class Ranks(DashboardComponent):
         self._is_pane = True
         self._chart.sizing_mode, self._chart.toolbar_location = "stretch_both", None
         self._title.styles = {"overflow": "auto", "max-height": "60px"}
-        self._ranks.styles = {"overflow": "auto", "max-height": "45%", "background": SHADOW}
+        self._ranks.styles = {"overflow": "auto", "max-height": "45%", "background": tables.SHADOW}
         self._ranks.stylesheets = [tables.STYLE, "table {font-size: 12px} th, td {padding: 0 5px}"]
         return column(self.lost, self._title, self._chart, self._ranks, sizing_mode="stretch_both")
 
@@ -290,7 +278,7 @@ def _text_box() -> Div:
 def _table_box(height: int) -> Div:
     """Return a box for a table, which scrolls beyond a height in pixels."""
     box = _text_box()
-    box.styles = {"overflow": "auto", "max-height": f"{height}px", "background": SHADOW}
+    box.styles = {"overflow": "auto", "max-height": f"{height}px", "background": tables.SHADOW}
     box.html_attributes = {"tabindex": "0"}
     return box
 

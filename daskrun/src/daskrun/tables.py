@@ -1,4 +1,4 @@
-"""The tables of the page of ranks: HTML, in which what users have written is text."""
+"""The tables of the page of ranks, as HTML in which what users have written is text, and their styles."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -19,6 +19,18 @@ td:last-child {white-space: normal}
 .bar {min-width: 36px}
 @media (min-width: 700px) {.narrow {display: none}}
 .late, .failed, .dead, .does-not-wait {color: #b00020; font-weight: bold}
+"""
+SHADOW, SHADOW_BELOW = (  # until the end of what is wider, or longer, than its box is reached
+    f"linear-gradient(to {away}, #fafafa 60%, transparent) {end} / {covers} no-repeat local, "
+    f"linear-gradient(to {away}, #bbb, transparent) {end} / {darkens} no-repeat scroll, #fafafa"
+    for away, end, covers, darkens in (
+        ("left", "right", "3rem 100%", "1rem 100%"),
+        ("top", "bottom", "100% 3rem", "100% 1rem"),
+    )
+)
+# Of the answer of "Who waits?": the chart stays in sight.
+SAID = f"""
+pre {{white-space: pre-wrap; overflow-wrap: anywhere; max-height: 25vh; overflow: auto; background: {SHADOW_BELOW}}}
 """
 
 
