@@ -223,12 +223,13 @@ def test_a_chosen_job_that_is_no_longer_kept_gives_way_to_the_newest(client):
         page._update(time.monotonic())
         chosen = page._ranks.text.count("<tr>")
         jobs.pop("made-up-3")
+        page._ask()
         page._update(time.monotonic())
-        return chosen, page._ranks.text.count("<tr>"), page._job.value
+        return chosen, page._ranks.text.count("<tr>"), page._job.value, page._asked[0]
 
     for n_ranks in (3, 4):
         client.run_on_scheduler(make_up, n_ranks)
-    assert client.run_on_scheduler(shown) == (4, 5, "the newest")  # rows: a head, and a row for each rank
+    assert client.run_on_scheduler(shown) == (4, 5, "the newest", "made-up-4")  # rows: a head, and a row for each rank
 
 
 def test_the_menu_and_jupyterlab_offer_it_and_the_pane_shows_the_newest_job(client, browser):

@@ -162,7 +162,8 @@ class Ranks(DashboardComponent):
 
     def _shown_job(self) -> str:
         """Return the id of the job that the viewer has chosen, or of the newest that runs."""
-        return next(iter(dict(self._record.in_order()))) if self._job.value == NEWEST else self._job.value
+        chosen = self._job.value  # which may be kept no longer
+        return chosen if chosen in self._record.jobs else self._record.in_order()[0][0]
 
     def _new_chart(self) -> figure:
         chart = figure(height=420, y_range=self._values, tools="pan,box_zoom,wheel_zoom,reset,save")
