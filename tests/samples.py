@@ -17,9 +17,6 @@ S3_SECRET = "known-to-the-tests"
 
 def sign_in(monkeypatch, s3):
     """Let the workshop write to the tests' S3 server, by what a user's environment would hold."""
-    import s3fs  # which the base does without
-
-    s3fs.S3FileSystem.clear_instance_cache()  # a filesystem that was made before is somebody else's
     settings = {"ENDPOINT_URL": s3["client_kwargs"]["endpoint_url"]}
     settings |= {"ACCESS_KEY_ID": ADMIN, "SECRET_ACCESS_KEY": S3_SECRET}
     for name, value in settings.items():

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import fsspec
 import pytest
-import s3fs
 import torch
 from PIL import Image
 from samples import ODD_NAMES, http_server
@@ -205,11 +204,9 @@ def test_the_environments_data_may_be_relative_or_below_home(monkeypatch, dogs):
 def test_the_environments_data_may_lie_on_s3(monkeypatch, s3, dogs):
     monkeypatch.setenv("WORKSHOP_DATA", "s3://workshop/served/dogs")
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3["client_kwargs"]["endpoint_url"])
-    s3fs.S3FileSystem.clear_instance_cache()  # an earlier test's would go to that one's endpoint
     source = find_data()
     dataset = ImageFolder(source.url, storage_options=source.storage_options)
     assert len(dataset) == len(list_photos(dogs)) and dataset[0][0].size == (224, 224)
-    s3fs.S3FileSystem.clear_instance_cache()  # it is remembered without its endpoint
 
 
 def test_the_environments_data_without_photos_is_an_error_not_sketches(monkeypatch, tmp_path):

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from samples import sign_in
 
 from workshop_utils.checkpoint import checkpoint_exists, save_checkpoint
 from workshop_utils.dogs.download import PhotosError, fetch_photos
@@ -73,6 +74,23 @@ def test_s3_is_signed_for_where_a_file_of_aws_names_somebody(variable, line, mon
     if variable:
         monkeypatch.setenv(variable, str(file))
     assert default_storage_options("s3://bucket/dogs") == {}
+
+
+def test_s3_is_asked_where_and_as_whom_the_environment_says_now(monkeypatch, s3):
+    def store(content):
+        fs, path = open_address("s3://workshop/mine.txt", {"config_kwargs": {"retries": {"max_attempts": 0}}})
+        fs.pipe_file(path, content)
+        return fs.cat_file(path)
+
+    sign_in(monkeypatch, s3)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "mistyped")
+    with pytest.raises(PermissionError, match="signature"):
+        store(b"with another's key")
+    sign_in(monkeypatch, s3)
+    assert store(b"mine") == b"mine"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(Exception, match="connect to the endpoint URL: .http://127.0.0.1:9"):
+        store(b"elsewhere")
 
 
 def test_a_local_path_is_taken_whole(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
+from weakref import WeakKeyDictionary
 
 import fsspec
 import platformdirs
@@ -26,6 +27,7 @@ CREDENTIAL_VARIABLES = (
 )
 CREDENTIAL_LINE = re.compile(r"^\s*(aws_access_key_id|credential_process|role_arn|sso_|login_session)", re.MULTILINE)
 S3_CONNECTIONS = 64  # botocore allows 10, so a batch of 32 would wait four times for storage far away
+_s3_variables: WeakKeyDictionary = WeakKeyDictionary()  # {filesystem: the AWS_… that it was opened with}
 
 
 class CacheError(OSError):
@@ -110,7 +112,8 @@ def default_storage_options(url: str | os.PathLike) -> dict:
 def open_address(url: str | os.PathLike, storage_options: dict | None = None) -> tuple[fsspec.AbstractFileSystem, str]:
     """Return (filesystem, path in it) of a local path or any address, protocol://…, that fsspec knows.
 
-    Listings are asked for again, as another process may have written since.
+    Listings are asked for again, as another process may have written since. S3 is asked at the endpoint, and with the
+    keys, that the environment names now.
     url: as in `absolute_address`. storage_options: what fsspec needs there; None for `default_storage_options`. They
     come before a user or a port in the address.
     Raises ValueError for an unknown protocol, a chain of protocols, an archive, and an address that lacks a slash;
@@ -141,7 +144,17 @@ def open_address(url: str | os.PathLike, storage_options: dict | None = None) ->
     # Not fsspec's url_to_fs, which splits a name at "::".
     fs = fsspec.filesystem(protocol, **{**of_url, **options})
     fs.invalidate_cache()
+    if protocol == "s3":
+        _follow_the_environment(fs)
     return fs, kind._strip_protocol(address)
+
+
+def _follow_the_environment(s3):
+    """fsspec knows a filesystem by its options: after a change of the environment it would ask the server of before."""
+    now = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    if _s3_variables.setdefault(s3, now) != now:
+        _s3_variables[s3] = now
+        s3.connect(refresh=True)
 
 
 @contextmanager

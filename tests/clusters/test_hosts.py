@@ -63,8 +63,14 @@ def teach():
 
 
 def has_reached(step, job):
-    """Return once both ranks have taken so many steps."""
-    until(lambda: (steps := job.metrics().get("step")) is not None and (steps == step).sum() >= 2, job.stacks)
+    """Return once both ranks have taken so many steps; raise the job's error if it ends before."""
+
+    def has():
+        if job.done():
+            job.result()
+        return (steps := job.metrics().get("step")) is not None and (steps == step).sum() >= 2
+
+    until(has, job.stacks)
 
 
 def test_a_host_that_is_cut_off_is_reported_and_the_others_are_free(on_hosts, hosts_cluster):

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import s3fs
 from samples import http_server
 from waiting import until
 
@@ -111,11 +110,9 @@ def test_a_folder_of_photos_is_copied_and_found_and_then_no_network_is_asked(sou
 
 
 def test_a_bucket_is_read_without_credentials(source, tmp_path, monkeypatch):
-    s3fs.S3FileSystem.clear_instance_cache()  # an earlier test's filesystem would ask another server
     with local_object_store(source) as options:
         monkeypatch.setenv("AWS_ENDPOINT_URL", options["client_kwargs"]["endpoint_url"])
         fetch_photos("s3://workshop/source", tmp_path / "out", n_photos=6)
-    s3fs.S3FileSystem.clear_instance_cache()  # it is remembered without its endpoint
     assert written(tmp_path / "out") == FILES
 
 

@@ -14,7 +14,6 @@ from http.server import BaseHTTPRequestHandler
 from types import SimpleNamespace
 
 import pytest
-import s3fs
 from samples import http_server
 
 from workshop_utils.photos import list_photos, read_files
@@ -56,10 +55,8 @@ def server(monkeypatch, tmp_path):
     for name in [name for name in os.environ if name.startswith(("AWS_", "FSSPEC_S3"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
-    s3fs.S3FileSystem.clear_instance_cache()
     with http_server(Answers, agents=[], only_region=None) as server:
         yield server
-    s3fs.S3FileSystem.clear_instance_cache()
 
 
 def read_by_each(server, options, request):
