@@ -137,6 +137,8 @@ def test_the_chart_shows_the_loss_once_there_is_one_and_then_what_the_viewer_cho
         page.get_by_role("columnheader", name="loss").wait_for()
         job.result()
         until(lambda: page.evaluate(DATA, "points")["y"] == [2e-4] * 6)
+        lost = page.evaluate(DATA, "lost")
+        assert (lost["x"], lost["y"]) == ([2, 2], [2e-4] * 2)
         assert page.evaluate(SPAN) < 1e-3, "a small number would stand at the mark of 0"
         page.get_by_label("Metric").select_option("called")
         page.get_by_role("columnheader", name="called").wait_for()

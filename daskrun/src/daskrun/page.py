@@ -5,21 +5,19 @@ import time
 from contextlib import suppress
 from datetime import datetime
 from html import escape
-from itertools import pairwise
-from math import isfinite
 from typing import Any
 from weakref import WeakSet
 
 from bokeh.layouts import column, row
-from bokeh.models import BasicTicker, BasicTickFormatter, ColumnDataSource, CustomJS, DataRange1d, HoverTool, LayoutDOM
+from bokeh.models import CustomJS, LayoutDOM
 from bokeh.models.widgets import Button, Div, PreText, Select
-from bokeh.plotting import figure
 from distributed import Scheduler
 from distributed.dashboard.components import DashboardComponent, add_periodic_callback
 from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from daskrun import tables
+from daskrun.chart import Chart
 from daskrun.rank import AttemptId
 from daskrun.record import JobRecord
 from daskrun.scheduler import record_of
@@ -30,15 +28,7 @@ UPDATE_MS = 500
 LAST_S = 5  # how long a scheduler that closes waits, at most, until all viewers have seen how its jobs have ended
 MOST_BUSY = 0.05  # of a core, for all viewers together: the scheduler has other work
 NEWEST = "the newest"  # in the menu of jobs
-DASHES = "solid", "dashed", "dotted", "dotdash"  # beyond so many ranks
 NONE = "No job yet: daskrun.launch, or the command daskrun, starts one."
-DRAWN = {
-    "lines": ("xs", "ys", "rank", "attempt", "colour", "dash", "alpha"),
-    "points": ("x", "y", "colour"),
-    "deaths": ("x", "y"),
-    "starts": ("x",),
-}
-
 OLD = "Since this answer, a rank has gone on."
 LOST = "The cluster has ended, or cannot be reached. Below is what it said last, and nothing can be chosen any more."
 
@@ -73,30 +63,25 @@ class Ranks(DashboardComponent):
         self._button = Button(label="Who waits?", align="end", width=100)
         self._button.on_click(self._ask)
         self.controls = [self._job, self._metric, self._by, self._button]
-        # bokeh draws no glyph whose columns are missing, and would show nothing from then on.
-        self._lines, self._points, self._deaths, self._starts = (
-            ColumnDataSource({column: [] for column in columns}, name=name) for name, columns in DRAWN.items()
-        )
-        self._ticker, self._values = BasicTicker(), DataRange1d()  # of what is below the chart, and beside it
-        self._chart = self._new_chart()
+        self._chart = Chart()
 
     @property
     def root(self) -> LayoutDOM:  # type: ignore[override]
         """The page."""
         controls = row(*self.controls, styles={"flex-wrap": "wrap"})
-        self._chart.sizing_mode = "stretch_width"
-        below = self.lost, self._jobs, controls, self._said, self._title, self._ranks, self._chart
+        self._chart.figure.sizing_mode = "stretch_width"
+        below = self.lost, self._jobs, controls, self._said, self._title, self._ranks, self._chart.figure
         return column(*below, sizing_mode="stretch_width")
 
     @property
     def pane(self) -> LayoutDOM:
         """The pane, which may be 200 pixels high: the title says what the axes are."""
         self._is_pane = True
-        self._chart.sizing_mode, self._chart.toolbar_location = "stretch_both", None
+        self._chart.be_small()
         self._title.styles = {"overflow": "auto", "max-height": "60px"}
         self._ranks.styles = {"overflow": "auto", "max-height": "45%", "background": tables.SHADOW}
         self._ranks.stylesheets = [tables.STYLE, "table {font-size: 12px} th, td {padding: 0 5px}"]
-        return column(self.lost, self._title, self._chart, self._ranks, sizing_mode="stretch_both")
+        return column(self.lost, self._title, self._chart.figure, self._ranks, sizing_mode="stretch_both")
 
     def update(self) -> None:  # type: ignore[override]
         """Show what is new; less often where that takes long, as with hundreds of ranks."""
@@ -110,7 +95,7 @@ class Ranks(DashboardComponent):
         for model in (self._job, self._button, self._jobs, self._ranks):
             model.visible = bool(jobs)
         if not jobs:
-            self._chart.visible = self._metric.visible = self._by.visible = False
+            self._chart.figure.visible = self._metric.visible = self._by.visible = False
             self._title.text = escape(NONE)
             return
         started = {name: datetime.fromtimestamp(time.time() - now + job.since) for name, job in jobs.items()}
@@ -126,13 +111,13 @@ class Ranks(DashboardComponent):
         silent = {other for other, one in jobs.items() if one.is_silent(now)}
         self._jobs.text = tables.of_jobs(jobs, started, silent)
         self._choose_metric(job)
-        self._chart.visible = self._metric.visible = self._by.visible = bool(job.names)
+        self._chart.figure.visible = self._metric.visible = self._by.visible = bool(job.names)
         ranks = job.table(self._metric.value if job.names else "", now)
         self._title.text = self._titled(job, name in silent)
         self._ranks.text = tables.of_ranks(job, ranks, self._metric.value if job.names else "")
         if self._drawn != (drawn := (name, self._record.version, self._metric.value, self._by.value)):
             self._drawn = drawn
-            self._draw(job)
+            self._chart.draw(job, self._metric.value, self._by.value)
         self._show_answer(job, now)
         self._button.disabled = self._asking is not None
 
@@ -165,23 +150,6 @@ class Ranks(DashboardComponent):
         chosen = self._job.value  # which may be kept no longer
         return chosen if chosen in self._record.jobs else self._record.in_order()[0][0]
 
-    def _new_chart(self) -> figure:
-        chart = figure(height=420, y_range=self._values, tools="pan,box_zoom,wheel_zoom,reset,save")
-        chart.xaxis.ticker = self._ticker
-        chart.xaxis.formatter = BasicTickFormatter(power_limit_high=9)  # steps beyond 100,000, too, have all digits
-        chart.axis.minor_tick_line_color = None  # in a pane they would be a comb
-        lines = chart.multi_line(
-            "xs", "ys", source=self._lines, line_color="colour", line_dash="dash", line_alpha="alpha", line_width=2
-        )
-        chart.scatter("x", "y", source=self._points, color="colour", size=6)
-        chart.vspan(x="x", source=self._starts, line_color="#555555", line_dash="dashed", legend_label="restart")
-        cross: dict[str, Any] = {"marker": "x", "size": 14, "line_width": 3, "line_color": "#b00020"}
-        chart.scatter("x", "y", source=self._deaths, **cross, legend_label="death")
-        self._legend = chart.legend[0]
-        self._legend.update(orientation="horizontal", padding=2, background_fill_alpha=0.7)
-        chart.add_tools(HoverTool(renderers=[lines], tooltips=[("rank", "@rank"), ("restarts", "@attempt")]))
-        return chart
-
     def _choose_metric(self, job: JobRecord) -> None:
         if not (names := list(job.names)):
             return
@@ -192,34 +160,6 @@ class Ranks(DashboardComponent):
             self._metric.value = self._default = (likely or names)[0]
         else:
             self._default = ""
-
-    def _draw(self, job: JobRecord) -> None:
-        lines = job.lines(self._metric.value, self._by.value == "step")
-        self._lines.data = {
-            "xs": [xs for _, _, xs, _ in lines],
-            "ys": [ys for *_, ys in lines],
-            "rank": [rank for _, rank, *_ in lines],
-            "attempt": [attempt for attempt, *_ in lines],
-            "colour": [tables.colour(rank) for _, rank, *_ in lines],
-            "dash": [DASHES[rank // len(tables.COLOURS) % len(DASHES)] for _, rank, *_ in lines],
-            "alpha": [1.0 if attempt == job.attempt else 0.45 for attempt, *_ in lines],
-        }
-        points = [(x, y, tables.colour(rank)) for _, rank, xs, ys in lines for x, y in _alone(xs, ys)]
-        self._points.data = {name: [point[n] for point in points] for n, name in enumerate(DRAWN["points"])}
-        # Else what is constant would stand between -1 and 1, and a small number on the mark of 0.
-        self._values.default_span = max((abs(y) for *_, ys in lines for y in ys if isfinite(y)), default=0) or 2
-        last = {(attempt, rank): (xs[-1], ys[-1]) for attempt, rank, xs, ys in lines}
-        deaths = [last[death] for death in job.deaths if death in last]
-        self._deaths.data = {"x": [x for x, _ in deaths], "y": [y for _, y in deaths]}
-        firsts = {attempt: min(xs[0] for other, _, xs, _ in lines if other == attempt) for attempt, *_ in lines}
-        starts = [firsts[attempt] for attempt in sorted(firsts)[1:]]  # of the first, the first rows may be kept no more
-        self._starts.data = {"x": starts}
-        restart, death = list[Any](self._legend.items)
-        restart.visible, death.visible = bool(starts), bool(deaths)
-        self._legend.visible = bool(starts or deaths)
-        if not self._is_pane:
-            self._chart.yaxis.axis_label, self._chart.xaxis.axis_label = self._metric.value, self._by.value
-        self._ticker.min_interval = 1 if self._by.value == "step" else 0  # there is no half step
 
     def _ask(self) -> None:
         if self._record.jobs and not self._asking:
@@ -262,13 +202,6 @@ async def _explained(scheduler: Scheduler, name: str) -> str:
 def _about(name: str, job: JobRecord) -> tuple:
     """Return what an answer is about: if it changes, the answer is true no longer."""
     return name, job.attempt, job.is_finished
-
-
-def _alone(xs: list[float], ys: list[float]) -> list[tuple[float, float]]:
-    """Return the points that no line joins to another, as beside a gap, or where the same value comes again."""
-    points = list(zip(xs, ys, strict=True))
-    joins = [False, *(one != other and isfinite(one[1] + other[1]) for one, other in pairwise(points)), False]
-    return [point for n, point in enumerate(points) if isfinite(point[1]) and not joins[n] and not joins[n + 1]]
 
 
 def _text_box() -> Div:

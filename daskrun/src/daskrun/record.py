@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from math import isfinite, nan
+from math import isfinite
 from statistics import median_low
 from typing import Any, NamedTuple
 
@@ -162,14 +162,14 @@ class JobRecord:
             return state
         return "waits" if number in self.waiting else "does not wait"
 
-    def lines(self, metric: str, by_step: bool) -> list[tuple[int, int, list[float], list[float]]]:
+    def lines(self, metric: str, by_step: bool) -> list[tuple[int, int, list[float], list[float | None]]]:
         """Return (attempt, rank, xs, ys) of one metric, for each rank of each attempt that has logged it.
 
-        xs: steps, or seconds since the launch. ys: NaN, a gap in a chart, for what is not finite, and where steps that
-        have risen fall back to their first half, as where the next training of the job begins.
+        xs: steps, or seconds since the launch. ys: None, a gap in a chart, where steps that have risen fall back to
+        their first half, as where the next training of the job begins.
         """
         points = [
-            (attempt, rank, step, at - self.since, values[metric] if isfinite(values[metric]) else nan)
+            (attempt, rank, step, at - self.since, values[metric])
             for at, attempt, rank, step, values in self.rows
             if metric in values
         ]
@@ -178,13 +178,13 @@ class JobRecord:
         for (attempt, rank), of_rank in groupby(points, key=lambda point: point[:2]):
             group = list(of_rank)
             xs: list[float] = []
-            ys: list[float] = []
+            ys: list[float | None] = []
             begin = before = group[0][2]
             for _, _, step, seconds, y in group:
                 x = step if by_step else seconds
                 if before > begin and step < (begin + before) / 2:
                     xs.append(x)
-                    ys.append(nan)
+                    ys.append(None)
                     begin = step
                 before = step
                 xs.append(x)

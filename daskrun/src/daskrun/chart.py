@@ -1,0 +1,126 @@
+"""The chart of the page of ranks: one metric of a job, with a line for each rank of each attempt."""
+
+from itertools import pairwise
+from math import isfinite, nan
+from typing import Any
+
+from bokeh.models import BasicTicker, BasicTickFormatter, ColumnDataSource, DataRange1d, HoverTool
+from bokeh.plotting import figure
+
+from daskrun import tables
+from daskrun.record import JobRecord
+
+DASHES = "solid", "dashed", "dotted", "dotdash"  # beyond so many ranks
+DRAWN = {
+    "lines": ("xs", "ys", "rank", "attempt", "colour", "dash", "alpha"),
+    "points": ("x", "y", "colour"),
+    "starts": ("x",),
+    "deaths": ("x", "y"),
+    "lost": ("x", "y"),
+}
+IN_LEGEND = "starts", "deaths", "lost"
+RED = "#b00020"
+
+
+class Chart:
+    """figure: what bokeh shows."""
+
+    def __init__(self) -> None:
+        # bokeh draws no glyph whose columns are missing, and would show nothing from then on.
+        self._sources = {
+            name: ColumnDataSource({column: [] for column in columns}, name=name) for name, columns in DRAWN.items()
+        }
+        self._ticker, self._values = BasicTicker(), DataRange1d()  # of what is below the chart, and beside it
+        self._is_small = False
+        self.figure = self._new_figure()
+
+    def be_small(self) -> None:
+        """Fill a pane, which has no room for the names of the axes."""
+        self._is_small = True
+        self.figure.sizing_mode, self.figure.toolbar_location = "stretch_both", None
+
+    def draw(self, job: JobRecord, metric: str, by: str) -> None:
+        """Show a metric of a job. by: "step" or "seconds"."""
+        lines = job.lines(metric, by == "step")
+        drawn = [[y if y is not None and isfinite(y) else nan for y in ys] for *_, ys in lines]
+        alone = [
+            (*point, tables.colour(rank))
+            for (_, rank, xs, _), ys in zip(lines, drawn, strict=True)
+            for point in _alone(xs, ys)
+        ]
+        last = {(attempt, rank): (xs[-1], _filled(ys)[-1]) for attempt, rank, xs, ys in lines}
+        firsts = {attempt: min(xs[0] for other, _, xs, _ in lines if other == attempt) for attempt, *_ in lines}
+        starts = [firsts[attempt] for attempt in sorted(firsts)[1:]]  # of the first, the first rows may be kept no more
+        self._show("starts", [(x,) for x in starts])
+        self._show("deaths", [last[death] for death in job.deaths if death in last])
+        self._show("lost", [point for *_, xs, ys in lines for point in _lost(xs, ys)])
+        self._show("points", alone)
+        self._show(
+            "lines",
+            [
+                (
+                    xs,
+                    ys,
+                    rank,
+                    attempt,
+                    tables.colour(rank),
+                    DASHES[rank // len(tables.COLOURS) % len(DASHES)],
+                    1.0 if attempt == job.attempt else 0.45,
+                )
+                for (attempt, rank, xs, _), ys in zip(lines, drawn, strict=True)
+            ],
+        )
+        # Else what is constant would stand between -1 and 1, and a small number on the mark of 0.
+        self._values.default_span = max((abs(y) for ys in drawn for y in ys if isfinite(y)), default=0) or 2
+        in_legend = list[Any](self._legend.items)
+        for item, name in zip(in_legend, IN_LEGEND, strict=True):
+            item.visible = bool(self._sources[name].data["x"])
+        self._legend.visible = any(item.visible for item in in_legend)
+        if not self._is_small:
+            self.figure.yaxis.axis_label, self.figure.xaxis.axis_label = metric, by
+        self._ticker.min_interval = 1 if by == "step" else 0  # there is no half step
+
+    def _show(self, name: str, rows: list[tuple]) -> None:
+        self._sources[name].data = {column: [row[n] for row in rows] for n, column in enumerate(DRAWN[name])}
+
+    def _new_figure(self) -> figure:
+        chart = figure(height=420, y_range=self._values, tools="pan,box_zoom,wheel_zoom,reset,save")
+        chart.xaxis.ticker = self._ticker
+        chart.xaxis.formatter = BasicTickFormatter(power_limit_high=9)  # steps beyond 100,000, too, have all digits
+        chart.axis.minor_tick_line_color = None  # in a pane they would be a comb
+        of = self._sources
+        lines = chart.multi_line(
+            "xs", "ys", source=of["lines"], line_color="colour", line_dash="dash", line_alpha="alpha", line_width=2
+        )
+        chart.scatter("x", "y", source=of["points"], color="colour", size=6)
+        chart.vspan(x="x", source=of["starts"], line_color="#555555", line_dash="dashed", legend_label="restart")
+        mark: dict[str, Any] = {"size": 14, "line_width": 3, "line_color": RED}
+        chart.scatter("x", "y", source=of["deaths"], marker="x", legend_label="death", **mark)
+        mark |= {"line_width": 2, "fill_color": None}
+        chart.scatter("x", "y", source=of["lost"], marker="diamond", legend_label="NaN or infinite from here", **mark)
+        self._legend = chart.legend[0]
+        self._legend.update(orientation="horizontal", padding=2, background_fill_alpha=0.7)
+        chart.add_tools(HoverTool(renderers=[lines], tooltips=[("rank", "@rank"), ("restarts", "@attempt")]))
+        return chart
+
+
+def _alone(xs: list[float], ys: list[float]) -> list[tuple[float, float]]:
+    """Return the points that no line joins to another, as beside a gap, or where the same value comes again."""
+    points = list(zip(xs, ys, strict=True))
+    joins = [False, *(one != other and isfinite(one[1] + other[1]) for one, other in pairwise(points)), False]
+    return [point for n, point in enumerate(points) if isfinite(point[1]) and not joins[n] and not joins[n + 1]]
+
+
+def _lost(xs: list[float], ys: list[float | None]) -> list[tuple[float, float]]:
+    """Return where values begin to be NaN or infinite, at the height of the last finite one."""
+    is_lost = [y is not None and not isfinite(y) for y in ys]
+    begins = [now and not before for before, now in pairwise([False, *is_lost])]
+    return [(x, y) for x, y, is_begin in zip(xs, _filled(ys), begins, strict=True) if is_begin]
+
+
+def _filled(ys: list[float | None]) -> list[float]:
+    """Return for each value the last finite one until there, 0 if there was none."""
+    found = [0.0]
+    for y in ys:
+        found.append(found[-1] if y is None or not isfinite(y) else y)
+    return found[1:]
