@@ -10,7 +10,7 @@ from bokeh.plotting import figure
 from daskrun import tables
 from daskrun.record import JobRecord
 
-DASHES = "solid", "dashed", "dotted", "dotdash"  # beyond so many ranks
+DASHES = "solid", "12 12", "4 6", "12 6 3 6"  # in pixels, so that equal lines of several ranks are all seen
 DRAWN = {
     "lines": ("xs", "ys", "rank", "attempt", "colour", "dash", "alpha"),
     "points": ("x", "y", "colour"),
@@ -40,8 +40,8 @@ class Chart:
         self.figure.sizing_mode, self.figure.toolbar_location = "stretch_both", None
 
     def draw(self, job: JobRecord, metric: str, by: str) -> None:
-        """Show a metric of a job. by: "step" or "seconds"."""
-        lines = job.lines(metric, by == "step")
+        """Show a metric of a job. by: "seconds", or the job's unit."""
+        lines = job.lines(metric, by == job.unit)
         drawn = [[y if y is not None and isfinite(y) else nan for y in ys] for *_, ys in lines]
         alone = [
             (*point, tables.colour(rank))
@@ -64,7 +64,7 @@ class Chart:
                     rank,
                     attempt,
                     tables.colour(rank),
-                    DASHES[rank // len(tables.COLOURS) % len(DASHES)],
+                    DASHES[rank % len(DASHES)],
                     1.0 if attempt == job.attempt else 0.45,
                 )
                 for (attempt, rank, xs, _), ys in zip(lines, drawn, strict=True)
@@ -78,7 +78,7 @@ class Chart:
         self._legend.visible = any(item.visible for item in in_legend)
         if not self._is_small:
             self.figure.yaxis.axis_label, self.figure.xaxis.axis_label = metric, by
-        self._ticker.min_interval = 1 if by == "step" else 0  # there is no half step
+        self._ticker.min_interval = 1 if by == job.unit else 0  # there is no half step
 
     def _show(self, name: str, rows: list[tuple]) -> None:
         self._sources[name].data = {column: [row[n] for row in rows] for n, column in enumerate(DRAWN[name])}
@@ -96,8 +96,8 @@ class Chart:
         chart.vspan(x="x", source=of["starts"], line_color="#555555", line_dash="dashed", legend_label="restart")
         mark: dict[str, Any] = {"size": 14, "line_width": 3, "line_color": RED}
         chart.scatter("x", "y", source=of["deaths"], marker="x", legend_label="death", **mark)
-        mark |= {"line_width": 2, "fill_color": None}
-        chart.scatter("x", "y", source=of["lost"], marker="diamond", legend_label="NaN or infinite from here", **mark)
+        mark |= {"size": 9, "line_width": 2, "fill_color": None}
+        chart.scatter("x", "y", source=of["lost"], marker="diamond", legend_label="NaN or infinite", **mark)
         self._legend = chart.legend[0]
         self._legend.update(orientation="horizontal", padding=2, background_fill_alpha=0.7)
         chart.add_tools(HoverTool(renderers=[lines], tooltips=[("rank", "@rank"), ("restarts", "@attempt")]))
@@ -112,10 +112,9 @@ def _alone(xs: list[float], ys: list[float]) -> list[tuple[float, float]]:
 
 
 def _lost(xs: list[float], ys: list[float | None]) -> list[tuple[float, float]]:
-    """Return where values begin to be NaN or infinite, at the height of the last finite one."""
-    is_lost = [y is not None and not isfinite(y) for y in ys]
-    begins = [now and not before for before, now in pairwise([False, *is_lost])]
-    return [(x, y) for x, y, is_begin in zip(xs, _filled(ys), begins, strict=True) if is_begin]
+    """Return where values are NaN or infinite, each at the height of the last finite one."""
+    in_sight = zip(xs, ys, _filled(ys), strict=True)
+    return [(x, last) for x, y, last in in_sight if y is not None and not isfinite(y)]
 
 
 def _filled(ys: list[float | None]) -> list[float]:

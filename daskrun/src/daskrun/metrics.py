@@ -15,7 +15,8 @@ def log_metrics(**values: object) -> None:
     """Send one row of named numbers, strings or booleans from a rank to the client, and go on at once.
 
     `Job.rows()` shows rows as they come, `Job.metrics()` all of them; each begins with rank, attempt and time (Unix
-    seconds, by the rank's clock), and ends with worker, its address. The dashboard's page of ranks draws them.
+    seconds, by the rank's clock), and ends with worker, its address. The dashboard's page of ranks draws them, against
+    the number that is named `step`; where none is, it counts rows.
     One-element tensors and NumPy numbers become numbers. Outside a job nothing happens, so that the same function runs
     alone; a script under the command `daskrun` also prints its row. Threads that the function has started may log, too.
     Raises ValueError for other values, for names that begin with __, in a thread older than the job, and in a child

@@ -28,6 +28,7 @@ UPDATE_MS = 500
 LAST_S = 5  # how long a scheduler that closes waits, at most, until all viewers have seen how its jobs have ended
 MOST_BUSY = 0.05  # of a core, for all viewers together: the scheduler has other work
 NEWEST = "the newest"  # in the menu of jobs
+ASKS = "who-waits"  # after the page's address: it asks at once
 NONE = "No job yet: daskrun.launch, or the command daskrun, starts one."
 OLD = "Since this answer, a rank has gone on."
 LOST = "The cluster has ended, or cannot be reached. Below is what it said last, and nothing can be chosen any more."
@@ -59,9 +60,9 @@ class Ranks(DashboardComponent):
         self._said = PreText(text="", sizing_mode="stretch_width", stylesheets=[tables.SAID])
         self._job = Select(title="Job", options=list[Any]([NEWEST]), value=NEWEST, width=140)
         self._metric = Select(title="Metric", options=[], value="", width=180)
-        self._by = Select(title="Against", options=list[Any](["step", "seconds"]), value="step", width=90)
+        self._by = Select(title="Against", value="step", width=90)
         self._button = Button(label="Who waits?", align="end", width=100)
-        self._button.on_click(self._ask)
+        self._button.on_click(self.ask)
         self.controls = [self._job, self._metric, self._by, self._button]
         self._chart = Chart()
 
@@ -111,28 +112,33 @@ class Ranks(DashboardComponent):
         silent = {other for other, one in jobs.items() if one.is_silent(now)}
         self._jobs.text = tables.of_jobs(jobs, started, silent)
         self._choose_metric(job)
+        self._by.options = list[Any]([("step", job.unit), "seconds"])
         self._chart.figure.visible = self._metric.visible = self._by.visible = bool(job.names)
         ranks = job.table(self._metric.value if job.names else "", now)
         self._title.text = self._titled(job, name in silent)
         self._ranks.text = tables.of_ranks(job, ranks, self._metric.value if job.names else "")
         if self._drawn != (drawn := (name, self._record.version, self._metric.value, self._by.value)):
             self._drawn = drawn
-            self._chart.draw(job, self._metric.value, self._by.value)
+            self._chart.draw(job, self._metric.value, self._against(job))
         self._show_answer(job, now)
         self._button.disabled = self._asking is not None
 
     def _titled(self, job: JobRecord, is_silent: bool) -> str:
         """Return what stands above the ranks, as HTML."""
         restarts = f", restarts {tables.restarts(job)}" if job.attempts > 1 else ""
-        title = f"<b>{escape(job.name)}</b>{restarts}: {job.state}{tables.SILENT if is_silent else ''}"
+        title = f"<b>{escape(job.name)}</b>{restarts}: {tables.state(job, is_silent)}"
         if self._is_pane:
-            axes = f"; {self._metric.value} against {self._by.value}" if job.names else ""
+            axes = f"; {self._metric.value} against {self._against(job)}" if job.names else ""
             title += escape(axes)
-            title += "" if job.is_over else '. <a href="ranks" target="_blank">Who waits?</a>'
+            title += "" if job.is_over else f'. <a href="ranks?{ASKS}" target="_blank">Who waits?</a>'
         if job.error and not job.is_finished and (job.is_over or not self._is_pane):
             before = "" if job.is_over else "before: "
             title += f'<div class="{"" if self._is_pane else "narrow"}">{before}{escape(job.error)}</div>'
         return title
+
+    def _against(self, job: JobRecord) -> str:
+        """Return what is below the chart: "step", "row" or "seconds"."""
+        return job.unit if self._by.value == "step" else "seconds"
 
     def _show_answer(self, job: JobRecord, now: float) -> None:
         """Show who waits, if that was asked, and say so if the ranks have gone on."""
@@ -161,7 +167,8 @@ class Ranks(DashboardComponent):
         else:
             self._default = ""
 
-    def _ask(self) -> None:
+    def ask(self) -> None:
+        """Look who waits for whom in the shown job."""
         if self._record.jobs and not self._asking:
             name = self._shown_job()
             self._asked, self._said.text = _about(name, self._record.jobs[name]), "Looking at the ranks …"
@@ -201,7 +208,7 @@ async def _explained(scheduler: Scheduler, name: str) -> str:
 
 def _about(name: str, job: JobRecord) -> tuple:
     """Return what an answer is about: if it changes, the answer is true no longer."""
-    return name, job.attempt, job.is_finished
+    return name, job.attempt
 
 
 def _text_box() -> Div:
@@ -221,6 +228,8 @@ def ranks_doc(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:
     """Make the page's document, for Dask's dashboard."""
     component = Ranks(scheduler)
     _fill(doc, component, component.root)
+    if ASKS in doc.session_context.request.arguments:
+        component.ask()
     doc.template = env.get_template("simple.html")
     doc.template_variables.update(extra)
 

@@ -100,6 +100,7 @@ class JobRecord:
     ranks: list[Rank] = field(default_factory=list)
     rows: deque[tuple[float, int, int, float, dict[str, float]]] = field(default_factory=lambda: deque(maxlen=ROWS))
     names: dict[str, None] = field(default_factory=dict)  # of metrics, as they were first seen
+    has_steps: bool = False  # whether a rank has logged one
     deaths: list[tuple[int, int]] = field(default_factory=list)  # (attempt, rank)
     waiting: frozenset[int] = frozenset()
     stopped_by: str = ""
@@ -107,14 +108,19 @@ class JobRecord:
     is_script: bool = False
 
     @property
+    def unit(self) -> str:
+        """What its ranks' steps are: "step", or "row" where none is logged and rows are counted."""
+        return "step" if self.has_steps else "row"
+
+    @property
     def is_finished(self) -> bool:
         """Whether it has ended without an error."""
         return self.is_over and self.state.startswith("finished")
 
     def has_gone_on(self, waiting: frozenset[int], since: float) -> bool:
-        """Return whether one of the ranks that waited, or any if none did, has logged or printed something."""
+        """Return whether one of the ranks that waited, or any if none did, has logged, printed or finished."""
         watched = [rank for number, rank in enumerate(self.ranks) if number in waiting or not waiting]
-        return any(rank.last_at is not None and rank.last_at > since for rank in watched)
+        return self.is_finished or any(rank.last_at is not None and rank.last_at > since for rank in watched)
 
     def shows(self, name: str, value: Any) -> bool:
         """Return whether a metric's value can be shown; its name is kept."""
@@ -280,7 +286,9 @@ class Record:
                 rank.state = "stopped" if error or again else "finished"
         how = "cancelled" if error.startswith("CancelledError") else "failed" if error else "finished"
         if how != "finished":  # else the error of an attempt before stays
-            job.error = _shortened(error.splitlines()[0], ERROR) if how == "failed" else ""
+            failed = [number for number, rank in enumerate(job.ranks) if rank.state == "failed"]
+            whose = f"rank {failed[0]}: " if len(failed) == 1 and "Rank " not in error else ""
+            job.error = whose + _shortened(error.splitlines()[0], ERROR) if how == "failed" else ""
         if job.stopped_by:
             how = f"stopped by {job.stopped_by}" if error else f"finished after {job.stopped_by}"
         job.state, job.waiting = ENDING if again else how, frozenset()
@@ -314,7 +322,7 @@ class Record:
             rank.last_line = _shortened(output[-1][1])
             return
         if _is_finite(row.get("step")):
-            rank.step, rank.has_steps = row["step"], True
+            rank.step, rank.has_steps, job.has_steps = row["step"], True, True
         elif not rank.has_steps:
             rank.step = (rank.step or 0) + 1
         numbers = {name: value for name, value in row.items() if job.shows(name, value)}

@@ -8,8 +8,8 @@ from math import isfinite
 from daskrun.record import JobRecord, Line
 
 COLOURS = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"  # Okabe and Ito, without yellow
-SILENT = ", and all ranks are silent"
-BAR = "The bar: its share of the steps of the rank that is first."
+SILENT = '<span class="late">, and all ranks are silent</span>'
+BAR = "The bar: its share of the {}s of the rank that is first."
 STYLE = """
 table {border-collapse: collapse; font: 14px Helvetica, Arial, sans-serif; width: 100%}
 th, td {text-align: left; vertical-align: top; padding: 2px 5px; border-bottom: 1px solid #ddd; white-space: nowrap}
@@ -20,17 +20,18 @@ td:last-child {white-space: normal}
 @media (min-width: 700px) {.narrow {display: none}}
 .late, .failed, .dead, .does-not-wait {color: #b00020; font-weight: bold}
 """
-SHADOW, SHADOW_BELOW = (  # until the end of what is wider, or longer, than its box is reached
+SHADOWS = [  # until the end of what is wider, or longer, than its box is reached
     f"linear-gradient(to {away}, #fafafa 60%, transparent) {end} / {covers} no-repeat local, "
-    f"linear-gradient(to {away}, #bbb, transparent) {end} / {darkens} no-repeat scroll, #fafafa"
+    f"linear-gradient(to {away}, #bbb, transparent) {end} / {darkens} no-repeat scroll"
     for away, end, covers, darkens in (
         ("left", "right", "3rem 100%", "1rem 100%"),
         ("top", "bottom", "100% 3rem", "100% 1rem"),
     )
-)
+]
+SHADOW = f"{', '.join(SHADOWS)}, #fafafa"
 # Of the answer of "Who waits?": the chart stays in sight.
 SAID = f"""
-pre {{white-space: pre-wrap; overflow-wrap: anywhere; max-height: 25vh; overflow: auto; background: {SHADOW_BELOW}}}
+pre {{white-space: pre-wrap; overflow-wrap: anywhere; max-height: 25vh; overflow: auto; background: {SHADOW}}}
 """
 
 
@@ -43,7 +44,7 @@ def of_jobs(jobs: Mapping[str, JobRecord], started: Mapping[str, datetime], sile
             str(len(job.ranks) or ""),
             restarts(job),
             f"{started[name]:%H:%M:%S}",
-            _state(job, SILENT if name in silent else ""),
+            _state_and_error(job, name in silent),
         ]
         for name, job in jobs.items()
     )
@@ -53,7 +54,7 @@ def of_jobs(jobs: Mapping[str, JobRecord], started: Mapping[str, datetime], sile
 def of_ranks(job: JobRecord, lines: list[Line], metric: str) -> str:
     """Return the table of a job's ranks. metric: the one that `lines` hold, "" for none."""
     several = len({line.worker.host for line in lines}) > 1
-    names = ["rank", "state", "step", "ago", *[metric] * bool(metric), "worker"]
+    names = ["rank", "state", job.unit, "ago", *[metric] * bool(metric), "worker"]
     names += ["host"] * several + ["output"] * job.is_script
     rows = []
     for number, line in enumerate(lines):
@@ -76,7 +77,8 @@ def of_ranks(job: JobRecord, lines: list[Line], metric: str) -> str:
                 *[f'<div class="text">{escape(line.printed)}</div>'] * job.is_script,
             ]
         )
-    heads = [f'<span title="{BAR}">{name}</span>' if name == "step" else escape(name) for name in names]
+    heads = [escape(name) for name in names]
+    heads[2] = f'<span title="{BAR.format(job.unit)}">{job.unit}</span>'
     return _table(heads, rows)
 
 
@@ -90,11 +92,16 @@ def colour(rank: int) -> str:
     return COLOURS[rank % len(COLOURS)]
 
 
-def _state(job: JobRecord, silence: str) -> str:
-    state = f"{job.state}{silence}"
-    if job.error:
-        state += f"; before: {job.error}" if job.is_finished or not job.is_over else f": {job.error}"
-    return f'<div class="text">{escape(state)}</div>' if job.error else escape(state)
+def state(job: JobRecord, is_silent: bool) -> str:
+    """Return a job's state. is_silent: whether all its ranks are."""
+    return f"{escape(job.state)}{SILENT if is_silent else ''}"
+
+
+def _state_and_error(job: JobRecord, is_silent: bool) -> str:
+    if not job.error:
+        return state(job, is_silent)
+    before = "; before: " if job.is_finished or not job.is_over else ": "
+    return f'<div class="text">{state(job, is_silent)}{before}{escape(job.error)}</div>'
 
 
 def _table(names: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
