@@ -19,8 +19,9 @@ from waiting import GIVE_UP_S, until
 import daskrun
 from daskrun import dashboard
 from daskrun.claims import Request, Worker
-from daskrun.page import LOST, OLD
+from daskrun.page import LOST, OLD, Ranks
 from daskrun.scheduler import record_of
+from daskrun.tables import COLOURS
 
 LAPTOP, PHONE, PANE = {"width": 1400, "height": 900}, {"width": 390, "height": 844}, {"width": 400, "height": 300}
 DATA = """name => {
@@ -139,7 +140,7 @@ def test_the_chart_shows_the_loss_once_there_is_one_and_then_what_the_viewer_cho
         page.get_by_role("columnheader", name="step").wait_for()
         job.result()
         until(lambda: page.evaluate(DATA, "points")["y"] == [2e-4] * 6)
-        assert page.evaluate(DATA, "lost") == {"x": [2, 2], "y": [2e-4] * 2}
+        assert page.evaluate(DATA, "lost") == {"x": [2, 2], "y": [2e-4] * 2, "colour": [*COLOURS[:2]]}
         assert page.evaluate(SPAN) < 1e-3, "a small number would stand at the mark of 0"
         page.get_by_label("Metric").select_option("called")
         page.get_by_role("columnheader", name="called").wait_for()
@@ -218,8 +219,6 @@ def test_axe_finds_nothing_wrong(client, browser, many):
 
 def test_a_chosen_job_that_is_no_longer_kept_gives_way_to_the_newest(client):
     def shown(dask_scheduler):
-        from daskrun.page import Ranks
-
         page, jobs = Ranks(dask_scheduler), record_of(dask_scheduler).jobs
         page._update(time.monotonic())
         page._job.value = "made-up-3"
@@ -233,6 +232,37 @@ def test_a_chosen_job_that_is_no_longer_kept_gives_way_to_the_newest(client):
     for n_ranks in (3, 4):
         client.run_on_scheduler(make_up, n_ranks)
     assert client.run_on_scheduler(shown) == (4, 5, "the newest", "made-up-4")  # rows: a head, and a row for each rank
+
+
+def test_an_answer_about_a_job_grows_old_when_that_job_ends_and_not_after(client):
+    def said(dask_scheduler):
+        page = Ranks(dask_scheduler)
+        record_of(dask_scheduler).ends("made-up-2", "")
+        page._update(time.monotonic())
+        answers = []
+        for was_over in (True, False):
+            page._said.text, page._answered = "Who waits.", (frozenset(), time.monotonic(), was_over)
+            page._update(time.monotonic())
+            answers.append(page._said.text)
+        return answers
+
+    client.run_on_scheduler(make_up, 2)
+    assert client.run_on_scheduler(said) == ["Who waits.", f"{OLD}\n\nWho waits."]
+
+
+def test_a_pane_says_that_another_job_is_silent(client):
+    def title(dask_scheduler):
+        page, record = Ranks(dask_scheduler), record_of(dask_scheduler)
+        page.pane  # noqa: B018
+        for name in ("made-up-2", "made-up-3"):
+            for step in (21, 22):
+                record.hear("row", name, [{"rank": 0, "attempt": 0, "step": step}], time.monotonic() - 50 + step)
+        page._update(time.monotonic())
+        return page._title.text
+
+    client.run_on_scheduler(make_up, 2)
+    client.run_on_scheduler(make_up, 3)
+    assert "1 other job is silent" in client.run_on_scheduler(title)
 
 
 def test_the_menu_and_jupyterlab_offer_it_and_the_pane_shows_the_newest_job(client, browser):

@@ -91,6 +91,13 @@ def test_s3_is_asked_where_and_as_whom_the_environment_says_now(monkeypatch, s3)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(Exception, match="connect to the endpoint URL: .http://127.0.0.1:9"):
         store(b"elsewhere")
+    monkeypatch.setenv("AWS_PROFILE", "mistyped")
+    for _ in range(2):  # the second time, too
+        with pytest.raises(Exception, match="mistyped"):
+            store(b"to the server of before")
+    monkeypatch.delenv("AWS_PROFILE")
+    sign_in(monkeypatch, s3)
+    assert store(b"there again") == b"there again"
 
 
 def test_a_local_path_is_taken_whole(tmp_path, monkeypatch):

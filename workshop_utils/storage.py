@@ -2,17 +2,19 @@
 
 import os
 import re
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from urllib.parse import unquote
-from weakref import WeakKeyDictionary
 
 import fsspec
 import platformdirs
 from fsspec.archive import AbstractArchiveFileSystem
+from fsspec.utils import tokenize
 
 # How an address begins: protocol://host. It also fits what pathlib.Path leaves of one, protocol:/host.
 ADDRESS = re.compile(r"([\w+.-]*:)+/+[^/]*")
@@ -27,7 +29,7 @@ CREDENTIAL_VARIABLES = (
 )
 CREDENTIAL_LINE = re.compile(r"^\s*(aws_access_key_id|credential_process|role_arn|sso_|login_session)", re.MULTILINE)
 S3_CONNECTIONS = 64  # botocore allows 10, so a batch of 32 would wait four times for storage far away
-_s3_variables: WeakKeyDictionary = WeakKeyDictionary()  # {filesystem: the AWS_… that it was opened with}
+_s3_filesystems: dict[tuple, fsspec.AbstractFileSystem] = {}  # by process, options, and who asks where
 
 
 class CacheError(OSError):
@@ -102,18 +104,22 @@ def default_storage_options(url: str | os.PathLike) -> dict:
     # botocore's own search would start a credential_process, ask a container's server, and take 7 to 25 ms.
     if not os.fspath(url).startswith("s3://") or fsspec.config.conf.get("s3"):
         return {}
+    known = any(value and name.startswith(CREDENTIAL_VARIABLES) for name, value in os.environ.items())
+    known = known or any(CREDENTIAL_LINE.search(file.read_text()) for file in _aws_files())
+    return {} if known else {"anon": True}
+
+
+def _aws_files():
     in_home = {"AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials", "AWS_CONFIG_FILE": "~/.aws/config"}
     files = [Path(os.path.expanduser(os.environ.get(name, usual))) for name, usual in in_home.items()]
-    known = any(value and name.startswith(CREDENTIAL_VARIABLES) for name, value in os.environ.items())
-    known = known or any(CREDENTIAL_LINE.search(file.read_text()) for file in files if file.is_file())
-    return {} if known else {"anon": True}
+    return [file for file in files if file.is_file()]
 
 
 def open_address(url: str | os.PathLike, storage_options: dict | None = None) -> tuple[fsspec.AbstractFileSystem, str]:
     """Return (filesystem, path in it) of a local path or any address, protocol://…, that fsspec knows.
 
     Listings are asked for again, as another process may have written since. S3 is asked at the endpoint, and with the
-    keys, that the environment names now.
+    keys, that the environment and ~/.aws name now.
     url: as in `absolute_address`. storage_options: what fsspec needs there; None for `default_storage_options`. They
     come before a user or a port in the address.
     Raises ValueError for an unknown protocol, a chain of protocols, an archive, and an address that lacks a slash;
@@ -132,7 +138,6 @@ def open_address(url: str | os.PathLike, storage_options: dict | None = None) ->
     kind = fsspec.get_filesystem_class(protocol)
     if issubclass(kind, AbstractArchiveFileSystem):
         raise ValueError(f"{address!r} is in an archive: unpack it, and give the address of what it held.")
-    # This is cheap: fsspec keeps one filesystem per process and set of options. A forked process needs one of its own.
     options = default_storage_options(address) if storage_options is None else storage_options
     if protocol == "s3":
         of_botocore = {"max_pool_connections": S3_CONNECTIONS, **(options.get("config_kwargs") or {})}
@@ -141,20 +146,29 @@ def open_address(url: str | os.PathLike, storage_options: dict | None = None) ->
     of_url = kind._get_kwargs_from_urls(address)
     # fsspec leaves the %40 that stands for an @ in a password.
     of_url |= {name: unquote(of_url[name]) for name in ("username", "user", "password") if of_url.get(name)}
+    # This is cheap: one filesystem is kept per process and set of options. A forked process needs one of its own.
     # Not fsspec's url_to_fs, which splits a name at "::".
-    fs = fsspec.filesystem(protocol, **{**of_url, **options})
+    options = {**of_url, **options}
+    fs = _s3_filesystem(options) if protocol == "s3" else fsspec.filesystem(protocol, **options)
     fs.invalidate_cache()
-    if protocol == "s3":
-        _follow_the_environment(fs)
     return fs, kind._strip_protocol(address)
 
 
-def _follow_the_environment(s3):
-    """fsspec knows a filesystem by its options: after a change of the environment it would ask the server of before."""
-    now = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-    if _s3_variables.setdefault(s3, now) != now:
-        _s3_variables[s3] = now
-        s3.connect(refresh=True)
+def _s3_filesystem(options):
+    """fsspec would keep it by its options alone, and ask the server of before after a change of the environment."""
+    variables = [(name, value) for name, value in os.environ.items() if name.startswith("AWS_")]
+    files = [(str(file), file.stat().st_mtime_ns) for file in _aws_files()]
+    known = os.getpid(), tokenize(options), *variables, *files
+    with _lock(os.getpid()):
+        if known not in _s3_filesystems:
+            _s3_filesystems[known] = fsspec.filesystem("s3", **options, skip_instance_cache=True)
+        return _s3_filesystems[known]
+
+
+@cache
+def _lock(process):
+    """Return a lock for this process: a fork may inherit one that is held for ever."""
+    return threading.Lock()
 
 
 @contextmanager

@@ -115,7 +115,9 @@ def test_jobs_that_run_come_first_and_then_the_newest_of_those_that_are_over():
     record.wants(Request("waits for workers", "kernel"), 100)
     in_order = [name for name, _ in record.in_order()]
     over = [f"job-{number}" for number in range(ENDED + 4, 4, -1)]
-    assert in_order == ["trains", "waits for workers", "job-3", *over]
+    assert in_order == ["trains", "waits for workers", "job-3", *over] and record.newest() == "trains"
+    record.ends("trains", "ValueError: seen by who looks at it")
+    assert record.newest() == "trains"  # although older ones still run
 
 
 def test_what_is_kept_is_bounded():

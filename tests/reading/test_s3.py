@@ -119,6 +119,13 @@ def test_what_obstore_would_take_otherwise_is_left_to_s3fs(options, server):
     assert set(server.agents) == {"aiobotocore"}
 
 
+def test_an_endpoint_that_only_obstore_would_obey_is_not_asked(server, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    assert b"/bucket/1.jpg" in read_files(["s3://bucket/1.jpg"], {"anon": True})[0]
+    assert set(server.agents) == {"aiobotocore"}
+
+
 @pytest.mark.parametrize("key", ["twice//1.jpg", "up/../1.jpg", "here/./1.jpg", "folder/", "/1.jpg"])
 def test_a_key_that_obstore_would_change_is_left_to_s3fs_and_no_other_key(key, server):
     options = {"anon": True, "client_kwargs": {"endpoint_url": server.url}}

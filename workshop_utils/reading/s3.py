@@ -76,6 +76,8 @@ def _can_use_obstore(fs):
     of_client, of_config = (options.get(name) or {} for name in ("client_kwargs", "config_kwargs"))
     if "s3" not in fs.protocol:
         return False
+    if "AWS_ENDPOINT" in os.environ:  # which obstore obeys, and botocore does not know
+        return False
     if options.keys() - OPTIONS or of_client.keys() - CLIENT_OPTIONS.keys() or of_config.keys() - CONFIG_OPTIONS:
         return False
     try:

@@ -16,7 +16,7 @@ DRAWN = {
     "points": ("x", "y", "colour"),
     "starts": ("x",),
     "deaths": ("x", "y"),
-    "lost": ("x", "y"),
+    "lost": ("x", "y", "colour"),
 }
 IN_LEGEND = "starts", "deaths", "lost"
 RED = "#b00020"
@@ -53,7 +53,8 @@ class Chart:
         starts = [firsts[attempt] for attempt in sorted(firsts)[1:]]  # of the first, the first rows may be kept no more
         self._show("starts", [(x,) for x in starts])
         self._show("deaths", [last[death] for death in job.deaths if death in last])
-        self._show("lost", [point for *_, xs, ys in lines for point in _lost(xs, ys)])
+        lost = [(*point, tables.colour(rank)) for _, rank, xs, ys in lines for point in _lost(xs, ys)]
+        self._show("lost", lost)
         self._show("points", alone)
         self._show(
             "lines",
@@ -96,9 +97,10 @@ class Chart:
         chart.vspan(x="x", source=of["starts"], line_color="#555555", line_dash="dashed", legend_label="restart")
         mark: dict[str, Any] = {"size": 14, "line_width": 3, "line_color": RED}
         chart.scatter("x", "y", source=of["deaths"], marker="x", legend_label="death", **mark)
-        mark |= {"size": 9, "line_width": 2, "fill_color": None}
+        mark = {"size": 9, "line_width": 2, "line_color": "colour", "fill_color": None}
         chart.scatter("x", "y", source=of["lost"], marker="diamond", legend_label="NaN or infinite", **mark)
         self._legend = chart.legend[0]
+        chart.add_layout(self._legend, "above")  # where it covers no line
         self._legend.update(orientation="horizontal", padding=2, background_fill_alpha=0.7)
         chart.add_tools(HoverTool(renderers=[lines], tooltips=[("rank", "@rank"), ("restarts", "@attempt")]))
         return chart

@@ -48,7 +48,7 @@ class Ranks(DashboardComponent):
         self._drawn: tuple = ()  # what the chart shows
         self._about: tuple = ()  # what the answer to "Who waits?" is about
         self._asked: tuple = ()  # what the question was about
-        self._answered: tuple[frozenset[int], float] = frozenset(), 0.0  # who waited, and when
+        self._answered: tuple[frozenset[int], float, bool] = frozenset(), 0.0, False  # who waited, when, was it over
         self._is_pane = False
         self._default = ""  # the metric that is shown until the viewer chooses another, then ""
         self.rest_until = self.shown_at = 0.0
@@ -107,7 +107,7 @@ class Ranks(DashboardComponent):
         name = self._shown_job()
         job = jobs[name]
         about = _about(name, job)
-        if self._about != about:  # what was told is true no longer
+        if self._about != about:
             self._about, self._said.text = about, ""
         silent = {other for other, one in jobs.items() if one.is_silent(now)}
         self._jobs.text = tables.of_jobs(jobs, started, silent)
@@ -115,7 +115,7 @@ class Ranks(DashboardComponent):
         self._by.options = list[Any]([("step", job.unit), "seconds"])
         self._chart.figure.visible = self._metric.visible = self._by.visible = bool(job.names)
         ranks = job.table(self._metric.value if job.names else "", now)
-        self._title.text = self._titled(job, name in silent)
+        self._title.text = self._titled(job, name in silent, len(silent - {name}))
         self._ranks.text = tables.of_ranks(job, ranks, self._metric.value if job.names else "")
         if self._drawn != (drawn := (name, self._record.version, self._metric.value, self._by.value)):
             self._drawn = drawn
@@ -123,13 +123,16 @@ class Ranks(DashboardComponent):
         self._show_answer(job, now)
         self._button.disabled = self._asking is not None
 
-    def _titled(self, job: JobRecord, is_silent: bool) -> str:
-        """Return what stands above the ranks, as HTML."""
+    def _titled(self, job: JobRecord, is_silent: bool, n_others: int) -> str:
+        """Return what stands above the ranks, as HTML. n_others: of the other jobs, how many are silent."""
         restarts = f", restarts {tables.restarts(job)}" if job.attempts > 1 else ""
         title = f"<b>{escape(job.name)}</b>{restarts}: {tables.state(job, is_silent)}"
         if self._is_pane:
             axes = f"; {self._metric.value} against {self._against(job)}" if job.names else ""
             title += escape(axes)
+            if n_others:
+                others = "1 other job is" if n_others == 1 else f"{n_others} other jobs are"
+                title += f'; <span class="late">{others} silent</span>'
             title += "" if job.is_over else f'. <a href="ranks?{ASKS}" target="_blank">Who waits?</a>'
         if job.error and not job.is_finished and (job.is_over or not self._is_pane):
             before = "" if job.is_over else "before: "
@@ -144,17 +147,18 @@ class Ranks(DashboardComponent):
         """Show who waits, if that was asked, and say so if the ranks have gone on."""
         if self._asking and self._asking.done():
             if self._asked == self._about:
-                self._said.text, self._answered = self._asking.result(), (job.waiting, now)
+                self._said.text, self._answered = self._asking.result(), (job.waiting, now, job.is_over)
             self._asking = None
         is_new = self._said.text and not (self._asking or self._said.text.startswith(OLD))
-        if is_new and job.has_gone_on(*self._answered):
+        waiting, when, was_over = self._answered
+        if is_new and (job.has_gone_on(waiting, when) or (job.is_finished and not was_over)):
             self._said.text = f"{OLD}\n\n{self._said.text}"
         self._said.visible = bool(self._said.text)
 
     def _shown_job(self) -> str:
-        """Return the id of the job that the viewer has chosen, or of the newest that runs."""
+        """Return the id of the job that the viewer has chosen, or of the newest."""
         chosen = self._job.value  # which may be kept no longer
-        return chosen if chosen in self._record.jobs else self._record.in_order()[0][0]
+        return chosen if chosen in self._record.jobs else self._record.newest()
 
     def _choose_metric(self, job: JobRecord) -> None:
         if not (names := list(job.names)):
@@ -207,7 +211,7 @@ async def _explained(scheduler: Scheduler, name: str) -> str:
 
 
 def _about(name: str, job: JobRecord) -> tuple:
-    """Return what an answer is about: if it changes, the answer is true no longer."""
+    """Return what an answer is about: under another job or attempt it would be wrong."""
     return name, job.attempt
 
 

@@ -118,9 +118,9 @@ class JobRecord:
         return self.is_over and self.state.startswith("finished")
 
     def has_gone_on(self, waiting: frozenset[int], since: float) -> bool:
-        """Return whether one of the ranks that waited, or any if none did, has logged, printed or finished."""
+        """Return whether one of the ranks that waited, or any if none did, has logged or printed something."""
         watched = [rank for number, rank in enumerate(self.ranks) if number in waiting or not waiting]
-        return self.is_finished or any(rank.last_at is not None and rank.last_at > since for rank in watched)
+        return any(rank.last_at is not None and rank.last_at > since for rank in watched)
 
     def shows(self, name: str, value: Any) -> bool:
         """Return whether a metric's value can be shown; its name is kept."""
@@ -209,6 +209,11 @@ class Record:
     def in_order(self) -> list[tuple[str, JobRecord]]:
         """Return (id, job): those that have ranks, those that wait for them, those that are over; the newest first."""
         return sorted(reversed(self.jobs.items()), key=lambda item: (item[1].is_over, not item[1].ranks))
+
+    def newest(self) -> str:
+        """Return the id of the job that was launched last, of those that have had ranks; it may be over."""
+        with_ranks = [name for name, job in self.jobs.items() if job.ranks]
+        return (with_ranks or list(self.jobs))[-1]
 
     def wants(self, request: Request, now: float) -> None:
         """A job asks for workers: it is new, or one of its ranks has died."""

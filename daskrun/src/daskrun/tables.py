@@ -94,7 +94,8 @@ def colour(rank: int) -> str:
 
 def state(job: JobRecord, is_silent: bool) -> str:
     """Return a job's state. is_silent: whether all its ranks are."""
-    return f"{escape(job.state)}{SILENT if is_silent else ''}"
+    name = f'<span class="failed">{job.state}</span>' if job.state == "failed" else escape(job.state)
+    return f"{name}{SILENT if is_silent else ''}"
 
 
 def _state_and_error(job: JobRecord, is_silent: bool) -> str:
