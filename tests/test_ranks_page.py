@@ -19,7 +19,7 @@ from waiting import GIVE_UP_S, until
 import daskrun
 from daskrun import dashboard
 from daskrun.claims import Request, Worker
-from daskrun.page import LOST, OLD, Ranks
+from daskrun.page import LOST, OLD, OVER, Ranks
 from daskrun.scheduler import record_of
 from daskrun.tables import COLOURS
 
@@ -98,7 +98,7 @@ def test_lines_grow_a_death_is_marked_the_next_attempt_goes_on_and_a_hang_is_tol
         open(go_on[0], "w").close()
         page.get_by_text("restarts 1 of 1: running").wait_for()
         until(lambda: page.evaluate(DATA, "lines")["xs"][2:] == [[3], [3]])
-        assert page.evaluate(DATA, "deaths") == {"x": [3], "y": [pytest.approx(4 / 3)]}
+        assert page.evaluate(DATA, "deaths") == {"x": [3], "y": [pytest.approx(4 / 3)], "alpha": [0.45]}
         assert page.evaluate(DATA, "starts") == {"x": [3]}
         assert page.evaluate(DATA, "points")["x"] == [3, 3]  # a line of one point would not be seen
         page.get_by_role("button", name="Who waits?").click()
@@ -118,7 +118,7 @@ def test_lines_grow_a_death_is_marked_the_next_attempt_goes_on_and_a_hang_is_tol
         job.result()
         page.get_by_text("restarts 1 of 1: finished").wait_for()
         page.get_by_text("finished; before: WorkerDied: Rank 1 died").wait_for()
-        page.get_by_text(OLD).wait_for()  # and who lagged can still be read
+        page.get_by_text(OVER).wait_for()  # and who lagged can still be read
     assert len(job.failures) == 1
 
 
@@ -241,13 +241,13 @@ def test_an_answer_about_a_job_grows_old_when_that_job_ends_and_not_after(client
         page._update(time.monotonic())
         answers = []
         for was_over in (True, False):
-            page._said.text, page._answered = "Who waits.", (frozenset(), time.monotonic(), was_over)
+            page._answer, page._answered = "Who waits.", (frozenset(), time.monotonic(), was_over)
             page._update(time.monotonic())
             answers.append(page._said.text)
         return answers
 
     client.run_on_scheduler(make_up, 2)
-    assert client.run_on_scheduler(said) == ["Who waits.", f"{OLD}\n\nWho waits."]
+    assert client.run_on_scheduler(said) == ["Who waits.", f"{OVER}\n\nWho waits."]
 
 
 def test_a_pane_says_that_another_job_is_silent(client):

@@ -93,6 +93,8 @@ def test_a_rank_that_fails_because_another_has_died_is_stopped():
     record, job = begun()
     record.hear("failed", "train-1", [0, 0, b"", b"", "", False], 3)  # in a collective, before the death is known
     record.hear("gone", "train-1", ["process 1"], 4)
+    assert [line.state for line in job.table("", 4)] == ["stopped", "dead"]
+    assert job.doing == "rank 1 has died; ending its ranks"
     record.ends("train-1", "WorkerDied: Rank 1 died")
     assert states(job) == ["stopped", "dead"]
 
@@ -181,6 +183,10 @@ def test_a_job_that_its_user_cancelled_has_not_failed():
     record, job = begun()
     record.ends(next(iter(record.jobs)), "CancelledError: train-1 was cancelled.")
     assert (job.state, job.error) == ("cancelled", "")
+    record, job = begun(attempts=2)
+    record.ends("train-1", "WorkerDied: Rank 1 died.", again=True)
+    record.ends("train-1", "CancelledError: train-1 was cancelled.")
+    assert job.error == "WorkerDied: Rank 1 died." and job.error_is_old
 
 
 def test_a_rank_that_lags_has_a_shorter_bar_and_one_that_is_silent_for_long_is_late():

@@ -15,7 +15,7 @@ DRAWN = {
     "lines": ("xs", "ys", "rank", "attempt", "colour", "dash", "alpha"),
     "points": ("x", "y", "colour"),
     "starts": ("x",),
-    "deaths": ("x", "y"),
+    "deaths": ("x", "y", "alpha"),
     "lost": ("x", "y", "colour"),
 }
 IN_LEGEND = "starts", "deaths", "lost"
@@ -52,7 +52,7 @@ class Chart:
         firsts = {attempt: min(xs[0] for other, _, xs, _ in lines if other == attempt) for attempt, *_ in lines}
         starts = [firsts[attempt] for attempt in sorted(firsts)[1:]]  # of the first, the first rows may be kept no more
         self._show("starts", [(x,) for x in starts])
-        self._show("deaths", [last[death] for death in job.deaths if death in last])
+        self._show("deaths", [(*last[death], _alpha(job, death[0])) for death in job.deaths if death in last])
         lost = [(*point, tables.colour(rank)) for _, rank, xs, ys in lines for point in _lost(xs, ys)]
         self._show("lost", lost)
         self._show("points", alone)
@@ -66,7 +66,7 @@ class Chart:
                     attempt,
                     tables.colour(rank),
                     DASHES[rank % len(DASHES)],
-                    1.0 if attempt == job.attempt else 0.45,
+                    _alpha(job, attempt),
                 )
                 for (attempt, rank, xs, _), ys in zip(lines, drawn, strict=True)
             ],
@@ -95,7 +95,7 @@ class Chart:
         )
         chart.scatter("x", "y", source=of["points"], color="colour", size=6)
         chart.vspan(x="x", source=of["starts"], line_color="#555555", line_dash="dashed", legend_label="restart")
-        mark: dict[str, Any] = {"size": 14, "line_width": 3, "line_color": RED}
+        mark: dict[str, Any] = {"size": 14, "line_width": 3, "line_color": RED, "line_alpha": "alpha"}
         chart.scatter("x", "y", source=of["deaths"], marker="x", legend_label="death", **mark)
         mark = {"size": 9, "line_width": 2, "line_color": "colour", "fill_color": None}
         chart.scatter("x", "y", source=of["lost"], marker="diamond", legend_label="NaN or infinite", **mark)
@@ -104,6 +104,10 @@ class Chart:
         self._legend.update(orientation="horizontal", padding=2, background_fill_alpha=0.7)
         chart.add_tools(HoverTool(renderers=[lines], tooltips=[("rank", "@rank"), ("restarts", "@attempt")]))
         return chart
+
+
+def _alpha(job: JobRecord, attempt: int) -> float:
+    return 1.0 if attempt == job.attempt else 0.45
 
 
 def _alone(xs: list[float], ys: list[float]) -> list[tuple[float, float]]:

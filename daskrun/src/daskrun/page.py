@@ -30,7 +30,7 @@ MOST_BUSY = 0.05  # of a core, for all viewers together: the scheduler has other
 NEWEST = "the newest"  # in the menu of jobs
 ASKS = "who-waits"  # after the page's address: it asks at once
 NONE = "No job yet: daskrun.launch, or the command daskrun, starts one."
-OLD = "Since this answer, a rank has gone on."
+OLD, OVER = "Since this answer, a rank has gone on.", "Since this answer, the job has ended."
 LOST = "The cluster has ended, or cannot be reached. Below is what it said last, and nothing can be chosen any more."
 
 _viewers: "WeakSet[Ranks]" = WeakSet()
@@ -46,7 +46,7 @@ class Ranks(DashboardComponent):
     def __init__(self, scheduler: Scheduler, **_: Any) -> None:
         self._scheduler, self._record = scheduler, record_of(scheduler)
         self._drawn: tuple = ()  # what the chart shows
-        self._about: tuple = ()  # what the answer to "Who waits?" is about
+        self._answer, self._about = "", ()  # to "Who waits?", and what it is about
         self._asked: tuple = ()  # what the question was about
         self._answered: tuple[frozenset[int], float, bool] = frozenset(), 0.0, False  # who waited, when, was it over
         self._is_pane = False
@@ -100,17 +100,21 @@ class Ranks(DashboardComponent):
             self._title.text = escape(NONE)
             return
         started = {name: datetime.fromtimestamp(time.time() - now + job.since) for name, job in jobs.items()}
-        labels = [(name, f"{jobs[name].name}, {started[name]:%H:%M:%S}") for name in jobs]
-        self._job.options = list[Any]([NEWEST, *labels])
+        labels: dict[str, str] = {}
+        for name in self._record.jobs:  # in this order, or the numbers would change with each new job
+            label = f"{jobs[name].name}, {started[name]:%H:%M:%S}"
+            n_before = sum(other.startswith(label) for other in labels.values())
+            labels[name] = f"{label} ({n_before + 1})" if n_before else label
+        self._job.options = list[Any]([NEWEST, *((name, labels[name]) for name in jobs)])
         if self._job.value not in jobs:
             self._job.value = NEWEST
         name = self._shown_job()
         job = jobs[name]
         about = _about(name, job)
         if self._about != about:
-            self._about, self._said.text = about, ""
+            self._about, self._answer = about, ""
         silent = {other for other, one in jobs.items() if one.is_silent(now)}
-        self._jobs.text = tables.of_jobs(jobs, started, silent)
+        self._jobs.text = tables.of_jobs(jobs, name, started, silent)
         self._choose_metric(job)
         self._by.options = list[Any]([("step", job.unit), "seconds"])
         self._chart.figure.visible = self._metric.visible = self._by.visible = bool(job.names)
@@ -135,7 +139,7 @@ class Ranks(DashboardComponent):
                 title += f'; <span class="late">{others} silent</span>'
             title += "" if job.is_over else f'. <a href="ranks?{ASKS}" target="_blank">Who waits?</a>'
         if job.error and not job.is_finished and (job.is_over or not self._is_pane):
-            before = "" if job.is_over else "before: "
+            before = "before: " if job.error_is_old else ""
             title += f'<div class="{"" if self._is_pane else "narrow"}">{before}{escape(job.error)}</div>'
         return title
 
@@ -144,16 +148,15 @@ class Ranks(DashboardComponent):
         return job.unit if self._by.value == "step" else "seconds"
 
     def _show_answer(self, job: JobRecord, now: float) -> None:
-        """Show who waits, if that was asked, and say so if the ranks have gone on."""
+        """Show who waits, if that was asked, and say so if the ranks have gone on since."""
         if self._asking and self._asking.done():
             if self._asked == self._about:
-                self._said.text, self._answered = self._asking.result(), (job.waiting, now, job.is_over)
+                self._answer, self._answered = self._asking.result(), (job.waiting, now, job.is_over)
             self._asking = None
-        is_new = self._said.text and not (self._asking or self._said.text.startswith(OLD))
         waiting, when, was_over = self._answered
-        if is_new and (job.has_gone_on(waiting, when) or (job.is_finished and not was_over)):
-            self._said.text = f"{OLD}\n\n{self._said.text}"
-        self._said.visible = bool(self._said.text)
+        since = OVER if job.is_over and not was_over else OLD if job.has_gone_on(waiting, when) else ""
+        self._said.text = f"{since}\n\n{self._answer}" if since and not self._asking else self._answer
+        self._said.visible = bool(self._answer)
 
     def _shown_job(self) -> str:
         """Return the id of the job that the viewer has chosen, or of the newest."""
@@ -175,7 +178,8 @@ class Ranks(DashboardComponent):
         """Look who waits for whom in the shown job."""
         if self._record.jobs and not self._asking:
             name = self._shown_job()
-            self._asked, self._said.text = _about(name, self._record.jobs[name]), "Looking at the ranks …"
+            self._asked = _about(name, self._record.jobs[name])
+            self._said.text = self._answer = "Looking at the ranks …"
             self._asking = asyncio.ensure_future(_explained(self._scheduler, name))
             self._button.disabled = self._said.visible = True
 
@@ -200,6 +204,8 @@ async def _explained(scheduler: Scheduler, name: str) -> str:
     try:
         record = record_of(scheduler)
         attempt, ranks = record.jobs[name].attempt, dict(enumerate(record.jobs[name].ranks))
+        if not any(rank.is_at_work or rank.state == "starting" for rank in ranks.values()):
+            return f"No rank of this job is at work: it is {record.jobs[name].state}."
         begun = [number for number, rank in ranks.items() if rank.is_at_work]
         at_work = {number: rank.worker for number, rank in ranks.items() if rank.is_at_work or rank.state == "starting"}
         ended = [number for number, rank in ranks.items() if rank.state in ("finished", "failed")]

@@ -13,6 +13,7 @@ from statistics import median_low
 from typing import Any, NamedTuple
 
 from daskrun.claims import Request, Worker
+from daskrun.errors import ranks_do
 
 ENDED, ROWS, LONGEST, ERROR = 10, 2_000, 200, 600
 NAMES = 50  # metrics of one job that can be shown
@@ -117,6 +118,17 @@ class JobRecord:
         """Whether it has ended without an error."""
         return self.is_over and self.state.startswith("finished")
 
+    @property
+    def error_is_old(self) -> bool:
+        """Whether its error is that of an attempt before, and not why it has ended."""
+        return not self.is_over or self.is_finished or self.state == "cancelled"
+
+    @property
+    def doing(self) -> str:
+        """Its state, and why it ends its ranks where some have died."""
+        dead = [number for number, rank in enumerate(self.ranks) if rank.state == "dead"]
+        return f"{ranks_do(dead, 'has', 'have')} died; {ENDING}" if dead and self.state == ENDING else self.state
+
     def has_gone_on(self, waiting: frozenset[int], since: float) -> bool:
         """Return whether one of the ranks that waited, or any if none did, has logged or printed something."""
         watched = [rank for number, rank in enumerate(self.ranks) if number in waiting or not waiting]
@@ -164,6 +176,8 @@ class JobRecord:
 
     def _shown_state(self, number: int) -> str:
         state, is_at_work = self.ranks[number].state, self.ranks[number].is_at_work
+        if state == "failed" and self.doing != self.state:  # in a collective with the rank that has died, it seems
+            return "stopped"
         if not (self.waiting and is_at_work):
             return state
         return "waits" if number in self.waiting else "does not wait"
@@ -290,10 +304,10 @@ class Record:
             if rank.is_at_work or rank.state == "starting" or lost_another:
                 rank.state = "stopped" if error or again else "finished"
         how = "cancelled" if error.startswith("CancelledError") else "failed" if error else "finished"
-        if how != "finished":  # else the error of an attempt before stays
+        if how == "failed":  # else the error of an attempt before stays
             failed = [number for number, rank in enumerate(job.ranks) if rank.state == "failed"]
             whose = f"rank {failed[0]}: " if len(failed) == 1 and "Rank " not in error else ""
-            job.error = whose + _shortened(error.splitlines()[0], ERROR) if how == "failed" else ""
+            job.error = whose + _shortened(error.splitlines()[0], ERROR)
         if job.stopped_by:
             how = f"stopped by {job.stopped_by}" if error else f"finished after {job.stopped_by}"
         job.state, job.waiting = ENDING if again else how, frozenset()

@@ -35,12 +35,15 @@ pre {{white-space: pre-wrap; overflow-wrap: anywhere; max-height: 25vh; overflow
 """
 
 
-def of_jobs(jobs: Mapping[str, JobRecord], started: Mapping[str, datetime], silent: Collection[str]) -> str:
-    """Return the table of jobs. started: when each was launched. silent: those whose ranks are all silent."""
+def of_jobs(jobs: Mapping[str, JobRecord], shown: str, started: Mapping[str, datetime], silent: Collection[str]) -> str:
+    """Return the table of jobs.
+
+    shown: the one whose ranks are shown. started: when each was launched. silent: those whose ranks are all silent.
+    """
     names = ["job", "ranks", "restarts", "since", "state"]
     rows = (
         [
-            escape(job.name),
+            f"<b>{escape(job.name)}</b>" if name == shown else escape(job.name),
             str(len(job.ranks) or ""),
             restarts(job),
             f"{started[name]:%H:%M:%S}",
@@ -94,14 +97,14 @@ def colour(rank: int) -> str:
 
 def state(job: JobRecord, is_silent: bool) -> str:
     """Return a job's state. is_silent: whether all its ranks are."""
-    name = f'<span class="failed">{job.state}</span>' if job.state == "failed" else escape(job.state)
+    name = f'<span class="failed">{job.state}</span>' if job.state == "failed" else escape(job.doing)
     return f"{name}{SILENT if is_silent else ''}"
 
 
 def _state_and_error(job: JobRecord, is_silent: bool) -> str:
     if not job.error:
         return state(job, is_silent)
-    before = "; before: " if job.is_finished or not job.is_over else ": "
+    before = "; before: " if job.error_is_old else ": "
     return f'<div class="text">{state(job, is_silent)}{before}{escape(job.error)}</div>'
 
 
