@@ -30,7 +30,7 @@ DATA = """name => {
     return Object.fromEntries(columns.map(([key, values]) => [key, Array.from(values)]))
 }"""
 SPAN = "() => (range => range.end - range.start)(Bokeh.documents[0].roots()[0].select({type: 'Figure'})[0].y_range)"
-
+FIRST_X = "() => Bokeh.documents[0].roots()[0].select({type: 'Figure'})[0].x_range.start"
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # another scheduler's process cannot import it
 
@@ -93,8 +93,8 @@ def test_lines_grow_a_death_is_marked_the_next_attempt_goes_on_and_a_hang_is_tol
     with opened(browser, address(client)) as page, daskrun.launch(client, train, max_restarts=1) as job:
         until(lambda: page.evaluate(DATA, "lines").get("xs") == [[1, 2, 3], [1, 2, 3]])
         assert [line[2] for line in page.evaluate(DATA, "lines")["ys"]] == [pytest.approx(1 / 3), pytest.approx(4 / 3)]
-        page.get_by_role("cell", name="running, and all ranks are silent").wait_for()
-        page.get_by_text(": running, and all ranks are silent").wait_for()
+        page.get_by_role("cell", name="running, and no rank logs anything").wait_for()
+        page.get_by_text(": running, and no rank logs anything").wait_for()
         open(go_on[0], "w").close()
         page.get_by_text("restarts 1 of 1: running").wait_for()
         until(lambda: page.evaluate(DATA, "lines")["xs"][2:] == [[3], [3]])
@@ -142,8 +142,14 @@ def test_the_chart_shows_the_loss_once_there_is_one_and_then_what_the_viewer_cho
         until(lambda: page.evaluate(DATA, "points")["y"] == [2e-4] * 6)
         assert page.evaluate(DATA, "lost") == {"x": [2, 2], "y": [2e-4] * 2, "colour": [*COLOURS[:2]]}
         assert page.evaluate(SPAN) < 1e-3, "a small number would stand at the mark of 0"
+        page.mouse.move(700, 600)
+        page.mouse.down()
+        page.mouse.move(300, 600)  # the chart is moved away
+        page.mouse.up()
+        until(lambda: page.evaluate(FIRST_X) > 1)
         page.get_by_label("Metric").select_option("called")
         page.get_by_role("columnheader", name="called").wait_for()
+        until(lambda: page.evaluate(FIRST_X) < 1)
         page.get_by_text("finished").first.wait_for()
         assert page.get_by_role("columnheader", name="called").count() == 1
 

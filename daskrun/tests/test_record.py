@@ -10,7 +10,7 @@ from waiting import until
 
 import daskrun
 from daskrun.claims import Request, Worker
-from daskrun.record import ENDED, ERROR, LONGEST, NAMES, ROWS, Record
+from daskrun.record import ENDED, ERROR, LONGEST, NAMES, POINTS, Record
 from daskrun.scheduler import record_of
 
 
@@ -86,7 +86,7 @@ def test_a_failed_rank_and_the_first_line_of_the_error_are_kept_and_nothing_afte
     version = record.version
     log(record, 9, loss=1.0)
     record.ends("train-1", "again")
-    assert record.version == version and not job.rows and job.error.startswith(begin)
+    assert record.version == version and not job.curves and job.error.startswith(begin)
 
 
 def test_a_rank_that_fails_because_another_has_died_is_stopped():
@@ -124,12 +124,15 @@ def test_jobs_that_run_come_first_and_then_the_newest_of_those_that_are_over():
 
 def test_what_is_kept_is_bounded():
     record, job = begun()
-    for step in range(ROWS + 10):
-        log(record, step, step=step, loss=1.0)
+    for step in range(10 * POINTS):
+        log(record, step, step=step, loss=math.nan if step == 777 else 1.0)
     for number in range(2 * NAMES):
         log(record, 0, **{f"metric {number}": 1.0, "y" * 2 * LONGEST: 1.0})
     log(record, 0, output=[(False, "z" * 2 * LONGEST)] * 1000)
-    assert len(job.rows) == ROWS and len(job.names) == NAMES == len(job.ranks[0].values)
+    [(_, _, steps, losses)] = job.lines("loss", by_step=True)
+    assert len(steps) <= POINTS + 1 and (steps[0], steps[-1]) == (0, 10 * POINTS - 1)
+    assert steps[:3] == [0, 16, 32] and sum(map(math.isnan, losses)) == 1  # evenly, and what is odd stays
+    assert job.stride("loss") == 16 and len(job.names) == NAMES == len(job.ranks[0].values)
     assert len(job.ranks[0].last_line) == LONGEST and max(map(len, job.names)) <= LONGEST
 
 
@@ -204,6 +207,13 @@ def test_a_rank_that_lags_has_a_shorter_bar_and_one_that_is_silent_for_long_is_l
     assert [line.value for line in lines] == [0, 1, 2]
     record.returns("train-1", 0, 2)
     assert job.table("loss", 500)[2].silent_s is None
+
+
+def test_the_first_row_has_an_age_and_makes_nobody_late():
+    record, job = begun(2)
+    log(record, 3, loss=1.0)
+    line, other = job.table("loss", 500)
+    assert (line.ago_s, line.silent_s, line.is_late, other.ago_s) == (497, None, False, None)
 
 
 def test_one_of_two_ranks_can_be_late():

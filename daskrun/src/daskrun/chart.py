@@ -30,7 +30,8 @@ class Chart:
         self._sources = {
             name: ColumnDataSource({column: [] for column in columns}, name=name) for name, columns in DRAWN.items()
         }
-        self._ticker, self._values = BasicTicker(), DataRange1d()  # of what is below the chart, and beside it
+        self._ticker = BasicTicker()  # of what is below the chart
+        self._about: tuple = ()
         self._is_small = False
         self.figure = self._new_figure()
 
@@ -41,6 +42,10 @@ class Chart:
 
     def draw(self, job: JobRecord, metric: str, by: str) -> None:
         """Show a metric of a job. by: "seconds", or the job's unit."""
+        if self._about != (about := (job.name, job.since, metric, by)):  # where somebody has moved another chart to
+            self._about = about
+            self._values = DataRange1d()
+            self.figure.x_range, self.figure.y_range = DataRange1d(), self._values
         lines = job.lines(metric, by == job.unit)
         drawn = [[y if y is not None and isfinite(y) else nan for y in ys] for *_, ys in lines]
         alone = [
@@ -50,7 +55,7 @@ class Chart:
         ]
         last = {(attempt, rank): (xs[-1], _filled(ys)[-1]) for attempt, rank, xs, ys in lines}
         firsts = {attempt: min(xs[0] for other, _, xs, _ in lines if other == attempt) for attempt, *_ in lines}
-        starts = [firsts[attempt] for attempt in sorted(firsts)[1:]]  # of the first, the first rows may be kept no more
+        starts = [firsts[attempt] for attempt in sorted(firsts)[1:]]
         self._show("starts", [(x,) for x in starts])
         self._show("deaths", [(*last[death], _alpha(job, death[0])) for death in job.deaths if death in last])
         lost = [(*point, tables.colour(rank)) for _, rank, xs, ys in lines for point in _lost(xs, ys)]
@@ -77,15 +82,17 @@ class Chart:
         for item, name in zip(in_legend, IN_LEGEND, strict=True):
             item.visible = bool(self._sources[name].data["x"])
         self._legend.visible = any(item.visible for item in in_legend)
+        stride = job.stride(metric)
+        thinned = f" (of {stride} rows in a line, one is drawn)" if stride > 1 else ""
         if not self._is_small:
-            self.figure.yaxis.axis_label, self.figure.xaxis.axis_label = metric, by
+            self.figure.yaxis.axis_label, self.figure.xaxis.axis_label = metric, f"{by}{thinned}"
         self._ticker.min_interval = 1 if by == job.unit else 0  # there is no half step
 
     def _show(self, name: str, rows: list[tuple]) -> None:
         self._sources[name].data = {column: [row[n] for row in rows] for n, column in enumerate(DRAWN[name])}
 
     def _new_figure(self) -> figure:
-        chart = figure(height=420, y_range=self._values, tools="pan,box_zoom,wheel_zoom,reset,save")
+        chart = figure(height=420, tools="pan,box_zoom,wheel_zoom,reset,save")
         chart.xaxis.ticker = self._ticker
         chart.xaxis.formatter = BasicTickFormatter(power_limit_high=9)  # steps beyond 100,000, too, have all digits
         chart.axis.minor_tick_line_color = None  # in a pane they would be a comb

@@ -205,7 +205,7 @@ async def _explained(scheduler: Scheduler, name: str) -> str:
         record = record_of(scheduler)
         attempt, ranks = record.jobs[name].attempt, dict(enumerate(record.jobs[name].ranks))
         if not any(rank.is_at_work or rank.state == "starting" for rank in ranks.values()):
-            return f"No rank of this job is at work: it is {record.jobs[name].state}."
+            return f"No rank of this job is at work. Its state: {record.jobs[name].state}."
         begun = [number for number, rank in ranks.items() if rank.is_at_work]
         at_work = {number: rank.worker for number, rank in ranks.items() if rank.is_at_work or rank.state == "starting"}
         ended = [number for number, rank in ranks.items() if rank.state in ("finished", "failed")]

@@ -1,21 +1,22 @@
 """What jobs have done so far: plain data without Dask, which `scheduler` is told and `page` shows.
 
-It is bounded: ENDED jobs beside those that run, of each the last ROWS rows, and texts of at most LONGEST characters,
-errors of ERROR.
+It is bounded: ENDED jobs beside those that run; of each metric about POINTS points, in the last ATTEMPTS attempts;
+texts of at most LONGEST characters, errors of ERROR.
 """
 
-from collections import deque
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from math import isfinite
 from statistics import median_low
 from typing import Any, NamedTuple
 
 from daskrun.claims import Request, Worker
 from daskrun.errors import ranks_do
+from daskrun.series import Point, Series
 
-ENDED, ROWS, LONGEST, ERROR = 10, 2_000, 200, 600
+ENDED, LONGEST, ERROR = 10, 200, 600
+POINTS, OF_A_LINE, ATTEMPTS = 2_000, 50, 10  # each line has some, however many there are
 NAMES = 50  # metrics of one job that can be shown
 ENDING = "ending its ranks"
 HANGS = 10  # seconds
@@ -67,7 +68,7 @@ class Line(NamedTuple):
     share: of the steps of the rank that is first. silent_s: seconds since its last row, while it is at work; None
     before the second one. is_late: whether that is more than LATE times what is usual among those that log metrics, and
     more than LATE seconds; or, as where all hang, more than LATE times the longest so far, and more than HANGS seconds.
-    One that only prints is late where all hang.
+    One that only prints is late where all hang. ago_s: seconds since its last row, also since the first.
     """
 
     state: str
@@ -75,6 +76,7 @@ class Line(NamedTuple):
     share: float
     silent_s: float | None
     is_late: bool
+    ago_s: float | None
     value: float | None
     worker: Worker
     printed: str
@@ -85,7 +87,7 @@ class JobRecord:
     """A job. since: when it was launched. attempt: from 0, of `attempts`. wanted: the one that asks for workers.
     error: its first line, of the last attempt that ended with one; "" if none did.
 
-    rows: (when, attempt, rank, step, values) of each row of metrics. waiting: ranks that wait in a collective, as
+    curves: of each metric, the Series of each (attempt, rank). waiting: ranks that wait in a collective, as
     somebody who asked was told; until one of them logs again. stopped_by: the signal that its user had passed on to its
     scripts, such as "SIGINT".
     """
@@ -99,7 +101,7 @@ class JobRecord:
     state: str = "waiting for workers"
     error: str = ""
     ranks: list[Rank] = field(default_factory=list)
-    rows: deque[tuple[float, int, int, float, dict[str, float]]] = field(default_factory=lambda: deque(maxlen=ROWS))
+    curves: dict[str, dict[tuple[int, int], Series]] = field(default_factory=lambda: defaultdict(dict))
     names: dict[str, None] = field(default_factory=dict)  # of metrics, as they were first seen
     has_steps: bool = False  # whether a rank has logged one
     deaths: list[tuple[int, int]] = field(default_factory=list)  # (attempt, rank)
@@ -162,6 +164,7 @@ class JobRecord:
                 share=max(0.0, (rank.step or 0) / most) if most > 0 else 0.0,
                 silent_s=seconds,
                 is_late=is_late(rank, seconds),
+                ago_s=now - rank.last_at if rank.last_at is not None and rank.is_at_work else None,
                 value=rank.values.get(metric),
                 worker=rank.worker,
                 printed=rank.last_line,
@@ -182,26 +185,23 @@ class JobRecord:
             return state
         return "waits" if number in self.waiting else "does not wait"
 
+    def stride(self, metric: str) -> int:
+        """Return of how many rows one is kept, in the line where that is most."""
+        return max((series.stride for series in self.curves.get(metric, {}).values()), default=1)
+
     def lines(self, metric: str, by_step: bool) -> list[tuple[int, int, list[float], list[float | None]]]:
         """Return (attempt, rank, xs, ys) of one metric, for each rank of each attempt that has logged it.
 
         xs: steps, or seconds since the launch. ys: None, a gap in a chart, where steps that have risen fall back to
         their first half, as where the next training of the job begins.
         """
-        points = [
-            (attempt, rank, step, at - self.since, values[metric])
-            for at, attempt, rank, step, values in self.rows
-            if metric in values
-        ]
-        points.sort(key=lambda point: point[:2])
         found = []
-        for (attempt, rank), of_rank in groupby(points, key=lambda point: point[:2]):
-            group = list(of_rank)
+        for (attempt, rank), series in sorted(self.curves.get(metric, {}).items()):
             xs: list[float] = []
             ys: list[float | None] = []
-            begin = before = group[0][2]
-            for _, _, step, seconds, y in group:
-                x = step if by_step else seconds
+            begin = before = series.points[0].step
+            for step, at, y in series.points:
+                x = step if by_step else at - self.since
                 if before > begin and step < (begin + before) / 2:
                     xs.append(x)
                     ys.append(None)
@@ -245,6 +245,9 @@ class Record:
         if (job := self.jobs.get(job_id)) and not job.is_over:
             job.state, job.attempt = "starting", job.wanted
             job.ranks = [Rank(worker) for worker in workers]
+            for lines in job.curves.values():
+                for line in [line for line in lines if line[0] <= job.attempt - ATTEMPTS]:
+                    del lines[line]
 
     def hear(self, kind: str, job_id: str, about: Sequence[Any], now: float) -> None:
         """Take what a rank logs, and what is said of its worker: kinds are those of `rank` and `scheduler`."""
@@ -346,8 +349,10 @@ class Record:
             rank.step = (rank.step or 0) + 1
         numbers = {name: value for name, value in row.items() if job.shows(name, value)}
         rank.values |= numbers
-        if numbers:
-            job.rows.append((now, job.attempt, row["rank"], rank.step, numbers))
+        for name, value in numbers.items():
+            lines = job.curves[name]
+            series = lines.setdefault((job.attempt, row["rank"]), Series())
+            series.add(Point(rank.step, now, value), max(OF_A_LINE, POINTS // len(lines)))
 
 
 def _shortened(text: str, longest: int = LONGEST) -> str:

@@ -8,7 +8,7 @@ from math import isfinite
 from daskrun.record import JobRecord, Line
 
 COLOURS = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"  # Okabe and Ito, without yellow
-SILENT = '<span class="late">, and all ranks are silent</span>'
+SILENT = '<span class="late">, and no rank logs anything</span>'
 BAR = "The bar: its share of the {}s of the rank that is first."
 STYLE = """
 table {border-collapse: collapse; font: 14px Helvetica, Arial, sans-serif; width: 100%}
@@ -61,7 +61,7 @@ def of_ranks(job: JobRecord, lines: list[Line], metric: str) -> str:
     names += ["host"] * several + ["output"] * job.is_script
     rows = []
     for number, line in enumerate(lines):
-        silent = "" if line.silent_s is None else f"{line.silent_s:.1f} s"
+        ago = "" if line.ago_s is None else f"{line.ago_s:.1f} s"
         value = "" if line.value is None else f"{line.value:.4g}"
         if line.value is not None and not isfinite(line.value):
             value = f'<span class="failed">{value}</span>'
@@ -73,7 +73,7 @@ def of_ranks(job: JobRecord, lines: list[Line], metric: str) -> str:
                 f'<span style="color: {colour(number)}" aria-hidden="true">&#9632;</span> {number}',
                 f'<span class="{line.state.replace(" ", "-")}">{line.state}</span>',
                 f'<div class="bar" style="{filled}">{step}</div>',
-                f'<span class="late">{silent}</span>' if line.is_late else silent,
+                f'<span class="late">{ago}</span>' if line.is_late else ago,
                 *[value] * bool(metric),
                 f'<span title="{escape(line.worker.address)}">{escape(name)}</span>',
                 *[escape(line.worker.host)] * several,

@@ -1,0 +1,47 @@
+"""One line of a chart, which stays short however long a training is."""
+
+from math import isfinite
+from typing import NamedTuple
+
+
+class Point(NamedTuple):
+    """A value of a metric. at: the time of its row."""
+
+    step: float
+    at: float
+    value: float
+
+
+class Series:
+    """Points in the order in which they come: the first, then one of every `stride`, and the last.
+
+    Of those that are left out, one that is NaN or infinite takes the place of one that is not.
+    """
+
+    def __init__(self) -> None:
+        self.stride = 1
+        self._kept: list[Point] = []
+        self._n_points = 0
+        self._last: Point | None = None
+
+    def add(self, point: Point, most: int) -> None:
+        """Add a point. most: keep so many, and the last, at most."""
+        self._last = point
+        if self._n_points % self.stride == 0:
+            self._kept.append(point)
+        else:
+            self._kept[-1] = _odder(self._kept[-1], point)
+        self._n_points += 1
+        while len(self._kept) > most:
+            firsts, seconds = self._kept[::2], self._kept[1::2]
+            self._kept = [*map(_odder, firsts, seconds), *firsts[len(seconds) :]]
+            self.stride *= 2
+
+    @property
+    def points(self) -> list[Point]:
+        """What is kept."""
+        return [*self._kept, self._last] if self._last and self._last is not self._kept[-1] else self._kept
+
+
+def _odder(one: Point, other: Point) -> Point:
+    return other if isfinite(one.value) and not isfinite(other.value) else one
