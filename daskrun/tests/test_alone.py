@@ -33,8 +33,8 @@ if __name__ == "__main__":
 def test_it_runs_where_the_workshop_and_what_that_needs_cannot_be_imported(tmp_path):
     hidden = {"workshop_utils", "pandas", "torchvision", "IPython", "s3fs", "PIL", "platformdirs"}
     script = tmp_path / "script.py"
-    # The page is imported where Dask has a dashboard: bokeh looks whether there is pandas.
-    modules = [name for name in MODULES if name not in ("daskrun.preloaded", "daskrun.page")]
+    # The page and its chart are imported where Dask has a dashboard: bokeh looks whether there is pandas.
+    modules = [name for name in MODULES if name not in ("daskrun.preloaded", "daskrun.page", "daskrun.chart")]
     script.write_text(PROGRAM.format(hidden=hidden, modules=modules))
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=150)
     assert done.stdout == "['0']\n", done.stderr
