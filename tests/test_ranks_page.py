@@ -19,7 +19,7 @@ from waiting import GIVE_UP_S, until
 import daskrun
 from daskrun import dashboard
 from daskrun.claims import Request, Worker
-from daskrun.page import LOST, OLD, OVER, Ranks
+from daskrun.page import LOST, OVER, Ranks
 from daskrun.scheduler import record_of
 from daskrun.tables import COLOURS
 
@@ -67,7 +67,7 @@ def row_of(page, rank):
 def test_lines_grow_a_death_is_marked_the_next_attempt_goes_on_and_a_hang_is_told(
     client, browser, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("daskrun.record.HANGS", 0.2)
+    monkeypatch.setattr("daskrun.progress.HANGS", 0.2)
     go_on = [str(tmp_path / name) for name in ("killed", "freed", "ends")]
 
     def train():
@@ -102,7 +102,7 @@ def test_lines_grow_a_death_is_marked_the_next_attempt_goes_on_and_a_hang_is_tol
         assert page.evaluate(DATA, "starts") == {"x": [3]}
         assert page.evaluate(DATA, "points")["x"] == [3, 3]  # a line of one point would not be seen
         page.get_by_role("button", name="Who waits?").click()
-        page.get_by_text("Rank 0 waits in all_reduce number 2, shape [10]").wait_for()
+        page.get_by_text("Rank 0 waits in all_reduce (collective 2, shape [10])").wait_for()
         page.get_by_text("in train").first.wait_for()
         row_of(page, 0).get_by_text("waits").wait_for()
         row_of(page, 1).get_by_text("does not wait").wait_for()
@@ -111,7 +111,7 @@ def test_lines_grow_a_death_is_marked_the_next_attempt_goes_on_and_a_hang_is_tol
         page.get_by_label("Against").select_option("seconds")
         until(lambda: page.evaluate(DATA, "lines")["xs"][0][0] != 1)
         open(go_on[1], "w").close()
-        page.get_by_text(OLD).wait_for()
+        page.get_by_text(re.compile("Since this answer, ranks? 0.* gone on")).wait_for()
         page.get_by_text("Rank 0 waits in").wait_for()  # it can be read also where a rank only lags
         row_of(page, 1).get_by_text("running").wait_for()
         open(go_on[2], "w").close()

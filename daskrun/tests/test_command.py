@@ -400,7 +400,7 @@ def test_a_hang_is_explained_and_ctrl_c_ends_the_ranks(client, tmp_path):
         "dist.all_reduce(torch.ones(10))",
     )
     with command(client, tmp_path, "--stall-after", 1, "script.py") as process:
-        waits = "Rank 1 waits in all_reduce number 1, shape [10], at script.py:6 in <module>, in all_reduce. "
+        waits = "Rank 1 waits in all_reduce (collective 1, shape [10]), at script.py:6 in <module>, in all_reduce. "
         until(lambda: waits + "Rank 0 has not called it: it is at script.py:5" in (tmp_path / ".err").read_text())
         process.send_signal(signal.SIGINT)
         assert process.wait(GIVE_UP_S) == 1

@@ -46,7 +46,7 @@ def test_a_rank_that_went_on_after_an_asynchronous_call_is_not_said_to_wait():
     call = Call("0", 1, "all_reduce of [3]", False)
     goes_on = Look(0, "train.py:31 in main", "", (call,), ("0",))
     said = verdict([goes_on, at(1, "train.py:9 in load")])
-    called = "Rank 0 has called all_reduce number 1, shape [3], which is not done, and is at train.py:31 in main."
+    called = "Rank 0 has called all_reduce (collective 1, shape [3]), which is not done, and is at train.py:31 in main."
     assert said.startswith(called)
 
 
@@ -84,7 +84,9 @@ def test_each_backend_of_a_group_numbers_its_collectives_apart(monkeypatch):
     look = look_at(0, [FrameSummary("/home/me/train.py", 40, "train")], groups, entries)
     assert [(call.recorder, call.number, call.done) for call in look.calls] == [("gloo", 1, True), ("nccl2", 1, False)]
     said = verdict([look, at(1, "train.py:9 in load", calls=[Call("0", 1, "all_reduce of [3]", True, "gloo")])])
-    assert said.startswith("Rank 0 has called all_gather number 1, shape [3]") and "Rank 1 has not called it" in said
+    assert (
+        said.startswith("Rank 0 has called all_gather (collective 1, shape [3])") and "Rank 1 has not called it" in said
+    )
 
 
 @pytest.mark.parametrize("doc", [None, "() -> bytes"])
@@ -134,7 +136,7 @@ def test_the_oldest_unfinished_collective_counts_and_not_the_latest():
     """DDP begins several before it waits for the first."""
     slow = at(0, calls=[(5, "all_reduce of [9]", False)])
     begun = at(1, calls=[(5, "all_reduce of [9]", False), (6, "all_reduce of [8]", False)])
-    assert verdict([slow, begun]).startswith("Ranks 0 and 1 wait in all_reduce number 5, shape [9]")
+    assert verdict([slow, begun]).startswith("Ranks 0 and 1 wait in all_reduce (collective 5, shape [9])")
 
 
 def test_a_rank_outside_of_a_group_is_not_said_to_miss_its_collective():
@@ -143,7 +145,9 @@ def test_a_rank_outside_of_a_group_is_not_said_to_miss_its_collective():
         at(1, "train.py:9 in load", groups=("0", "1")),
     ]
     said = verdict([*inside, at(2, "train.py:60 in log")])
-    assert "Rank 0 waits in all_reduce number 1, shape [2] in group 1" in said and "Rank 1 has not called it" in said
+    assert (
+        "Rank 0 waits in all_reduce (collective 1 in group 1, shape [2])" in said and "Rank 1 has not called it" in said
+    )
     assert "Rank 2" not in said
 
 
@@ -154,7 +158,7 @@ def test_a_rank_outside_of_a_group_is_not_said_to_miss_its_collective():
 def test_calls_in_which_shapes_may_differ_are_the_same_call(source, other):
     first, second = at(0, calls=[(2, source, False)]), at(1, calls=[(2, other, True)])
     said = verdict([first, second, at(2, "train.py:9 in load")])
-    assert said.startswith(f"Rank 0 waits in {source.split()[0]} number 2") and "Rank 2 has not called it" in said
+    assert said.startswith(f"Rank 0 waits in {source.split()[0]} (collective 2") and "Rank 2 has not called it" in said
     assert "Rank 1" not in said
 
 

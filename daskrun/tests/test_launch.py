@@ -449,7 +449,9 @@ def test_a_hang_says_where_each_rank_stands(client):
         dist.all_reduce(torch.ones(10))
 
     daskrun.run(client, dist.barrier)  # the next job does not count its collectives
-    waits = r"Rank 1 waits in all_reduce number 3, shape \[10\], at test_launch.py:\d+ in mismatched, in all_reduce"
+    waits = (
+        r"Rank 1 waits in all_reduce \(collective 3, shape \[10\]\), at test_launch.py:\d+ in mismatched, in all_reduce"
+    )
     others = r"Rank 0 has not called it: it is at test_launch.py:\d+ in save"
     with daskrun.launch(client, mismatched) as job:
         until(lambda: re.search(rf"{waits}. {others}", job.explain()))
@@ -945,7 +947,11 @@ def test_who_has_not_called_nccls_collective_is_named():
         torch.cuda.synchronize()
 
     with start_local(2) as client, client.cluster, daskrun.launch(client, skip) as job:
-        until(lambda: re.search(r"Rank 0 .*all_reduce number 2, shape \[3\].* Rank 1 has not called it", job.explain()))
+        until(
+            lambda: re.search(
+                r"Rank 0 .*all_reduce \(collective 2, shape \[3\]\).* Rank 1 has not called it", job.explain()
+            )
+        )
 
 
 @pytest.mark.gpu

@@ -211,6 +211,7 @@ def test_a_rank_that_lags_has_a_shorter_bar_and_one_that_is_silent_for_long_is_l
 
 def test_the_first_row_has_an_age_and_makes_nobody_late():
     record, job = begun(2)
+    assert [line.ago_s for line in job.table("loss", 32)] == [30, 30]  # a hang before the first row is seen
     log(record, 3, loss=1.0)
     line, other = job.table("loss", 500)
     assert (line.ago_s, line.silent_s, line.is_late, other.ago_s) == (497, None, False, None)
@@ -342,10 +343,10 @@ def test_who_was_seen_to_wait_does_so_until_one_of_them_logs():
     assert [line.state for line in job.table("loss", 3)] == ["waits", "does not wait"]
     log(record, 3, 1, retries=1.0)  # the one for which it waits says something
     assert [line.state for line in job.table("loss", 3)] == ["waits", "does not wait"]
-    assert not job.has_gone_on(frozenset({0}), since=2) and job.has_gone_on(frozenset(), since=2)
+    assert job.gone_on(frozenset({0}), since=2) == [] and job.gone_on(frozenset(), since=2) == [1]
     log(record, 4, 0, loss=1.0)
     assert [line.state for line in job.table("loss", 4)] == ["running", "running"]
-    assert job.has_gone_on(frozenset({0}), since=3)
+    assert job.gone_on(frozenset({0}), since=3) == [0]
 
 
 def test_a_scripts_last_line_stands_beside_its_steps():

@@ -57,7 +57,7 @@ class Chart:
         firsts = {attempt: min(xs[0] for other, _, xs, _ in lines if other == attempt) for attempt, *_ in lines}
         starts = [firsts[attempt] for attempt in sorted(firsts)[1:]]
         self._show("starts", [(x,) for x in starts])
-        self._show("deaths", [(*last[death], _alpha(job, death[0])) for death in job.deaths if death in last])
+        self._show("deaths", [(*last[death], _alpha(job, death[0])) for death in reversed(job.deaths) if death in last])
         lost = [(*point, tables.colour(rank)) for _, rank, xs, ys in lines for point in _lost(xs, ys)]
         self._show("lost", lost)
         self._show("points", alone)
@@ -83,7 +83,7 @@ class Chart:
             item.visible = bool(self._sources[name].data["x"])
         self._legend.visible = any(item.visible for item in in_legend)
         stride = job.stride(metric)
-        thinned = f" (of {stride} rows in a line, one is drawn)" if stride > 1 else ""
+        thinned = f" (one of every {stride} rows is drawn)" if stride > 1 else ""
         if not self._is_small:
             self.figure.yaxis.axis_label, self.figure.xaxis.axis_label = metric, f"{by}{thinned}"
         self._ticker.min_interval = 1 if by == job.unit else 0  # there is no half step

@@ -18,6 +18,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 from daskrun import tables
 from daskrun.chart import Chart
+from daskrun.errors import ranks_do
 from daskrun.rank import AttemptId
 from daskrun.record import JobRecord
 from daskrun.scheduler import record_of
@@ -30,7 +31,7 @@ MOST_BUSY = 0.05  # of a core, for all viewers together: the scheduler has other
 NEWEST = "the newest"  # in the menu of jobs
 ASKS = "who-waits"  # after the page's address: it asks at once
 NONE = "No job yet: daskrun.launch, or the command daskrun, starts one."
-OLD, OVER = "Since this answer, a rank has gone on.", "Since this answer, the job has ended."
+OVER = "Since this answer, the job has ended."
 LOST = "The cluster has ended, or cannot be reached. Below is what it said last, and nothing can be chosen any more."
 
 _viewers: "WeakSet[Ranks]" = WeakSet()
@@ -154,7 +155,11 @@ class Ranks(DashboardComponent):
                 self._answer, self._answered = self._asking.result(), (job.waiting, now, job.is_over)
             self._asking = None
         waiting, when, was_over = self._answered
-        since = OVER if job.is_over and not was_over else OLD if job.has_gone_on(waiting, when) else ""
+        since = ""
+        if job.is_over and not was_over:
+            since = OVER
+        elif ranks := job.gone_on(waiting, when):
+            since = f"Since this answer, {ranks_do(ranks, 'has', 'have')} gone on."
         self._said.text = f"{since}\n\n{self._answer}" if since and not self._asking else self._answer
         self._said.visible = bool(self._answer)
 

@@ -9,77 +9,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from statistics import median_low
-from typing import Any, NamedTuple
+from typing import Any
 
 from daskrun.claims import Request, Worker
 from daskrun.errors import ranks_do
+from daskrun.progress import LATE, Line, Rank
 from daskrun.series import Point, Series
 
 ENDED, LONGEST, ERROR = 10, 200, 600
 POINTS, OF_A_LINE, ATTEMPTS = 2_000, 50, 10  # each line has some, however many there are
 NAMES = 50  # metrics of one job that can be shown
 ENDING = "ending its ranks"
-HANGS = 10  # seconds
-LATE = 3  # how many times as long as the others a rank has to be silent to be called late
 OF_EACH_ROW = ("rank", "attempt", "time", "worker", "step")  # what rows hold beside metrics
-
-
-@dataclass
-class Rank:
-    """One rank of a job's latest attempt.
-
-    state: "starting", "running", "finished", "failed", "dead" or "stopped". step: the last that it has logged, or how
-    many rows of metrics if it logs none; None before the first. last_at: when its last row came, None if it has logged
-    nothing; longest_s: the longest time from one row to the next. values: the last of each metric. last_line: of a
-    script's output.
-    """
-
-    worker: Worker
-    state: str = "starting"
-    step: float | None = None
-    has_steps: bool = False
-    last_at: float | None = None
-    longest_s: float | None = None
-    values: dict[str, float] = field(default_factory=dict)
-    last_line: str = ""
-
-    @property
-    def is_at_work(self) -> bool:
-        """Whether the rank's function runs."""
-        return self.state == "running"
-
-    def silent_s(self, now: float) -> float | None:
-        """Return the seconds since its last row, while it is at work.
-
-        None for one that has not logged twice: it may have nothing more to say, as where rank 0 alone logs.
-        """
-        if self.last_at is None or self.longest_s is None or not self.is_at_work:
-            return None
-        return now - self.last_at
-
-    def hangs(self, silent_s: float) -> bool:
-        """Return whether it has been silent for long, for this rank."""
-        return self.longest_s is not None and silent_s > max(HANGS, LATE * self.longest_s)
-
-
-class Line(NamedTuple):
-    """A rank, as it is shown.
-
-    share: of the steps of the rank that is first. silent_s: seconds since its last row, while it is at work; None
-    before the second one. is_late: whether that is more than LATE times what is usual among those that log metrics, and
-    more than LATE seconds; or, as where all hang, more than LATE times the longest so far, and more than HANGS seconds.
-    One that only prints is late where all hang. ago_s: seconds since its last row, also since the first.
-    """
-
-    state: str
-    step: float | None
-    share: float
-    silent_s: float | None
-    is_late: bool
-    ago_s: float | None
-    value: float | None
-    worker: Worker
-    printed: str
 
 
 @dataclass
@@ -127,14 +68,20 @@ class JobRecord:
 
     @property
     def doing(self) -> str:
-        """Its state, and why it ends its ranks where some have died."""
-        dead = [number for number, rank in enumerate(self.ranks) if rank.state == "dead"]
-        return f"{ranks_do(dead, 'has', 'have')} died; {ENDING}" if dead and self.state == ENDING else self.state
+        """Its state, and where it ends its ranks, which of them were the first to end."""
+        for state, ended in (("dead", "died"), ("failed", "failed")):
+            those = [number for number, rank in enumerate(self.ranks) if rank.state == state]
+            if those and self.state == ENDING:
+                return f"{ranks_do(those, 'has', 'have')} {ended}; {ENDING}"
+        return self.state
 
-    def has_gone_on(self, waiting: frozenset[int], since: float) -> bool:
-        """Return whether one of the ranks that waited, or any if none did, has logged or printed something."""
-        watched = [rank for number, rank in enumerate(self.ranks) if number in waiting or not waiting]
-        return any(rank.last_at is not None and rank.last_at > since for rank in watched)
+    def gone_on(self, waiting: frozenset[int], since: float) -> list[int]:
+        """Return those of the ranks that waited, or of all if none did, that have logged or printed something since."""
+        return [
+            number
+            for number, rank in enumerate(self.ranks)
+            if (number in waiting or not waiting) and rank.last_at is not None and rank.last_at > since
+        ]
 
     def shows(self, name: str, value: Any) -> bool:
         """Return whether a metric's value can be shown; its name is kept."""
@@ -147,6 +94,7 @@ class JobRecord:
     def table(self, metric: str, now: float) -> list[Line]:
         """Return what to show of each rank, in their order, with the last value of a metric."""
         silent = [rank.silent_s(now) for rank in self.ranks]
+        nobody_logs = all(rank.last_at is None for rank in self.ranks)
         known = [(rank, seconds) for rank, seconds in zip(self.ranks, silent, strict=True) if seconds is not None]
         all_hang = all(rank.hangs(seconds) for rank, seconds in known)
         usual = median_low([seconds for rank, seconds in known if rank.step is not None] or [0.0])
@@ -164,7 +112,7 @@ class JobRecord:
                 share=max(0.0, (rank.step or 0) / most) if most > 0 else 0.0,
                 silent_s=seconds,
                 is_late=is_late(rank, seconds),
-                ago_s=now - rank.last_at if rank.last_at is not None and rank.is_at_work else None,
+                ago_s=rank.ago_s(now, nobody_logs),
                 value=rank.values.get(metric),
                 worker=rank.worker,
                 printed=rank.last_line,
@@ -179,8 +127,8 @@ class JobRecord:
 
     def _shown_state(self, number: int) -> str:
         state, is_at_work = self.ranks[number].state, self.ranks[number].is_at_work
-        if state == "failed" and self.doing != self.state:  # in a collective with the rank that has died, it seems
-            return "stopped"
+        if state == "failed" and self.state == ENDING and any(rank.state == "dead" for rank in self.ranks):
+            return "stopped"  # in a collective with the rank that has died, it seems
         if not (self.waiting and is_at_work):
             return state
         return "waits" if number in self.waiting else "does not wait"
@@ -264,7 +212,7 @@ class Record:
         elif about[0] == job.attempt and about[1] < len(job.ranks):
             rank = job.ranks[about[1]]
             if kind == "began" and rank.state == "starting":
-                rank.state = "running"
+                rank.state, rank.begun_at = "running", now
                 if all(rank.state != "starting" for rank in job.ranks):
                     job.state = "running"
             elif kind == "failed":

@@ -5,10 +5,12 @@ from datetime import datetime
 from html import escape
 from math import isfinite
 
-from daskrun.record import JobRecord, Line
+from daskrun.progress import Line
+from daskrun.record import JobRecord
 
 COLOURS = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"  # Okabe and Ito, without yellow
 SILENT = '<span class="late">, and no rank logs anything</span>'
+AGO = "Since its last row, or since it began where no rank has logged any."
 BAR = "The bar: its share of the {}s of the rank that is first."
 STYLE = """
 table {border-collapse: collapse; font: 14px Helvetica, Arial, sans-serif; width: 100%}
@@ -81,7 +83,8 @@ def of_ranks(job: JobRecord, lines: list[Line], metric: str) -> str:
             ]
         )
     heads = [escape(name) for name in names]
-    heads[2] = f'<span title="{BAR.format(job.unit)}">{job.unit}</span>'
+    for place, about in ((2, BAR.format(job.unit)), (3, AGO)):
+        heads[place] = f'<span title="{about}">{heads[place]}</span>'
     return _table(heads, rows)
 
 

@@ -212,7 +212,7 @@ def _wait_in(group: str, recorder: str, looks: Sequence[Look], all_at_work: bool
         return f"The ranks' collective {number}{in_group} is not the same: {'; '.join(ways)}."
     waiting = [rank for rank, call in calls.items() if not call.done]
     name, _, shape = calls[waiting[0]].what.partition(" of ")
-    what = f"{name} number {number}" + (f", shape {shape}" if shape else "") + in_group
+    what = f"{name} (collective {number}{in_group}{', shape ' if shape else ''}{shape})"
     inside = [rank for rank in waiting if members[rank].waits]  # others may have gone on after an asynchronous call
     said = []
     if inside:
