@@ -295,6 +295,7 @@ def test_the_panes_link_asks_who_waits(client, browser, tmp_path):
         link = pane.get_by_role("link", name="Who waits?").get_attribute("href")
         with opened(browser, address(client, f"/{link}")) as page:
             page.get_by_text("in wait").first.wait_for()
+            page.get_by_role("cell", name="no row for ").first.wait_for()
         open(go_on, "w").close()
 
 

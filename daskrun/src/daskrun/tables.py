@@ -64,6 +64,8 @@ def of_ranks(job: JobRecord, lines: list[Line], metric: str) -> str:
     rows = []
     for number, line in enumerate(lines):
         ago = "" if line.ago_s is None else f"{line.ago_s:.1f} s"
+        if ago and line.step is None and not line.printed:  # since it began
+            ago = f"no row for {ago}"
         value = "" if line.value is None else f"{line.value:.4g}"
         if line.value is not None and not isfinite(line.value):
             value = f'<span class="failed">{value}</span>'
@@ -100,7 +102,8 @@ def colour(rank: int) -> str:
 
 def state(job: JobRecord, is_silent: bool) -> str:
     """Return a job's state. is_silent: whether all its ranks are."""
-    name = f'<span class="failed">{job.state}</span>' if job.state == "failed" else escape(job.doing)
+    has_lost = job.state == "failed" or job.doing != job.state  # one or more ranks
+    name = f'<span class="failed">{escape(job.doing)}</span>' if has_lost else escape(job.doing)
     return f"{name}{SILENT if is_silent else ''}"
 
 
