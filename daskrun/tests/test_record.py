@@ -147,6 +147,12 @@ def test_only_numbers_are_shown_and_one_that_is_none_does_not_hide():
     assert job.table("loss", 5)[0].value == math.inf
 
 
+def test_an_int_that_is_too_large_for_a_float_is_infinite():
+    record, job = begun()
+    log(record, 3, step=10**400, loss=-(10**400))
+    assert job.lines("loss", by_step=True) == [(0, 0, [1], [-math.inf])]
+
+
 def test_where_steps_begin_again_the_line_has_a_gap():
     record, job = begun()
     for now, step in enumerate((1, 2, 1, 2), 3):

@@ -7,7 +7,7 @@ texts of at most LONGEST characters, errors of ERROR.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
+from math import inf, isfinite
 from statistics import median_low
 from typing import Any
 
@@ -295,7 +295,7 @@ class Record:
             rank.step, rank.has_steps, job.has_steps = row["step"], True, True
         elif not rank.has_steps:
             rank.step = (rank.step or 0) + 1
-        numbers = {name: value for name, value in row.items() if job.shows(name, value)}
+        numbers = {name: _as_float(value) for name, value in row.items() if job.shows(name, value)}
         rank.values |= numbers
         for name, value in numbers.items():
             lines = job.curves[name]
@@ -307,5 +307,13 @@ def _shortened(text: str, longest: int = LONGEST) -> str:
     return text if len(text) <= longest else f"{text[: longest - 2]} …"
 
 
+def _as_float(value: float) -> float:
+    """Return a number as a float: infinity for an int that is too large for one."""
+    try:
+        return float(value)
+    except OverflowError:
+        return inf if value > 0 else -inf
+
+
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and isfinite(value)
+    return isinstance(value, int | float) and isfinite(_as_float(value))
