@@ -122,6 +122,30 @@ def test_lines_grow_a_death_is_marked_the_next_attempt_goes_on_and_a_hang_is_tol
     assert len(job.failures) == 1
 
 
+def test_a_rank_that_is_stopped_does_not_answer_until_it_goes_on(client, browser, tmp_path):
+    written = tmp_path / "process"
+
+    def train():
+        import torch.distributed as dist
+
+        if dist.get_rank() == 1:
+            written.write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+        dist.barrier()
+        daskrun.log_metrics(loss=1.0)
+
+    with opened(browser, address(client)) as page, daskrun.launch(client, train) as job:
+        page.get_by_text("no row for").first.wait_for()
+        until(written.exists)
+        page.get_by_role("button", name="Who waits?").click()
+        page.get_by_text("Rank 1 is stopped: process").wait_for()
+        row_of(page, 0).get_by_text("waits").wait_for()
+        row_of(page, 1).get_by_text("does not answer").wait_for()
+        os.kill(int(written.read_text()), signal.SIGCONT)
+        job.result()
+        page.get_by_text(OVER).wait_for()
+
+
 def test_the_chart_shows_the_loss_once_there_is_one_and_then_what_the_viewer_chooses(client, browser, tmp_path):
     go_on = str(tmp_path / "go-on")
 

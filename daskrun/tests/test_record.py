@@ -355,6 +355,16 @@ def test_who_was_seen_to_wait_does_so_until_one_of_them_logs():
     assert job.gone_on(frozenset({0}), since=3) == [0]
 
 
+def test_a_rank_that_does_not_answer_is_told_from_one_that_does_not_wait_until_it_logs():
+    record, job = begun()
+    record.waits("train-1", 0, [0], mute=[1])
+    assert [line.state for line in job.table("loss", 3)] == ["waits", "does not answer"]
+    log(record, 3, 1, loss=1.0)
+    assert [line.state for line in job.table("loss", 3)] == ["running", "running"]
+    record.waits("train-1", 0, [], mute=[0, 1])
+    assert [line.state for line in job.table("loss", 3)] == ["does not answer", "does not answer"]
+
+
 def test_a_scripts_last_line_stands_beside_its_steps():
     record, job = begun()
     log(record, 3, step=4, loss=0.5)

@@ -84,8 +84,9 @@ class Chart:
         self._legend.visible = any(item.visible for item in in_legend)
         stride = job.stride(metric)
         thinned = f" (one of every {stride} rows is drawn)" if stride > 1 else ""
+        below = by if by == job.unit else f"{by} since the launch"
         if not self._is_small:
-            self.figure.yaxis.axis_label, self.figure.xaxis.axis_label = metric, f"{by}{thinned}"
+            self.figure.yaxis.axis_label, self.figure.xaxis.axis_label = metric, f"{below}{thinned}"
         self._ticker.min_interval = 1 if by == job.unit else 0  # there is no half step
 
     def _show(self, name: str, rows: list[tuple]) -> None:

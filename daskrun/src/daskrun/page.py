@@ -31,6 +31,7 @@ MOST_BUSY = 0.05  # of a core, for all viewers together: the scheduler has other
 NEWEST = "the newest"  # in the menu of jobs
 ASKS = "who-waits"  # after the page's address: it asks at once
 NONE = "No job yet: daskrun.launch, or the command daskrun, starts one."
+LOOKS = "Looking at the ranks … It may take 10 s where one does not answer."
 OVER = "Since this answer, the job has ended."
 LOST = "The cluster has ended, or cannot be reached. Below is what it said last, and nothing can be chosen any more."
 
@@ -184,7 +185,7 @@ class Ranks(DashboardComponent):
         if self._record.jobs and not self._asking:
             name = self._shown_job()
             self._asked = _about(name, self._record.jobs[name])
-            self._said.text = self._answer = "Looking at the ranks …"
+            self._said.text = self._answer = LOOKS
             self._asking = asyncio.ensure_future(_explained(self._scheduler, name))
             self._button.disabled = self._said.visible = True
 
@@ -215,7 +216,8 @@ async def _explained(scheduler: Scheduler, name: str) -> str:
         at_work = {number: rank.worker for number, rank in ranks.items() if rank.is_at_work or rank.state == "starting"}
         ended = [number for number, rank in ranks.items() if rank.state in ("finished", "failed")]
         found = await looks(AttemptId(name, attempt), at_work, begun, scheduler)
-        record.waits(name, attempt, [look.rank for look in found if look.waits])
+        mute = [look.rank for look in found if look.trouble]
+        record.waits(name, attempt, [look.rank for look in found if look.waits], mute)
     except Exception as error:  # such as of a job that is no longer kept
         return f"The ranks could not be looked at: {error!r}."
     return f"{datetime.now():%H:%M:%S}  {diagnosed(str, explain, found, ended)}"

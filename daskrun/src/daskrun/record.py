@@ -28,9 +28,9 @@ class JobRecord:
     """A job. since: when it was launched. attempt: from 0, of `attempts`. wanted: the one that asks for workers.
     error: its first line, of the last attempt that ended with one; "" if none did.
 
-    curves: of each metric, the Series of each (attempt, rank). waiting: ranks that wait in a collective, as
-    somebody who asked was told; until one of them logs again. stopped_by: the signal that its user had passed on to its
-    scripts, such as "SIGINT".
+    curves: of each metric, the Series of each (attempt, rank). waiting: ranks that wait in a collective; mute: those
+    that do not answer; both as somebody who asked was told, until one of them logs again. stopped_by: the signal that
+    its user had passed on to its scripts, such as "SIGINT".
     """
 
     name: str
@@ -47,6 +47,7 @@ class JobRecord:
     has_steps: bool = False  # whether a rank has logged one
     deaths: list[tuple[int, int]] = field(default_factory=list)  # (attempt, rank)
     waiting: frozenset[int] = frozenset()
+    mute: frozenset[int] = frozenset()
     stopped_by: str = ""
     is_over: bool = False
     is_script: bool = False
@@ -129,6 +130,8 @@ class JobRecord:
         state, is_at_work = self.ranks[number].state, self.ranks[number].is_at_work
         if state == "failed" and self.state == ENDING and any(rank.state == "dead" for rank in self.ranks):
             return "stopped"  # in a collective with the rank that has died, it seems
+        if is_at_work and number in self.mute:
+            return "does not answer"
         if not (self.waiting and is_at_work):
             return state
         return "waits" if number in self.waiting else "does not wait"
@@ -237,12 +240,12 @@ class Record:
         if all(rank.state == "finished" for rank in job.ranks):
             job.state = "fetching its results"
 
-    def waits(self, job_id: str, attempt: int, ranks: Sequence[int]) -> None:
-        """Somebody who asked was told that these ranks of an attempt wait for others."""
+    def waits(self, job_id: str, attempt: int, waiting: Sequence[int], mute: Sequence[int] = ()) -> None:
+        """Somebody who asked was told that ranks of an attempt wait for others, or do not answer."""
         job = self.jobs.get(job_id)
         if job and job.attempt == attempt:
             self.version += 1
-            job.waiting = frozenset(ranks)
+            job.waiting, job.mute = frozenset(waiting), frozenset(mute)
 
     def ends(self, job_id: str, error: str, again: bool = False) -> None:
         """An attempt is over. error: as text, "" for none. again: the next one follows."""
@@ -261,7 +264,7 @@ class Record:
             job.error = whose + _shortened(error.splitlines()[0], ERROR)
         if job.stopped_by:
             how = f"stopped by {job.stopped_by}" if error else f"finished after {job.stopped_by}"
-        job.state, job.waiting = ENDING if again else how, frozenset()
+        job.state, job.waiting, job.mute = ENDING if again else how, frozenset(), frozenset()
         job.is_over = not again
         over = [name for name, other in self.jobs.items() if other.is_over]
         for name in over[:-ENDED]:
@@ -281,8 +284,8 @@ class Record:
 
     def _logs(self, job: JobRecord, row: Mapping[str, Any], now: float) -> None:
         rank = job.ranks[row["rank"]]
-        if row["rank"] in job.waiting:
-            job.waiting = frozenset()
+        if row["rank"] in job.waiting | job.mute:
+            job.waiting = job.mute = frozenset()
         if rank.last_at is not None:  # its first row is late where it loads what it needs
             rank.longest_s = max(rank.longest_s or 0.0, now - rank.last_at)
         rank.last_at = now

@@ -20,7 +20,7 @@ td:last-child {white-space: normal}
 .text {min-width: 18em}
 .bar {min-width: 36px}
 @media (min-width: 700px) {.narrow {display: none}}
-.late, .failed, .dead, .does-not-wait {color: #b00020; font-weight: bold}
+.late, .failed, .dead, .does-not-wait, .does-not-answer {color: #b00020; font-weight: bold}
 """
 SHADOWS = [  # until the end of what is wider, or longer, than its box is reached
     f"linear-gradient(to {away}, #fafafa 60%, transparent) {end} / {covers} no-repeat local, "
