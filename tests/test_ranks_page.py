@@ -19,9 +19,10 @@ from waiting import GIVE_UP_S, until
 import daskrun
 from daskrun import dashboard
 from daskrun.claims import Request, Worker
-from daskrun.page import LOST, OVER, Ranks
+from daskrun.page import LOST, OVER, Answer, Ranks
 from daskrun.scheduler import record_of
 from daskrun.tables import COLOURS
+from daskrun.why.look import Look
 
 LAPTOP, PHONE, PANE = {"width": 1400, "height": 900}, {"width": 390, "height": 844}, {"width": 400, "height": 300}
 DATA = """name => {
@@ -123,24 +124,27 @@ def test_lines_grow_a_death_is_marked_the_next_attempt_goes_on_and_a_hang_is_tol
 
 
 def test_a_rank_that_is_stopped_does_not_answer_until_it_goes_on(client, browser, tmp_path):
-    written = tmp_path / "process"
+    written, go_on = tmp_path / "process", tmp_path / "go-on"
 
     def train():
         import torch.distributed as dist
 
         if dist.get_rank() == 1:
             written.write_text(str(os.getpid()))
-            os.kill(os.getpid(), signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGSTOP)  # which stops this thread a moment later
+            while not go_on.exists():
+                time.sleep(0.05)
         dist.barrier()
         daskrun.log_metrics(loss=1.0)
 
     with opened(browser, address(client)) as page, daskrun.launch(client, train) as job:
         page.get_by_text("no row for").first.wait_for()
-        until(written.exists)
+        until(lambda: written.exists() and written.read_text())
         page.get_by_role("button", name="Who waits?").click()
         page.get_by_text("Rank 1 is stopped: process").wait_for()
         row_of(page, 0).get_by_text("waits").wait_for()
         row_of(page, 1).get_by_text("does not answer").wait_for()
+        go_on.touch()
         os.kill(int(written.read_text()), signal.SIGCONT)
         job.result()
         page.get_by_text(OVER).wait_for()
@@ -257,7 +261,7 @@ def test_a_chosen_job_that_is_no_longer_kept_gives_way_to_the_newest(client):
         jobs.pop("made-up-3")
         page.ask()
         page._update(time.monotonic())
-        return chosen, page._ranks.text.count("<tr>"), page._job.value, page._asked[0]
+        return chosen, page._ranks.text.count("<tr>"), page._job.value, page._answer.about[0]
 
     for n_ranks in (3, 4):
         client.run_on_scheduler(make_up, n_ranks)
@@ -271,13 +275,33 @@ def test_an_answer_about_a_job_grows_old_when_that_job_ends_and_not_after(client
         page._update(time.monotonic())
         answers = []
         for was_over in (True, False):
-            page._answer, page._answered = "Who waits.", (frozenset(), time.monotonic(), was_over)
+            page._answer = Answer("Who waits.", ("made-up-2", 0), time.monotonic(), was_over)
             page._update(time.monotonic())
             answers.append(page._said.text)
         return answers
 
     client.run_on_scheduler(make_up, 2)
-    assert client.run_on_scheduler(said) == ["Who waits.", f"{OVER}\n\nWho waits."]
+    assert client.run_on_scheduler(said) == ["Who waits.", f"{OVER}\nWho waits."]
+
+
+def test_an_answer_that_comes_after_the_end_of_its_job_says_so_and_who_has_ended_meanwhile(client, monkeypatch):
+    async def looks_until_the_end(*_):
+        record_of(client.cluster.scheduler).ends("made-up-2", "")
+        return [Look(0, place="line 1 of train.py")]
+
+    async def said(dask_scheduler):
+        page = Ranks(dask_scheduler)
+        page._update(time.monotonic())
+        page.ask()
+        await page._asking
+        page._update(time.monotonic())
+        return page._said.text
+
+    monkeypatch.setattr("daskrun.page.looks", looks_until_the_end)
+    client.run_on_scheduler(make_up, 2)
+    text = client.run_on_scheduler(said)
+    assert text.startswith(OVER)
+    assert "rank 0 is at line 1 of train.py. Rank 1 has returned, or raised an error." in text
 
 
 def test_a_pane_says_that_another_job_is_silent(client):

@@ -31,7 +31,7 @@ def begun(n=2, attempts=1):
 
 
 def log(record, now, rank=0, attempt=0, **row):
-    record.hear("row", "train-1", [{"rank": rank, "attempt": attempt, "time": 0.0, **row, "worker": "w"}], now)
+    record.hear("row", "train-1", [{"rank": rank, "attempt": attempt, "time": now, "worker": "w"} | row], now)
 
 
 def states(job):
@@ -344,8 +344,8 @@ def test_what_comes_late_changes_nothing():
 
 def test_who_was_seen_to_wait_does_so_until_one_of_them_logs():
     record, job = begun()
-    record.waits("train-1", 1, [1])  # of another attempt
-    record.waits("train-1", 0, [0])
+    record.waits("train-1", 1, frozenset({1}), frozenset(), since=2)  # of another attempt
+    record.waits("train-1", 0, frozenset({0}), frozenset(), since=2)
     assert [line.state for line in job.table("loss", 3)] == ["waits", "does not wait"]
     log(record, 3, 1, retries=1.0)  # the one for which it waits says something
     assert [line.state for line in job.table("loss", 3)] == ["waits", "does not wait"]
@@ -357,12 +357,22 @@ def test_who_was_seen_to_wait_does_so_until_one_of_them_logs():
 
 def test_a_rank_that_does_not_answer_is_told_from_one_that_does_not_wait_until_it_logs():
     record, job = begun()
-    record.waits("train-1", 0, [0], mute=[1])
+    record.waits("train-1", 0, frozenset({0}), frozenset({1}), since=2)
     assert [line.state for line in job.table("loss", 3)] == ["waits", "does not answer"]
     log(record, 3, 1, loss=1.0)
     assert [line.state for line in job.table("loss", 3)] == ["running", "running"]
-    record.waits("train-1", 0, [], mute=[0, 1])
+    record.waits("train-1", 0, frozenset(), frozenset({0, 1}), since=3)
     assert [line.state for line in job.table("loss", 3)] == ["does not answer", "does not answer"]
+    log(record, 5, 1, loss=1.0)
+    record.waits("train-1", 0, frozenset({0}), frozenset({1}), since=4)  # it has gone on while it was looked at
+    assert [line.state for line in job.table("loss", 5)] == ["running", "running"]
+
+
+def test_a_point_is_drawn_when_its_row_was_logged_though_it_came_late_and_clocks_differ():
+    record, job = begun()
+    for at, own in ((3, 1003), (4.5, 1004), (9, 1005), (9, 1006), (9, "text"), (10, math.inf)):
+        log(record, at, time=own, loss=1.0)
+    assert job.lines("loss", by_step=False) == [(0, 0, [3, 4, 5, 6, 9, 10], [1.0] * 6)]
 
 
 def test_a_scripts_last_line_stands_beside_its_steps():

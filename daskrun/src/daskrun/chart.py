@@ -36,7 +36,7 @@ class Chart:
         self.figure = self._new_figure()
 
     def be_small(self) -> None:
-        """Fill a pane, which has no room for the names of the axes."""
+        """Fill a pane, which has no room for the names of the axes, and none for a legend."""
         self._is_small = True
         self.figure.sizing_mode, self.figure.toolbar_location = "stretch_both", None
 
@@ -81,7 +81,7 @@ class Chart:
         in_legend = list[Any](self._legend.items)
         for item, name in zip(in_legend, IN_LEGEND, strict=True):
             item.visible = bool(self._sources[name].data["x"])
-        self._legend.visible = any(item.visible for item in in_legend)
+        self._legend.visible = not self._is_small and any(item.visible for item in in_legend)
         stride = job.stride(metric)
         thinned = f" (one of every {stride} rows is drawn)" if stride > 1 else ""
         below = by if by == job.unit else f"{by} since the launch"

@@ -5,7 +5,7 @@ import time
 from contextlib import suppress
 from datetime import datetime
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from bokeh.layouts import column, row
@@ -38,6 +38,19 @@ LOST = "The cluster has ended, or cannot be reached. Below is what it said last,
 _viewers: "WeakSet[Ranks]" = WeakSet()
 
 
+class Answer(NamedTuple):
+    """To "Who waits?". about: the job's id and attempt, as under another one it would be wrong.
+
+    at: when that was asked. was_over: whether the job was. waiting: ranks that wait.
+    """
+
+    text: str
+    about: tuple[str, int]
+    at: float
+    was_over: bool
+    waiting: frozenset[int] = frozenset()
+
+
 class Ranks(DashboardComponent):
     """What one viewer sees. root: the whole page. pane: the chart, and the ranks below it.
 
@@ -48,15 +61,13 @@ class Ranks(DashboardComponent):
     def __init__(self, scheduler: Scheduler, **_: Any) -> None:
         self._scheduler, self._record = scheduler, record_of(scheduler)
         self._drawn: tuple = ()  # what the chart shows
-        self._answer, self._about = "", ()  # to "Who waits?", and what it is about
-        self._asked: tuple = ()  # what the question was about
-        self._answered: tuple[frozenset[int], float, bool] = frozenset(), 0.0, False  # who waited, when, was it over
+        self._answer: Answer | None = None
         self._is_pane = False
         self._default = ""  # the metric that is shown until the viewer chooses another, then ""
         self.rest_until = self.shown_at = 0.0
         _viewers.add(self)
         scheduler.add_plugin(_LastUpdate(), idempotent=True)
-        self._asking: asyncio.Task[str] | None = None
+        self._asking: asyncio.Task[Answer] | None = None
         self._jobs, self._ranks, self._title = _table_box(150), _table_box(300), _text_box()
         self.lost = Div(text=f"<b>{LOST}</b>", visible=False, stylesheets=[tables.STYLE])
         self._said = PreText(text="", sizing_mode="stretch_width", stylesheets=[tables.SAID])
@@ -81,7 +92,6 @@ class Ranks(DashboardComponent):
         """The pane, which may be 200 pixels high: the title says what the axes are."""
         self._is_pane = True
         self._chart.be_small()
-        self._title.styles = {"overflow": "auto", "max-height": "60px"}
         self._ranks.styles = {"overflow": "auto", "max-height": "45%", "background": tables.SHADOW}
         self._ranks.stylesheets = [tables.STYLE, "table {font-size: 12px} th, td {padding: 0 5px}"]
         return column(self.lost, self._title, self._chart.figure, self._ranks, sizing_mode="stretch_both")
@@ -112,9 +122,6 @@ class Ranks(DashboardComponent):
             self._job.value = NEWEST
         name = self._shown_job()
         job = jobs[name]
-        about = _about(name, job)
-        if self._about != about:
-            self._about, self._answer = about, ""
         silent = {other for other, one in jobs.items() if one.is_silent(now)}
         self._jobs.text = tables.of_jobs(jobs, name, started, silent)
         self._choose_metric(job)
@@ -126,7 +133,7 @@ class Ranks(DashboardComponent):
         if self._drawn != (drawn := (name, self._record.version, self._metric.value, self._by.value)):
             self._drawn = drawn
             self._chart.draw(job, self._metric.value, self._against(job))
-        self._show_answer(job, now)
+        self._show_answer(name, job)
         self._button.disabled = self._asking is not None
 
     def _titled(self, job: JobRecord, is_silent: bool, n_others: int) -> str:
@@ -142,27 +149,29 @@ class Ranks(DashboardComponent):
             title += "" if job.is_over else f'. <a href="ranks?{ASKS}" target="_blank">Who waits?</a>'
         if job.error and not job.is_finished and (job.is_over or not self._is_pane):
             before = "before: " if job.error_is_old else ""
-            title += f'<div class="{"" if self._is_pane else "narrow"}">{before}{escape(job.error)}</div>'
+            shown = "short" if self._is_pane else "narrow"
+            title += f'<div class="{shown}" title="{escape(job.error)}">{before}{escape(job.error)}</div>'
         return title
 
     def _against(self, job: JobRecord) -> str:
         """Return what is below the chart: "step", "row" or "seconds"."""
         return job.unit if self._by.value == "step" else "seconds"
 
-    def _show_answer(self, job: JobRecord, now: float) -> None:
+    def _show_answer(self, name: str, job: JobRecord) -> None:
         """Show who waits, if that was asked, and say so if the ranks have gone on since."""
         if self._asking and self._asking.done():
-            if self._asked == self._about:
-                self._answer, self._answered = self._asking.result(), (job.waiting, now, job.is_over)
-            self._asking = None
-        waiting, when, was_over = self._answered
-        since = ""
-        if job.is_over and not was_over:
-            since = OVER
-        elif ranks := job.gone_on(waiting, when):
-            since = f"Since this answer, {ranks_do(ranks, 'has', 'have')} gone on."
-        self._said.text = f"{since}\n\n{self._answer}" if since and not self._asking else self._answer
-        self._said.visible = bool(self._answer)
+            self._answer, self._asking = self._asking.result(), None
+        answer = self._answer
+        self._said.visible = bool(answer and answer.about == (name, job.attempt))
+        if answer and self._said.visible:
+            since = ""
+            if self._asking:
+                pass
+            elif job.is_over and not answer.was_over:
+                since = OVER
+            elif ranks := job.gone_on(answer.waiting, answer.at):
+                since = f"Since this answer, {ranks_do(ranks, 'has', 'have')} gone on."
+            self._said.text = f"{since}\n{answer.text}" if since else answer.text
 
     def _shown_job(self) -> str:
         """Return the id of the job that the viewer has chosen, or of the newest."""
@@ -184,9 +193,10 @@ class Ranks(DashboardComponent):
         """Look who waits for whom in the shown job."""
         if self._record.jobs and not self._asking:
             name = self._shown_job()
-            self._asked = _about(name, self._record.jobs[name])
-            self._said.text = self._answer = LOOKS
-            self._asking = asyncio.ensure_future(_explained(self._scheduler, name))
+            job = self._record.jobs[name]
+            self._said.text = LOOKS
+            self._answer = Answer(LOOKS, (name, job.attempt), time.monotonic(), job.is_over)
+            self._asking = asyncio.ensure_future(_explained(self._scheduler, self._answer))
             self._button.disabled = self._said.visible = True
 
 
@@ -205,27 +215,27 @@ class _LastUpdate(SchedulerPlugin):
             await asyncio.sleep(0.2)  # until what they show is sent
 
 
-async def _explained(scheduler: Scheduler, name: str) -> str:
+async def _explained(scheduler: Scheduler, asked: Answer) -> Answer:
     """Return who waits for whom in a job. It only looks, and raises nothing."""
+    (name, attempt), when = asked.about, datetime.now()
     try:
         record = record_of(scheduler)
-        attempt, ranks = record.jobs[name].attempt, dict(enumerate(record.jobs[name].ranks))
-        if not any(rank.is_at_work or rank.state == "starting" for rank in ranks.values()):
-            return f"No rank of this job is at work. Its state: {record.jobs[name].state}."
-        begun = [number for number, rank in ranks.items() if rank.is_at_work]
+        job = record.jobs[name]
+        ranks = dict(enumerate(job.ranks))
         at_work = {number: rank.worker for number, rank in ranks.items() if rank.is_at_work or rank.state == "starting"}
+        if not at_work:
+            return asked._replace(text=f"No rank of this job is at work. Its state: {job.state}.")
+        begun = [number for number, rank in ranks.items() if rank.is_at_work]
         ended = [number for number, rank in ranks.items() if rank.state in ("finished", "failed")]
         found = await looks(AttemptId(name, attempt), at_work, begun, scheduler)
-        mute = [look.rank for look in found if look.trouble]
-        record.waits(name, attempt, [look.rank for look in found if look.waits], mute)
+        ended += [number for number in begun if number not in [look.rank for look in found]]  # meanwhile
+        waiting = frozenset(look.rank for look in found if look.waits)
+        mute = frozenset(look.rank for look in found if look.trouble)
+        record.waits(name, attempt, waiting, mute, asked.at)
     except Exception as error:  # such as of a job that is no longer kept
-        return f"The ranks could not be looked at: {error!r}."
-    return f"{datetime.now():%H:%M:%S}  {diagnosed(str, explain, found, ended)}"
-
-
-def _about(name: str, job: JobRecord) -> tuple:
-    """Return what an answer is about: under another job or attempt it would be wrong."""
-    return name, job.attempt
+        return asked._replace(text=f"The ranks could not be looked at: {error!r}.")
+    text = f"{when:%H:%M:%S}  {diagnosed(str, explain, found, sorted(ended))}"
+    return asked._replace(text=text, waiting=waiting)
 
 
 def _text_box() -> Div:

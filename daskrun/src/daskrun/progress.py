@@ -1,6 +1,7 @@
 """How far one rank is, and for how long it has been silent."""
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple
 
 from daskrun.claims import Worker
@@ -16,7 +17,7 @@ class Rank:
     state: "starting", "running", "finished", "failed", "dead" or "stopped". step: the last that it has logged, or how
     many rows of metrics if it logs none; None before the first. begun_at: when its function began. last_at: when its
     last row came, None if it has logged nothing; longest_s: the longest time from one row to the next. values: the last
-    of each metric. last_line: of a script's output.
+    of each metric. last_line: of a script's output. delay_s: see `logged_at`.
     """
 
     worker: Worker
@@ -28,11 +29,24 @@ class Rank:
     longest_s: float | None = None
     values: dict[str, float] = field(default_factory=dict)
     last_line: str = ""
+    delay_s: float = inf
+
+    def logged_at(self, own: float, now: float) -> float:
+        """Return when a row that has come now was logged. own: the same by the rank's clock.
+
+        By what the two clocks differ is not known: the row with the shortest delay so far is taken for one without.
+        """
+        self.delay_s = min(self.delay_s, now - own)
+        return own + self.delay_s
 
     @property
     def is_at_work(self) -> bool:
         """Whether the rank's function runs."""
         return self.state == "running"
+
+    def has_gone_on(self, since: float) -> bool:
+        """Return whether it has logged or printed something since."""
+        return self.last_at is not None and self.last_at > since
 
     def silent_s(self, now: float) -> float | None:
         """Return the seconds since its last row, while it is at work.

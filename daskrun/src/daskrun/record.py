@@ -81,7 +81,7 @@ class JobRecord:
         return [
             number
             for number, rank in enumerate(self.ranks)
-            if (number in waiting or not waiting) and rank.last_at is not None and rank.last_at > since
+            if (number in waiting or not waiting) and rank.has_gone_on(since)
         ]
 
     def shows(self, name: str, value: Any) -> bool:
@@ -240,12 +240,13 @@ class Record:
         if all(rank.state == "finished" for rank in job.ranks):
             job.state = "fetching its results"
 
-    def waits(self, job_id: str, attempt: int, waiting: Sequence[int], mute: Sequence[int] = ()) -> None:
-        """Somebody who asked was told that ranks of an attempt wait for others, or do not answer."""
+    def waits(self, job_id: str, attempt: int, waiting: frozenset[int], mute: frozenset[int], since: float) -> None:
+        """Somebody who asked at a time was told that ranks of an attempt wait for others, or do not answer."""
         job = self.jobs.get(job_id)
         if job and job.attempt == attempt:
             self.version += 1
-            job.waiting, job.mute = frozenset(waiting), frozenset(mute)
+            is_old = any(job.ranks[number].has_gone_on(since) for number in waiting | mute)
+            job.waiting, job.mute = (frozenset(), frozenset()) if is_old else (waiting, mute)
 
     def ends(self, job_id: str, error: str, again: bool = False) -> None:
         """An attempt is over. error: as text, "" for none. again: the next one follows."""
@@ -298,12 +299,13 @@ class Record:
             rank.step, rank.has_steps, job.has_steps = row["step"], True, True
         elif not rank.has_steps:
             rank.step = (rank.step or 0) + 1
+        at = rank.logged_at(row["time"], now) if _is_finite(row.get("time")) else now
         numbers = {name: _as_float(value) for name, value in row.items() if job.shows(name, value)}
         rank.values |= numbers
         for name, value in numbers.items():
             lines = job.curves[name]
             series = lines.setdefault((job.attempt, row["rank"]), Series())
-            series.add(Point(rank.step, now, value), max(OF_A_LINE, POINTS // len(lines)))
+            series.add(Point(rank.step, at, value), max(OF_A_LINE, POINTS // len(lines)))
 
 
 def _shortened(text: str, longest: int = LONGEST) -> str:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Point(NamedTuple):
-    """A value of a metric. at: the time of its row."""
+    """A value of a metric. at: when it was logged."""
 
     step: float
     at: float

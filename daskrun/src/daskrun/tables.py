@@ -19,6 +19,7 @@ th {position: sticky; top: 0; background: #fafafa}
 td:last-child {white-space: normal}
 .text {min-width: 18em}
 .bar {min-width: 36px}
+.short {display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 2; overflow: hidden}
 @media (min-width: 700px) {.narrow {display: none}}
 .late, .failed, .dead, .does-not-wait, .does-not-answer {color: #b00020; font-weight: bold}
 """
@@ -33,7 +34,8 @@ SHADOWS = [  # until the end of what is wider, or longer, than its box is reache
 SHADOW = f"{', '.join(SHADOWS)}, #fafafa"
 # Of the answer of "Who waits?": the chart stays in sight.
 SAID = f"""
-pre {{white-space: pre-wrap; overflow-wrap: anywhere; max-height: 25vh; overflow: auto; background: {SHADOW}}}
+pre {{white-space: pre-wrap; overflow-wrap: anywhere; max-height: 28vh; overflow: auto;
+background: {SHADOWS[1]}, #fafafa}}
 """
 
 
