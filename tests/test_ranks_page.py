@@ -80,6 +80,8 @@ def test_lines_grow_a_death_is_marked_the_next_attempt_goes_on_and_a_hang_is_tol
         import torch.distributed as dist
 
         rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        if not attempt:
+            daskrun.log_metrics(step=1, seldom=7.0)
         for step in range(1 + 2 * attempt, 6):
             dist.all_reduce(torch.ones(10))
             daskrun.log_metrics(step=step, loss=1 / step + rank, lr=0.1)
@@ -109,8 +111,12 @@ def test_lines_grow_a_death_is_marked_the_next_attempt_goes_on_and_a_hang_is_tol
         row_of(page, 1).get_by_text("does not wait").wait_for()
         page.get_by_label("Metric").select_option("lr")
         until(lambda: page.evaluate(DATA, "lines")["ys"][0] == [0.1] * 3)
+        page.get_by_label("Metric").select_option("seldom")
+        until(lambda: page.evaluate(DATA, "lines")["ys"] == [[7]] * 2)
+        assert page.evaluate(DATA, "deaths")["x"] == page.evaluate(DATA, "starts")["x"] == [3]  # as with each metric
         page.get_by_label("Against").select_option("seconds")
         until(lambda: page.evaluate(DATA, "lines")["xs"][0][0] != 1)
+        assert page.evaluate(DATA, "starts")["x"][0] > page.evaluate(DATA, "deaths")["x"][0]
         open(go_on[1], "w").close()
         page.get_by_text(re.compile("Since this answer, ranks? 0.* gone on")).wait_for()
         page.get_by_text("Rank 0 waits in").wait_for()  # it can be read also where a rank only lags

@@ -70,7 +70,8 @@ def test_after_a_death_the_next_attempt_has_lines_of_its_own_and_the_death_is_ma
     record.begins("train-1", workers(2))
     log(record, 7, 0, attempt=0, step=2, loss=9.0)  # of the attempt that is over
     log(record, 8, 0, attempt=1, step=2, loss=0.5)
-    assert job.attempt == 1 and job.deaths == [(0, 1)]
+    assert job.attempt == 1 and job.deaths == {(0, 1): (1, 4)}
+    assert job.starts == {0: (1, 2), 1: (2, 8)}
     assert job.lines("loss", by_step=True) == [(0, 0, [1], [1.0]), (0, 1, [1], [1.0]), (1, 0, [2], [0.5])]
     assert job.lines("loss", by_step=False)[-1] == (1, 0, [8], [0.5])
 
@@ -294,7 +295,7 @@ def test_a_job_is_ending_from_the_first_failure_on():
         record, job = begun()
         record.hear(kind, "train-1", about, 3)
         assert job.state == "ending its ranks" and states(job) == ["running", state]
-        assert job.deaths == [(0, 1)] * (state == "dead")
+        assert list(job.deaths) == [(0, 1)] * (state == "dead")
 
 
 def test_ranks_that_their_user_stops_have_not_failed():
@@ -443,7 +444,7 @@ def test_a_script_that_is_killed_is_dead(client, tmp_path):
         assert process.wait(60) == 1
     job = newest(client)
     assert job.state == "failed" and "WorkerDied" in job.error and job.ranks[1].state == "dead"
-    assert job.deaths == [(0, 1)]
+    assert list(job.deaths) == [(0, 1)]
 
 
 def test_a_job_whose_client_is_closed_is_shown_as_failed(client):

@@ -8,7 +8,7 @@ from bokeh.models import BasicTicker, BasicTickFormatter, ColumnDataSource, Data
 from bokeh.plotting import figure
 
 from daskrun import tables
-from daskrun.record import JobRecord
+from daskrun.record import JobRecord, Lines
 
 DASHES = "solid", "12 12", "4 6", "12 6 3 6"  # in pixels, so that equal lines of several ranks are all seen
 DRAWN = {
@@ -46,20 +46,28 @@ class Chart:
             self._about = about
             self._values = DataRange1d()
             self.figure.x_range, self.figure.y_range = DataRange1d(), self._values
-        lines = job.lines(metric, by == job.unit)
+        by_step = by == job.unit
+        lines = job.lines(metric, by_step)
+        self._draw_lines(job, lines)
+        self._draw_marks(job, lines, by_step)
+        in_legend = list[Any](self._legend.items)
+        for item, name in zip(in_legend, IN_LEGEND, strict=True):
+            item.visible = bool(self._sources[name].data["x"])
+        self._legend.visible = not self._is_small and any(item.visible for item in in_legend)
+        stride = job.stride(metric)
+        thinned = f" (one of every {stride} rows is drawn)" if stride > 1 else ""
+        below = by if by_step else f"{by} since the launch"
+        if not self._is_small:
+            self.figure.yaxis.axis_label, self.figure.xaxis.axis_label = metric, f"{below}{thinned}"
+        self._ticker.min_interval = 1 if by_step else 0  # there is no half step
+
+    def _draw_lines(self, job: JobRecord, lines: Lines) -> None:
         drawn = [[y if y is not None and isfinite(y) else nan for y in ys] for *_, ys in lines]
         alone = [
             (*point, tables.colour(rank))
             for (_, rank, xs, _), ys in zip(lines, drawn, strict=True)
             for point in _alone(xs, ys)
         ]
-        last = {(attempt, rank): (xs[-1], _filled(ys)[-1]) for attempt, rank, xs, ys in lines}
-        firsts = {attempt: min(xs[0] for other, _, xs, _ in lines if other == attempt) for attempt, *_ in lines}
-        starts = [firsts[attempt] for attempt in sorted(firsts)[1:]]
-        self._show("starts", [(x,) for x in starts])
-        self._show("deaths", [(*last[death], _alpha(job, death[0])) for death in reversed(job.deaths) if death in last])
-        lost = [(*point, tables.colour(rank)) for _, rank, xs, ys in lines for point in _lost(xs, ys)]
-        self._show("lost", lost)
         self._show("points", alone)
         self._show(
             "lines",
@@ -78,16 +86,19 @@ class Chart:
         )
         # Else what is constant would stand between -1 and 1, and a small number on the mark of 0.
         self._values.default_span = max((abs(y) for ys in drawn for y in ys if isfinite(y)), default=0) or 2
-        in_legend = list[Any](self._legend.items)
-        for item, name in zip(in_legend, IN_LEGEND, strict=True):
-            item.visible = bool(self._sources[name].data["x"])
-        self._legend.visible = not self._is_small and any(item.visible for item in in_legend)
-        stride = job.stride(metric)
-        thinned = f" (one of every {stride} rows is drawn)" if stride > 1 else ""
-        below = by if by == job.unit else f"{by} since the launch"
-        if not self._is_small:
-            self.figure.yaxis.axis_label, self.figure.xaxis.axis_label = metric, f"{below}{thinned}"
-        self._ticker.min_interval = 1 if by == job.unit else 0  # there is no half step
+
+    def _draw_marks(self, job: JobRecord, lines: Lines, by_step: bool) -> None:
+        starts = [start.place(by_step, job.since) for attempt, start in job.starts.items() if attempt]
+        self._show("starts", [(x,) for x in starts if x is not None])
+        heights = {(attempt, rank): _filled(ys)[-1] for attempt, rank, _, ys in lines}
+        deaths = [
+            (death.place(by_step, job.since), heights[whose], _alpha(job, whose[0]))
+            for whose, death in reversed(job.deaths.items())
+            if whose in heights
+        ]
+        self._show("deaths", deaths)
+        lost = [(*point, tables.colour(rank)) for _, rank, xs, ys in lines for point in _lost(xs, ys)]
+        self._show("lost", lost)
 
     def _show(self, name: str, rows: list[tuple]) -> None:
         self._sources[name].data = {column: [row[n] for row in rows] for n, column in enumerate(DRAWN[name])}

@@ -14,12 +14,13 @@ from typing import Any
 from daskrun.claims import Request, Worker
 from daskrun.errors import ranks_do
 from daskrun.progress import LATE, Line, Rank
-from daskrun.series import Point, Series
+from daskrun.series import Moment, Point, Series
 
 ENDED, LONGEST, ERROR = 10, 200, 600
 POINTS, OF_A_LINE, ATTEMPTS = 2_000, 50, 10  # each line has some, however many there are
 NAMES = 50  # metrics of one job that can be shown
 ENDING = "ending its ranks"
+Lines = list[tuple[int, int, list[float], list[float | None]]]  # see `JobRecord.lines`
 OF_EACH_ROW = ("rank", "attempt", "time", "worker", "step")  # what rows hold beside metrics
 
 
@@ -45,7 +46,8 @@ class JobRecord:
     curves: dict[str, dict[tuple[int, int], Series]] = field(default_factory=lambda: defaultdict(dict))
     names: dict[str, None] = field(default_factory=dict)  # of metrics, as they were first seen
     has_steps: bool = False  # whether a rank has logged one
-    deaths: list[tuple[int, int]] = field(default_factory=list)  # (attempt, rank)
+    starts: dict[int, Moment] = field(default_factory=dict)  # of attempts
+    deaths: dict[tuple[int, int], Moment] = field(default_factory=dict)  # of (attempt, rank)
     waiting: frozenset[int] = frozenset()
     mute: frozenset[int] = frozenset()
     stopped_by: str = ""
@@ -77,12 +79,9 @@ class JobRecord:
         return self.state
 
     def gone_on(self, waiting: frozenset[int], since: float) -> list[int]:
-        """Return those of the ranks that waited, or of all if none did, that have logged or printed something since."""
-        return [
-            number
-            for number, rank in enumerate(self.ranks)
-            if (number in waiting or not waiting) and rank.has_gone_on(since)
-        ]
+        """Return the ranks that have logged or printed something since; none while all that waited still do."""
+        ranks = [number for number, rank in enumerate(self.ranks) if rank.has_gone_on(since)]
+        return ranks if not waiting or waiting.intersection(ranks) else []
 
     def shows(self, name: str, value: Any) -> bool:
         """Return whether a metric's value can be shown; its name is kept."""
@@ -140,7 +139,7 @@ class JobRecord:
         """Return of how many rows one is kept, in the line where that is most."""
         return max((series.stride for series in self.curves.get(metric, {}).values()), default=1)
 
-    def lines(self, metric: str, by_step: bool) -> list[tuple[int, int, list[float], list[float | None]]]:
+    def lines(self, metric: str, by_step: bool) -> Lines:
         """Return (attempt, rank, xs, ys) of one metric, for each rank of each attempt that has logged it.
 
         xs: steps, or seconds since the launch. ys: None, a gap in a chart, where steps that have risen fall back to
@@ -207,7 +206,9 @@ class Record:
             return
         self.version += 1
         if kind == "gone":
-            self._dies(job, about[0])
+            for number, rank in enumerate(job.ranks):
+                if rank.worker.process == about[0] and (rank.is_at_work or rank.state == "starting"):
+                    self._dies(job, number, now)
         elif kind == "row":
             row = about[0]
             if row.get("attempt") == job.attempt and row["rank"] < len(job.ranks):
@@ -216,13 +217,13 @@ class Record:
             rank = job.ranks[about[1]]
             if kind == "began" and rank.state == "starting":
                 rank.state, rank.begun_at = "running", now
+                job.starts.setdefault(job.attempt, Moment(None, now))
                 if all(rank.state != "starting" for rank in job.ranks):
                     job.state = "running"
             elif kind == "failed":
                 rank.state, job.state = "stopped" if job.stopped_by else "failed", ENDING
             elif kind == "died":  # the process of its script
-                rank.state, job.state = "dead", ENDING
-                job.deaths.append((job.attempt, about[1]))
+                self._dies(job, about[1], now)
 
     def stops(self, job_id: str, signal: str) -> None:
         """A job's user has a signal passed on to its scripts: no rank that then ends has failed."""
@@ -277,11 +278,10 @@ class Record:
             if job.client == client:
                 self.ends(name, "Its client is gone.")
 
-    def _dies(self, job: JobRecord, process: str) -> None:
-        for number, rank in enumerate(job.ranks):
-            if rank.worker.process == process and (rank.is_at_work or rank.state == "starting"):
-                rank.state, job.state = "dead", ENDING
-                job.deaths.append((job.attempt, number))
+    def _dies(self, job: JobRecord, number: int, now: float) -> None:
+        rank = job.ranks[number]
+        rank.state, job.state = "dead", ENDING
+        job.deaths[job.attempt, number] = Moment(rank.step, now)
 
     def _logs(self, job: JobRecord, row: Mapping[str, Any], now: float) -> None:
         rank = job.ranks[row["rank"]]
@@ -300,6 +300,9 @@ class Record:
         elif not rank.has_steps:
             rank.step = (rank.step or 0) + 1
         at = rank.logged_at(row["time"], now) if _is_finite(row.get("time")) else now
+        start = job.starts.setdefault(job.attempt, Moment(rank.step, at))
+        if start.step is None:
+            job.starts[job.attempt] = start._replace(step=rank.step)
         numbers = {name: _as_float(value) for name, value in row.items() if job.shows(name, value)}
         rank.values |= numbers
         for name, value in numbers.items():

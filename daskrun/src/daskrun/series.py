@@ -12,6 +12,17 @@ class Point(NamedTuple):
     value: float
 
 
+class Moment(NamedTuple):
+    """A start or a death. step: of a start, the first that was logged then; of a death, the rank's last one."""
+
+    step: float | None
+    at: float
+
+    def place(self, by_step: bool, since: float) -> float | None:
+        """Return where it is on an axis of steps, None if none was logged, or of seconds since then."""
+        return self.step if by_step else self.at - since
+
+
 class Series:
     """Points in the order in which they come: the first, then one of every `stride`, and the last.
 

@@ -34,7 +34,7 @@ SHADOWS = [  # until the end of what is wider, or longer, than its box is reache
 SHADOW = f"{', '.join(SHADOWS)}, #fafafa"
 # Of the answer of "Who waits?": the chart stays in sight.
 SAID = f"""
-pre {{white-space: pre-wrap; overflow-wrap: anywhere; max-height: 28vh; overflow: auto;
+pre {{white-space: pre-wrap; overflow-wrap: anywhere; max-height: 15lh; overflow: auto;
 background: {SHADOWS[1]}, #fafafa}}
 """
 
