@@ -8,7 +8,8 @@ from bokeh.models import BasicTicker, BasicTickFormatter, ColumnDataSource, Data
 from bokeh.plotting import figure
 
 from daskrun import tables
-from daskrun.record import JobRecord, Lines
+from daskrun.record import JobRecord
+from daskrun.series import Lines
 
 DASHES = "solid", "12 12", "4 6", "12 6 3 6"  # in pixels, so that equal lines of several ranks are all seen
 DRAWN = {

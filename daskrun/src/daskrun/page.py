@@ -111,10 +111,9 @@ class Ranks(DashboardComponent):
             self._chart.figure.visible = self._metric.visible = self._by.visible = False
             self._title.text = escape(NONE)
             return
-        started = {name: datetime.fromtimestamp(time.time() - now + job.since) for name, job in jobs.items()}
         labels: dict[str, str] = {}
         for name in self._record.jobs:  # in this order, or the numbers would change with each new job
-            label = f"{jobs[name].name}, {started[name]:%H:%M:%S}"
+            label = f"{jobs[name].name}, {jobs[name].launched:%H:%M:%S}"
             n_before = sum(other.startswith(label) for other in labels.values())
             labels[name] = f"{label} ({n_before + 1})" if n_before else label
         self._job.options = list[Any]([NEWEST, *((name, labels[name]) for name in jobs)])
@@ -123,12 +122,14 @@ class Ranks(DashboardComponent):
         name = self._shown_job()
         job = jobs[name]
         silent = {other for other, one in jobs.items() if one.is_silent(now)}
-        self._jobs.text = tables.of_jobs(jobs, name, started, silent)
+        self._jobs.text = tables.of_jobs(jobs, name, silent)
         self._choose_metric(job)
         self._by.options = list[Any]([("step", job.unit), "seconds"])
         self._chart.figure.visible = self._metric.visible = self._by.visible = bool(job.names)
         ranks = job.table(self._metric.value if job.names else "", now)
-        self._title.text = self._titled(job, name in silent, len(silent - {name}))
+        at_work = [other for other, one in jobs.items() if one.ranks and not one.is_over and other != name]
+        others = tables.others(len(at_work), len(silent.intersection(at_work)))
+        self._title.text = self._titled(job, name in silent, others)
         self._ranks.text = tables.of_ranks(job, ranks, self._metric.value if job.names else "")
         if self._drawn != (drawn := (name, self._record.version, self._metric.value, self._by.value)):
             self._drawn = drawn
@@ -136,16 +137,14 @@ class Ranks(DashboardComponent):
         self._show_answer(name, job)
         self._button.disabled = self._asking is not None
 
-    def _titled(self, job: JobRecord, is_silent: bool, n_others: int) -> str:
-        """Return what stands above the ranks, as HTML. n_others: of the other jobs, how many are silent."""
+    def _titled(self, job: JobRecord, is_silent: bool, others: str) -> str:
+        """Return what stands above the ranks, as HTML. others: what other jobs do, "" for none."""
         restarts = f", restarts {tables.restarts(job)}" if job.attempts > 1 else ""
         title = f"<b>{escape(job.name)}</b>{restarts}: {tables.state(job, is_silent)}"
         if self._is_pane:
             axes = f"; {self._metric.value} against {self._against(job)}" if job.names else ""
             title += escape(axes)
-            if n_others:
-                others = "1 other job is" if n_others == 1 else f"{n_others} other jobs are"
-                title += f'; <span class="late">{others} silent</span>'
+            title += f'; <a href="ranks" target="_blank">{others}</a>' if others else ""
             title += "" if job.is_over else f'. <a href="ranks?{ASKS}" target="_blank">Who waits?</a>'
         if job.error and not job.is_finished and (job.is_over or not self._is_pane):
             before = "before: " if job.error_is_old else ""

@@ -7,6 +7,7 @@ texts of at most LONGEST characters, errors of ERROR.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from math import inf, isfinite
 from statistics import median_low
 from typing import Any
@@ -14,19 +15,18 @@ from typing import Any
 from daskrun.claims import Request, Worker
 from daskrun.errors import ranks_do
 from daskrun.progress import LATE, Line, Rank
-from daskrun.series import Moment, Point, Series
+from daskrun.series import Lines, Moment, Point, Series
 
 ENDED, LONGEST, ERROR = 10, 200, 600
 POINTS, OF_A_LINE, ATTEMPTS = 2_000, 50, 10  # each line has some, however many there are
 NAMES = 50  # metrics of one job that can be shown
 ENDING = "ending its ranks"
-Lines = list[tuple[int, int, list[float], list[float | None]]]  # see `JobRecord.lines`
 OF_EACH_ROW = ("rank", "attempt", "time", "worker", "step")  # what rows hold beside metrics
 
 
 @dataclass
 class JobRecord:
-    """A job. since: when it was launched. attempt: from 0, of `attempts`. wanted: the one that asks for workers.
+    """A job. since, launched: when that was, by two clocks. attempt: from 0, of `attempts`. wanted: the one that asks.
     error: its first line, of the last attempt that ended with one; "" if none did.
 
     curves: of each metric, the Series of each (attempt, rank). waiting: ranks that wait in a collective; mute: those
@@ -53,6 +53,7 @@ class JobRecord:
     stopped_by: str = ""
     is_over: bool = False
     is_script: bool = False
+    launched: datetime = field(default_factory=datetime.now)
 
     @property
     def unit(self) -> str:

@@ -3,6 +3,8 @@
 from math import isfinite
 from typing import NamedTuple
 
+Lines = list[tuple[int, int, list[float], list[float | None]]]  # see `JobRecord.lines`
+
 
 class Point(NamedTuple):
     """A value of a metric. at: when it was logged."""

@@ -1,7 +1,6 @@
 """The tables of the page of ranks, as HTML in which what users have written is text, and their styles."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import datetime
 from html import escape
 from math import isfinite
 
@@ -39,18 +38,15 @@ background: {SHADOWS[1]}, #fafafa}}
 """
 
 
-def of_jobs(jobs: Mapping[str, JobRecord], shown: str, started: Mapping[str, datetime], silent: Collection[str]) -> str:
-    """Return the table of jobs.
-
-    shown: the one whose ranks are shown. started: when each was launched. silent: those whose ranks are all silent.
-    """
+def of_jobs(jobs: Mapping[str, JobRecord], shown: str, silent: Collection[str]) -> str:
+    """Return the table of jobs. shown: the one whose ranks are shown. silent: those whose ranks are all silent."""
     names = ["job", "ranks", "restarts", "since", "state"]
     rows = (
         [
             f"<b>{escape(job.name)}</b>" if name == shown else escape(job.name),
             str(len(job.ranks) or ""),
             restarts(job),
-            f"{started[name]:%H:%M:%S}",
+            f"{job.launched:%H:%M:%S}",
             _state_and_error(job, name in silent),
         ]
         for name, job in jobs.items()
@@ -95,6 +91,13 @@ def of_ranks(job: JobRecord, lines: list[Line], metric: str) -> str:
 def restarts(job: JobRecord) -> str:
     """Return how often a job has started again, and how often it may."""
     return f"{job.attempt} of {job.attempts - 1}"
+
+
+def others(n_at_work: int, n_silent: int) -> str:
+    """Return what other jobs do than the one that is shown."""
+    if n_silent:
+        return f'<span class="late">{"1 other job is" if n_silent == 1 else f"{n_silent} other jobs are"} silent</span>'
+    return ("1 other job runs" if n_at_work == 1 else f"{n_at_work} other jobs run") if n_at_work else ""
 
 
 def colour(rank: int) -> str:
