@@ -293,7 +293,7 @@ def test_an_answer_about_a_job_grows_old_when_that_job_ends_and_not_after(client
 def test_an_answer_that_comes_after_the_end_of_its_job_says_so_and_who_has_ended_meanwhile(client, monkeypatch):
     async def looks_until_the_end(*_):
         record_of(client.cluster.scheduler).ends("made-up-2", "")
-        return [Look(0, place="line 1 of train.py")]
+        return [Look(0, place="line 1 of train.py")], [1]
 
     async def said(dask_scheduler):
         page = Ranks(dask_scheduler)

@@ -16,6 +16,9 @@ from waiting import until, wait_for
 
 import daskrun
 from daskrun import WorkerDied, log_metrics
+from daskrun.rank import AttemptId
+from daskrun.scheduler import known
+from daskrun.why.looks import looks
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending large graph")
 
@@ -29,6 +32,14 @@ def test_a_rank_that_holds_the_gil_is_looked_at_by_its_nanny(client):
     said = r"Rank 1 does not answer: .* waits, at .*in holds_the_gil. .* Rank 0 waits in all_reduce"
     with daskrun.launch(client, holds_the_gil, wait_for_workers=60) as job:
         until(lambda: re.search(said, job.explain()))
+
+
+def test_a_rank_whose_worker_answers_that_it_is_not_there_has_ended(client):
+    async def look(dask_scheduler):
+        worker = known(list(dask_scheduler.workers), dask_scheduler)[0]
+        return await looks(AttemptId("over-1", 0), {0: worker}, [0], dask_scheduler)
+
+    assert client.run_on_scheduler(look) == ([], [0])
 
 
 def quiet(*gates):

@@ -200,7 +200,8 @@ class Cluster:
         ended = [rank for rank, future in enumerate(attempt.futures) if future.done()]
         late = {rank: worker for rank, worker in enumerate(attempt.members) if rank not in ended}
         try:
-            return await self._ask_scheduler(looks, attempt.id, late, attempt.begun), ended
+            found, meanwhile = await self._ask_scheduler(looks, attempt.id, late, attempt.begun)
+            return found, sorted([*ended, *meanwhile])
         except Exception as error:
             return [Look(rank, trouble=f"could not be looked at: {error!r}") for rank in late], ended
 

@@ -163,14 +163,7 @@ class Ranks(DashboardComponent):
         answer = self._answer
         self._said.visible = bool(answer and answer.about == (name, job.attempt))
         if answer and self._said.visible:
-            since = ""
-            if self._asking:
-                pass
-            elif job.is_over and not answer.was_over:
-                since = OVER
-            elif ranks := job.gone_on(answer.waiting, answer.at):
-                since = f"Since this answer, {ranks_do(ranks, 'has', 'have')} gone on."
-            self._said.text = f"{since}\n{answer.text}" if since else answer.text
+            self._said.text = answer.text if self._asking else f"{_since(answer, job)}{answer.text}"
 
     def _shown_job(self) -> str:
         """Return the id of the job that the viewer has chosen, or of the newest."""
@@ -226,15 +219,22 @@ async def _explained(scheduler: Scheduler, asked: Answer) -> Answer:
             return asked._replace(text=f"No rank of this job is at work. Its state: {job.state}.")
         begun = [number for number, rank in ranks.items() if rank.is_at_work]
         ended = [number for number, rank in ranks.items() if rank.state in ("finished", "failed")]
-        found = await looks(AttemptId(name, attempt), at_work, begun, scheduler)
-        ended += [number for number in begun if number not in [look.rank for look in found]]  # meanwhile
+        found, meanwhile = await looks(AttemptId(name, attempt), at_work, begun, scheduler)
         waiting = frozenset(look.rank for look in found if look.waits)
         mute = frozenset(look.rank for look in found if look.trouble)
         record.waits(name, attempt, waiting, mute, asked.at)
     except Exception as error:  # such as of a job that is no longer kept
         return asked._replace(text=f"The ranks could not be looked at: {error!r}.")
-    text = f"{when:%H:%M:%S}  {diagnosed(str, explain, found, sorted(ended))}"
+    text = f"{when:%H:%M:%S}  {diagnosed(str, explain, found, sorted([*ended, *meanwhile]))}"
     return asked._replace(text=text, waiting=waiting)
+
+
+def _since(answer: Answer, job: JobRecord) -> str:
+    """Return a line with what has happened since an answer, "" for nothing."""
+    if job.is_over and not answer.was_over:
+        return f"{OVER}\n"
+    ranks = job.gone_on(answer.waiting, answer.at)
+    return f"Since this answer, {ranks_do(ranks, 'has', 'have')} gone on.\n" if ranks else ""
 
 
 def _text_box() -> Div:

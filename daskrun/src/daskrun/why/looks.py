@@ -19,25 +19,27 @@ LOOK_S = 5  # time limit for a worker's answer
 
 async def looks(
     attempt: AttemptId, ranks: Mapping[int, Worker], begun: Collection[int], dask_scheduler: Any = None
-) -> list[Look]:
-    """Return how each of these ranks of an attempt looks. A worker's nanny answers for it where it does not.
+) -> tuple[list[Look], list[int]]:
+    """Return (how each of these ranks of an attempt looks, those that ended meanwhile).
 
-    begun: ranks that have begun; one that has not begun, and is gone, is left out.
+    A worker's nanny answers for it where it does not. begun: ranks that have begun; one that has not begun, and is
+    gone, is left out.
     """
     looking = dumps(partial(look_here, *attempt))
     answers = await asyncio.gather(*(_answer(dask_scheduler, worker.address, looking) for worker in ranks.values()))
     found = dict(zip(ranks, answers, strict=True))
     seen = [look for there, look in found.values() if there and look]
-    mute = []
+    mute, ended = [], []
     for rank, worker in ranks.items():
         there, look = found[rank]
         if rank in begun:
             mute += [rank] * (not there)
+            ended += [rank] * (there and not look)
         elif not look and (states := known([worker.address], dask_scheduler)):
             seen.append(not_begun(rank, states[0], attempt.job))
     told = await processes([ranks[rank] for rank in mute], dask_scheduler)
     seen += [silent(rank, process, ranks[rank].has_nanny) for rank, process in zip(mute, told, strict=True)]
-    return sorted(seen)
+    return sorted(seen), ended
 
 
 async def _answer(scheduler: Any, address: str, looking: bytes) -> tuple[bool, Look | None]:
