@@ -19,7 +19,7 @@ from waiting import GIVE_UP_S, until
 import daskrun
 from daskrun import dashboard
 from daskrun.claims import Request, Worker
-from daskrun.page import LOST, OVER, Answer, Ranks
+from daskrun.page import AGAIN, CHANGED, LOST, OVER, Answer, Ranks
 from daskrun.scheduler import record_of
 from daskrun.tables import COLOURS
 from daskrun.why.look import Look
@@ -274,25 +274,41 @@ def test_a_chosen_job_that_is_no_longer_kept_gives_way_to_the_newest(client):
     assert client.run_on_scheduler(shown) == (4, 5, "the newest", "made-up-4")  # rows: a head, and a row for each rank
 
 
-def test_an_answer_about_a_job_grows_old_when_that_job_ends_and_not_after(client):
+def test_an_answer_grows_old_with_what_its_job_and_its_ranks_do_and_not_after_the_end(client):
     def said(dask_scheduler):
-        page = Ranks(dask_scheduler)
-        record_of(dask_scheduler).ends("made-up-2", "")
-        page._update(time.monotonic())
-        answers = []
-        for was_over in (True, False):
-            page._answer = Answer("Who waits.", ("made-up-2", 0), time.monotonic(), was_over)
+        page, record = Ranks(dask_scheduler), record_of(dask_scheduler)
+        job, answers = record.jobs["made-up-2"], []
+
+        def show():
             page._update(time.monotonic())
             answers.append(page._said.text)
-        return answers
+
+        page._answer = Answer.now("Who waits.", "made-up-2", job)
+        show()
+        record.returns("made-up-2", 0, 1)
+        show()
+        record.ends("made-up-2", "WorkerDied", again=True)
+        show()
+        record.ends("made-up-2", "")
+        show()
+        page._answer = Answer.now("Who waits.", "made-up-2", job)
+        show()
+        return [text.removesuffix("Who waits.").strip() for text in answers]
 
     client.run_on_scheduler(make_up, 2)
-    assert client.run_on_scheduler(said) == ["Who waits.", f"{OVER}\nWho waits."]
+    others = "Since this answer, the state of rank 1 has changed."
+    assert client.run_on_scheduler(said) == ["", others, CHANGED, OVER, ""]
 
 
-def test_an_answer_that_comes_after_the_end_of_its_job_says_so_and_who_has_ended_meanwhile(client, monkeypatch):
+@pytest.mark.parametrize("again", [False, True])
+def test_an_answer_that_comes_after_the_end_of_its_attempt_says_so(client, monkeypatch, again):
     async def looks_until_the_end(*_):
-        record_of(client.cluster.scheduler).ends("made-up-2", "")
+        record = record_of(client.cluster.scheduler)
+        workers = [rank.worker for rank in record.jobs["made-up-2"].ranks]
+        record.ends("made-up-2", "", again)
+        if again:
+            record.wants(Request("made-up-2", "nobody", attempt=1, attempts=3), time.monotonic())
+            record.begins("made-up-2", workers[:1])
         return [Look(0, place="line 1 of train.py")], [1]
 
     async def said(dask_scheduler):
@@ -306,8 +322,8 @@ def test_an_answer_that_comes_after_the_end_of_its_job_says_so_and_who_has_ended
     monkeypatch.setattr("daskrun.page.looks", looks_until_the_end)
     client.run_on_scheduler(make_up, 2)
     text = client.run_on_scheduler(said)
-    assert text.startswith(OVER)
-    assert "rank 0 is at line 1 of train.py. Rank 1 has returned, or raised an error." in text
+    about = "rank 0 is at line 1 of train.py. Rank 1 has returned, or raised an error."
+    assert text.endswith(AGAIN) if again else text.startswith(OVER) and about in text
 
 
 def test_a_pane_says_that_another_job_runs_or_is_silent(client):

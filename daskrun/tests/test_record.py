@@ -10,7 +10,7 @@ from waiting import until
 
 import daskrun
 from daskrun.claims import Request, Worker
-from daskrun.record import ENDED, ERROR, LONGEST, NAMES, POINTS, Record
+from daskrun.record import ATTEMPTS, ENDED, ERROR, LONGEST, NAMES, POINTS, Record
 from daskrun.scheduler import record_of
 
 
@@ -135,6 +135,13 @@ def test_what_is_kept_is_bounded():
     assert steps[:3] == [0, 16, 32] and sum(map(math.isnan, losses)) == 1  # evenly, and what is odd stays
     assert job.stride("loss") == 16 and len(job.names) == NAMES == len(job.ranks[0].values)
     assert len(job.ranks[0].last_line) == LONGEST and max(map(len, job.names)) <= LONGEST
+    for attempt in range(1, 3 * ATTEMPTS):
+        record.hear("gone", "train-1", ["process 1"], attempt)
+        record.ends("train-1", "WorkerDied", again=True)
+        record.wants(Request("train-1", "kernel", attempt=attempt), attempt)
+        record.begins("train-1", workers(2))
+        log(record, attempt, attempt=attempt, step=1, loss=1.0)
+    assert len(job.curves["loss"]) == len(job.starts) == ATTEMPTS == len(job.deaths) + 1
 
 
 def test_only_numbers_are_shown_and_one_that_is_none_does_not_hide():
@@ -364,9 +371,35 @@ def test_a_rank_that_does_not_answer_is_told_from_one_that_does_not_wait_until_i
     assert [line.state for line in job.table("loss", 3)] == ["running", "running"]
     record.waits("train-1", 0, frozenset(), frozenset({0, 1}), since=3)
     assert [line.state for line in job.table("loss", 3)] == ["does not answer", "does not answer"]
+    record.waits("train-1", 0, frozenset(), frozenset({1}), since=3)
+    log(record, 4, 0, loss=1.0)  # of a rank that does not wait for it
+    assert [line.state for line in job.table("loss", 4)] == ["running", "running"]
     log(record, 5, 1, loss=1.0)
     record.waits("train-1", 0, frozenset({0}), frozenset({1}), since=4)  # it has gone on while it was looked at
     assert [line.state for line in job.table("loss", 5)] == ["running", "running"]
+
+
+def test_an_answer_about_an_attempt_that_is_over_says_nothing_of_the_next():
+    record, job = begun(attempts=2)
+    record.ends("train-1", "WorkerDied", again=True)
+    record.waits("train-1", 0, frozenset({0}), frozenset({1}), since=2)
+    record.wants(Request("train-1", "kernel", attempt=1, attempts=2), 4)
+    record.begins("train-1", workers(2))
+    for rank in (0, 1):
+        record.hear("began", "train-1", [1, rank, "w"], 5)
+    assert [line.state for line in job.table("loss", 6)] == ["running", "running"]
+
+
+def test_an_attempt_starts_at_the_first_step_of_its_ranks_and_a_row_without_one_is_none():
+    record, job = begun(attempts=2)
+    log(record, 3, step=200, loss=1.0)
+    record.ends("train-1", "WorkerDied", again=True)
+    record.wants(Request("train-1", "kernel", attempt=1, attempts=2), 4)
+    record.begins("train-1", workers(2))
+    log(record, 5, 0, 1, lr=0.1)
+    for rank, step in ((0, 109), (1, 105), (0, 110), (1, 0)):  # then another training of the job
+        log(record, 6, rank, 1, step=step, loss=1.0)
+    assert {attempt: start.step for attempt, start in job.starts.items()} == {0: 200, 1: 105}
 
 
 def test_a_point_is_drawn_when_its_row_was_logged_though_it_came_late_and_clocks_differ():
@@ -374,6 +407,9 @@ def test_a_point_is_drawn_when_its_row_was_logged_though_it_came_late_and_clocks
     for at, own in ((3, 1003), (4.5, 1004), (9, 1005), (9, 1006), (9, "text"), (10, math.inf)):
         log(record, at, time=own, loss=1.0)
     assert job.lines("loss", by_step=False) == [(0, 0, [3, 4, 5, 6, 9, 10], [1.0] * 6)]
+    for at, own in ((11, -2000), (12, -1999), (13, 1.7e308), (14, -1.7e308), (15, True), (16, 3)):  # it is put back
+        log(record, at, time=own, loss=1.0)
+    assert job.lines("loss", by_step=False)[0][2][6:] == [11, 12, 13, 14, 15, 16]
 
 
 def test_a_scripts_last_line_stands_beside_its_steps():

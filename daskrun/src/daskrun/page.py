@@ -18,7 +18,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 from daskrun import tables
 from daskrun.chart import Chart
-from daskrun.errors import ranks_do
+from daskrun.errors import ranks_do, ranks_named
 from daskrun.rank import AttemptId
 from daskrun.record import JobRecord
 from daskrun.scheduler import record_of
@@ -32,7 +32,9 @@ NEWEST = "the newest"  # in the menu of jobs
 ASKS = "who-waits"  # after the page's address: it asks at once
 NONE = "No job yet: daskrun.launch, or the command daskrun, starts one."
 LOOKS = "Looking at the ranks … It may take 10 s where one does not answer."
+AGAIN = "The job has started again meanwhile: ask once more."
 OVER = "Since this answer, the job has ended."
+CHANGED = "Since this answer, the job's state has changed."
 LOST = "The cluster has ended, or cannot be reached. Below is what it said last, and nothing can be chosen any more."
 
 _viewers: "WeakSet[Ranks]" = WeakSet()
@@ -41,14 +43,20 @@ _viewers: "WeakSet[Ranks]" = WeakSet()
 class Answer(NamedTuple):
     """To "Who waits?". about: the job's id and attempt, as under another one it would be wrong.
 
-    at: when that was asked. was_over: whether the job was. waiting: ranks that wait.
+    at: when that was asked. state, states: of the job and of its ranks then. waiting: ranks that wait.
     """
 
     text: str
     about: tuple[str, int]
     at: float
-    was_over: bool
+    state: str
+    states: tuple[str, ...]
     waiting: frozenset[int] = frozenset()
+
+    @classmethod
+    def now(cls, text: str, name: str, job: JobRecord) -> "Answer":
+        """Return an answer about a job as it is now."""
+        return cls(text, (name, job.attempt), time.monotonic(), job.state, tuple(rank.state for rank in job.ranks))
 
 
 class Ranks(DashboardComponent):
@@ -187,7 +195,7 @@ class Ranks(DashboardComponent):
             name = self._shown_job()
             job = self._record.jobs[name]
             self._said.text = LOOKS
-            self._answer = Answer(LOOKS, (name, job.attempt), time.monotonic(), job.is_over)
+            self._answer = Answer.now(LOOKS, name, job)
             self._asking = asyncio.ensure_future(_explained(self._scheduler, self._answer))
             self._button.disabled = self._said.visible = True
 
@@ -216,13 +224,15 @@ async def _explained(scheduler: Scheduler, asked: Answer) -> Answer:
         ranks = dict(enumerate(job.ranks))
         at_work = {number: rank.worker for number, rank in ranks.items() if rank.is_at_work or rank.state == "starting"}
         if not at_work:
-            return asked._replace(text=f"No rank of this job is at work. Its state: {job.state}.")
+            return asked._replace(text=f"{when:%H:%M:%S}  No rank of this job is at work. Its state: {job.state}.")
         begun = [number for number, rank in ranks.items() if rank.is_at_work]
         ended = [number for number, rank in ranks.items() if rank.state in ("finished", "failed")]
         found, meanwhile = await looks(AttemptId(name, attempt), at_work, begun, scheduler)
         waiting = frozenset(look.rank for look in found if look.waits)
-        mute = frozenset(look.rank for look in found if look.trouble)
+        mute = frozenset(look.rank for look in found if look.is_mute)
         record.waits(name, attempt, waiting, mute, asked.at)
+        if job.attempt != attempt:
+            return Answer.now(f"{when:%H:%M:%S}  {AGAIN}", name, job)
     except Exception as error:  # such as of a job that is no longer kept
         return asked._replace(text=f"The ranks could not be looked at: {error!r}.")
     text = f"{when:%H:%M:%S}  {diagnosed(str, explain, found, sorted([*ended, *meanwhile]))}"
@@ -231,10 +241,13 @@ async def _explained(scheduler: Scheduler, asked: Answer) -> Answer:
 
 def _since(answer: Answer, job: JobRecord) -> str:
     """Return a line with what has happened since an answer, "" for nothing."""
-    if job.is_over and not answer.was_over:
-        return f"{OVER}\n"
-    ranks = job.gone_on(answer.waiting, answer.at)
-    return f"Since this answer, {ranks_do(ranks, 'has', 'have')} gone on.\n" if ranks else ""
+    if job.state != answer.state:
+        return f"{OVER if job.is_over else CHANGED}\n"
+    if ranks := job.gone_on(answer.waiting, answer.at):
+        return f"Since this answer, {ranks_do(ranks, 'has', 'have')} gone on.\n"
+    pairs = enumerate(zip(answer.states, job.ranks, strict=False))
+    others = [number for number, (state, rank) in pairs if rank.state != state]
+    return f"Since this answer, the state of {ranks_named(others)} has changed.\n" if others else ""
 
 
 def _text_box() -> Div:

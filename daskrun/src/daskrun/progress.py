@@ -15,20 +15,23 @@ class Rank:
     """One rank of a job's latest attempt.
 
     state: "starting", "running", "finished", "failed", "dead" or "stopped". step: the last that it has logged, or how
-    many rows of metrics if it logs none; None before the first. begun_at: when its function began. last_at: when its
-    last row came, None if it has logged nothing; longest_s: the longest time from one row to the next. values: the last
-    of each metric. last_line: of a script's output. delay_s: see `logged_at`.
+    many rows of metrics if it logs none; None before the first. first_step: of this attempt. begun_at: when its
+    function began. last_at: when its last row came, None if it has logged nothing; longest_s: the longest time from one
+    row to the next. values: the last of each metric. last_line: of a script's output. last_own, delay_s: see
+    `logged_at`.
     """
 
     worker: Worker
     state: str = "starting"
     step: float | None = None
     has_steps: bool = False
+    first_step: float | None = None
     begun_at: float | None = None
     last_at: float | None = None
     longest_s: float | None = None
     values: dict[str, float] = field(default_factory=dict)
     last_line: str = ""
+    last_own: float = -inf
     delay_s: float = inf
 
     def logged_at(self, own: float, now: float) -> float:
@@ -36,8 +39,11 @@ class Rank:
 
         By what the two clocks differ is not known: the row with the shortest delay so far is taken for one without.
         """
-        self.delay_s = min(self.delay_s, now - own)
-        return own + self.delay_s
+        if own < self.last_own - 1:  # its clock was put back
+            self.delay_s = inf
+        delay_s = now - own
+        self.last_own, self.delay_s = own, min(self.delay_s, delay_s)
+        return now - (delay_s - self.delay_s)
 
     @property
     def is_at_work(self) -> bool:

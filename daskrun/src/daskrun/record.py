@@ -30,8 +30,9 @@ class JobRecord:
     error: its first line, of the last attempt that ended with one; "" if none did.
 
     curves: of each metric, the Series of each (attempt, rank). waiting: ranks that wait in a collective; mute: those
-    that do not answer; both as somebody who asked was told, until one of them logs again. stopped_by: the signal that
-    its user had passed on to its scripts, such as "SIGINT".
+    that do not answer; both as somebody who asked was told, until one of them logs, or the attempt ends. starts: the
+    first step and the time of attempts; deaths: of ranks. stopped_by: the signal that its user had passed on to its
+    scripts, such as "SIGINT".
     """
 
     name: str
@@ -143,25 +144,10 @@ class JobRecord:
     def lines(self, metric: str, by_step: bool) -> Lines:
         """Return (attempt, rank, xs, ys) of one metric, for each rank of each attempt that has logged it.
 
-        xs: steps, or seconds since the launch. ys: None, a gap in a chart, where steps that have risen fall back to
-        their first half, as where the next training of the job begins.
+        xs: steps, or seconds since the launch. ys: see `Series.line`.
         """
-        found = []
-        for (attempt, rank), series in sorted(self.curves.get(metric, {}).items()):
-            xs: list[float] = []
-            ys: list[float | None] = []
-            begin = before = series.points[0].step
-            for step, at, y in series.points:
-                x = step if by_step else at - self.since
-                if before > begin and step < (begin + before) / 2:
-                    xs.append(x)
-                    ys.append(None)
-                    begin = step
-                before = step
-                xs.append(x)
-                ys.append(y)
-            found.append((attempt, rank, xs, ys))
-        return found
+        of_ranks = sorted(self.curves.get(metric, {}).items())
+        return [(attempt, rank, *series.line(by_step, self.since)) for (attempt, rank), series in of_ranks]
 
 
 class Record:
@@ -195,9 +181,12 @@ class Record:
         self.version += 1
         if (job := self.jobs.get(job_id)) and not job.is_over:
             job.state, job.attempt = "starting", job.wanted
-            job.ranks = [Rank(worker) for worker in workers]
+            job.ranks, job.waiting, job.mute = [Rank(worker) for worker in workers], frozenset(), frozenset()
+            too_old = job.attempt - ATTEMPTS
+            job.starts.pop(too_old, None)
+            job.deaths = {whose: death for whose, death in job.deaths.items() if whose[0] > too_old}
             for lines in job.curves.values():
-                for line in [line for line in lines if line[0] <= job.attempt - ATTEMPTS]:
+                for line in [line for line in lines if line[0] <= too_old]:
                     del lines[line]
 
     def hear(self, kind: str, job_id: str, about: Sequence[Any], now: float) -> None:
@@ -286,7 +275,7 @@ class Record:
 
     def _logs(self, job: JobRecord, row: Mapping[str, Any], now: float) -> None:
         rank = job.ranks[row["rank"]]
-        if row["rank"] in job.waiting | job.mute:
+        if row["rank"] in job.waiting | job.mute or not job.waiting:
             job.waiting = job.mute = frozenset()
         if rank.last_at is not None:  # its first row is late where it loads what it needs
             rank.longest_s = max(rank.longest_s or 0.0, now - rank.last_at)
@@ -301,9 +290,11 @@ class Record:
         elif not rank.has_steps:
             rank.step = (rank.step or 0) + 1
         at = rank.logged_at(row["time"], now) if _is_finite(row.get("time")) else now
-        start = job.starts.setdefault(job.attempt, Moment(rank.step, at))
-        if start.step is None:
-            job.starts[job.attempt] = start._replace(step=rank.step)
+        if rank.first_step is None and rank.has_steps == job.has_steps:
+            rank.first_step = rank.step
+            start = job.starts.get(job.attempt, Moment(None, at))
+            firsts = [rank.step] if start.step is None else [rank.step, start.step]
+            job.starts[job.attempt] = start._replace(step=min(firsts))
         numbers = {name: _as_float(value) for name, value in row.items() if job.shows(name, value)}
         rank.values |= numbers
         for name, value in numbers.items():

@@ -50,9 +50,28 @@ class Series:
             self._kept = [*map(_odder, firsts, seconds), *firsts[len(seconds) :]]
             self.stride *= 2
 
+    def line(self, by_step: bool, since: float) -> tuple[list[float], list[float | None]]:
+        """Return (xs, ys). xs: steps, or seconds since then.
+
+        ys: None, a gap in a chart, where steps that have risen fall back to their first half, as where the next
+        training of a job begins.
+        """
+        xs: list[float] = []
+        ys: list[float | None] = []
+        begin = before = self._points[0].step
+        for step, at, y in self._points:
+            x = step if by_step else at - since
+            if before > begin and step < (begin + before) / 2:
+                xs.append(x)
+                ys.append(None)
+                begin = step
+            before = step
+            xs.append(x)
+            ys.append(y)
+        return xs, ys
+
     @property
-    def points(self) -> list[Point]:
-        """What is kept."""
+    def _points(self) -> list[Point]:
         return [*self._kept, self._last] if self._last and self._last is not self._kept[-1] else self._kept
 
 

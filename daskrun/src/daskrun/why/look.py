@@ -45,8 +45,9 @@ class Look(NamedTuple):
     """A rank at work. place: the innermost line of the user's own code, as `place_of` returns it.
 
     stack: text, from that code's first line on. calls: in order. groups: the process groups that the rank is in.
-    trouble: why its process does not answer; empty where it does. waits: whether it is in code of PyTorch that waits
-    for other ranks, as far as Python's frames show.
+    trouble: why its process does not answer, or why else there is nothing to say; empty where there is. waits: whether
+    it is in code of PyTorch that waits for other ranks, as far as Python's frames show. is_mute: whether its process
+    lives, it seems, and does not answer.
     """
 
     rank: int
@@ -56,6 +57,7 @@ class Look(NamedTuple):
     groups: tuple[str, ...] = ()
     trouble: str = ""
     waits: bool = False
+    is_mute: bool = False
 
     @property
     def called(self) -> str:

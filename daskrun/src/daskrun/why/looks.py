@@ -20,7 +20,7 @@ LOOK_S = 5  # time limit for a worker's answer
 async def looks(
     attempt: AttemptId, ranks: Mapping[int, Worker], begun: Collection[int], dask_scheduler: Any = None
 ) -> tuple[list[Look], list[int]]:
-    """Return (how each of these ranks of an attempt looks, those that ended meanwhile).
+    """Return (how each of these ranks of an attempt looks, those that ended meanwhile: their workers have none).
 
     A worker's nanny answers for it where it does not. begun: ranks that have begun; one that has not begun, and is
     gone, is left out.

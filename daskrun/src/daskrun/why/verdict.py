@@ -76,10 +76,10 @@ def silent(rank: int, process: Process | None, has_nanny: bool = True) -> Look:
     """Return the look at a rank whose worker does not answer. process: what its nanny says, None if that is silent."""
     if not has_nanny:
         why = "it may be stopped, native code may hold Python's lock (the GIL), or its host is lost"
-        return Look(rank, trouble=f"does not answer, and has no nanny to ask: {why}")
+        return Look(rank, trouble=f"does not answer, and has no nanny to ask: {why}", is_mute=True)
     if process is None:
         why = "its host, or the network to it, may be lost"
-        return Look(rank, trouble=f"does not answer, and neither does its nanny: {why}")
+        return Look(rank, trouble=f"does not answer, and neither does its nanny: {why}", is_mute=True)
     if process.pid is None:
         return Look(rank, trouble="has no process any more")
     frames = frames_written(process.written)
@@ -91,7 +91,7 @@ def silent(rank: int, process: Process | None, has_nanny: bool = True) -> Look:
         does = f"uses {process.cpu:.1f} of a core" if process.cpu >= BUSY else "waits"
         where = f"{about} {does}, at {place}" if place else f"{about} {does}"
         why = f"does not answer: {where}. Native code there may hold Python's lock (the GIL), or its machine is busy"
-    return Look(rank, place, stack, trouble=why)
+    return Look(rank, place, stack, trouble=why, is_mute=True)
 
 
 def stalled(seconds: float, looks: Sequence[Look], ended: Sequence[int]) -> str:
