@@ -217,14 +217,14 @@ class _LastUpdate(SchedulerPlugin):
 
 async def _explained(scheduler: Scheduler, asked: Answer) -> Answer:
     """Return who waits for whom in a job. It only looks, and raises nothing."""
-    (name, attempt), when = asked.about, datetime.now()
+    (name, attempt), begin = asked.about, datetime.now()
     try:
         record = record_of(scheduler)
         job = record.jobs[name]
         ranks = dict(enumerate(job.ranks))
         at_work = {number: rank.worker for number, rank in ranks.items() if rank.is_at_work or rank.state == "starting"}
         if not at_work:
-            return asked._replace(text=f"{when:%H:%M:%S}  No rank of this job is at work. Its state: {job.state}.")
+            return asked._replace(text=f"{_from(begin)}  No rank of this job is at work. Its state: {job.state}.")
         begun = [number for number, rank in ranks.items() if rank.is_at_work]
         ended = [number for number, rank in ranks.items() if rank.state in ("finished", "failed")]
         found, meanwhile = await looks(AttemptId(name, attempt), at_work, begun, scheduler)
@@ -232,11 +232,17 @@ async def _explained(scheduler: Scheduler, asked: Answer) -> Answer:
         mute = frozenset(look.rank for look in found if look.is_mute)
         record.waits(name, attempt, waiting, mute, asked.at)
         if job.attempt != attempt:
-            return Answer.now(f"{when:%H:%M:%S}  {AGAIN}", name, job)
+            return Answer.now(f"{_from(begin)}  {AGAIN}", name, job)
     except Exception as error:  # such as of a job that is no longer kept
         return asked._replace(text=f"The ranks could not be looked at: {error!r}.")
-    text = f"{when:%H:%M:%S}  {diagnosed(str, explain, found, sorted([*ended, *meanwhile]))}"
+    text = f"{_from(begin)}  {diagnosed(str, explain, found, sorted([*ended, *meanwhile]))}"
     return asked._replace(text=text, waiting=waiting)
+
+
+def _from(begin: datetime) -> str:
+    """Return the time of day at which an answer was begun, and that of its end where it took long."""
+    now = datetime.now()
+    return f"{begin:%H:%M:%S}" + (f" to {now:%H:%M:%S}" if (now - begin).total_seconds() > 1 else "")
 
 
 def _since(answer: Answer, job: JobRecord) -> str:

@@ -1,6 +1,7 @@
 """How the ranks of a job look: asked by the scheduler, which does not need the job's client for it."""
 
 import asyncio
+import time
 from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
@@ -12,9 +13,10 @@ from daskrun.rank import AttemptId
 from daskrun.scheduler import known
 from daskrun.why.look import Look, look_here
 from daskrun.why.process import ask, processes
-from daskrun.why.verdict import not_begun, silent
+from daskrun.why.verdict import late, not_begun, silent
 
 LOOK_S = 5  # time limit for a worker's answer
+LATE_S = 1  # after the first answer: what was seen then cannot be compared with what was seen before
 
 
 async def looks(
@@ -28,10 +30,11 @@ async def looks(
     looking = dumps(partial(look_here, *attempt))
     answers = await asyncio.gather(*(_answer(dask_scheduler, worker.address, looking) for worker in ranks.values()))
     found = dict(zip(ranks, answers, strict=True))
-    seen = [look for there, look in found.values() if there and look]
+    in_time_s = min((took_s for *_, took_s in answers), default=0) + LATE_S
+    seen = [look if took_s < in_time_s else late(look, took_s) for _, look, took_s in answers if look]
     mute, ended = [], []
     for rank, worker in ranks.items():
-        there, look = found[rank]
+        there, look, _ = found[rank]
         if rank in begun:
             mute += [rank] * (not there)
             ended += [rank] * (there and not look)
@@ -42,9 +45,11 @@ async def looks(
     return sorted(seen), ended
 
 
-async def _answer(scheduler: Any, address: str, looking: bytes) -> tuple[bool, Look | None]:
-    """Return (whether a worker answers in time, how its rank looks)."""
+async def _answer(scheduler: Any, address: str, looking: bytes) -> tuple[bool, Look | None, float]:
+    """Return (whether a worker answers, how its rank looks, the seconds that it took)."""
+    begin = time.monotonic()
     try:
-        return await asyncio.wait_for(ask(scheduler, address, looking), LOOK_S)
+        there, look = await asyncio.wait_for(ask(scheduler, address, looking), LOOK_S)
     except TimeoutError:
-        return False, None
+        there, look = False, None
+    return there, look, time.monotonic() - begin

@@ -94,6 +94,12 @@ def silent(rank: int, process: Process | None, has_nanny: bool = True) -> Look:
     return Look(rank, place, stack, trouble=why, is_mute=True)
 
 
+def late(look: Look, seconds: float) -> Look:
+    """Return a look that came late, without what would be compared with those that came before."""
+    why = "it was stopped, native code held Python's lock (the GIL), or its machine is busy"
+    return Look(look.rank, look.place, look.stack, trouble=look.trouble or f"took {seconds:.1f} s to answer: {why}")
+
+
 def stalled(seconds: float, looks: Sequence[Look], ended: Sequence[int]) -> str:
     """Return the warning of a job that seems to hang."""
     return f"No rank has logged anything for {seconds:.0f} s. {explain(looks, ended)}"
