@@ -1,22 +1,23 @@
-"""Dask in virtual time: a fake client, scheduler, workers and nannies under the real `Cluster` and `scheduler`."""
+"""Dask in virtual time: a fake client, scheduler and workers under the real `Cluster` and `scheduler`."""
 
 import asyncio
 import inspect
+import pickle
 import selectors
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import NamedTuple
 from unittest import mock
 
 from distributed import CancelledError
 
-from daskrun.cluster import Cluster
-from daskrun.control import Control
-from daskrun.errors import JobError, Stopped
-from daskrun.limits import Limits
-from daskrun.rank import TOPIC
-from daskrun.why.look import Look
+from daskrun.client.cluster import Cluster
+from daskrun.client.control import Control
+from daskrun.client.limits import Limits
+from daskrun.errors import JobError
+from daskrun.protocol import TOPIC, Ended, Event, Failure, Outcome
 
 ENDS_BY_S = 3600  # virtual seconds by which every job has ended
 
@@ -46,14 +47,15 @@ class Plan(NamedTuple):
     begins_s: float = 0.1
 
 
-FOLLOWS = "loses a peer"  # the only error that is told and may come of another rank's death
-TOLD = ("raises", FOLLOWS, "tells and hangs")
-ERRORS = {FOLLOWS: RuntimeError, "raises untold": JobError, "is stopped": Stopped}  # KeyError for the others
+FOLLOWS = "loses a peer"  # the only error that may come of another rank's end
+TOLD = {"raises": KeyError, FOLLOWS: RuntimeError, "tells and hangs": KeyError}
+OF_WORKERS = {"end": "end_rank"}  # what is run on workers, where World has another of its name
+DIES = {"is killed": -9, "is aborted": -6}
 
 
 @dataclass(eq=False)
 class Process:
-    """A worker's process. rank: (attempt, rank) that is at work. began, left: attempts. mute_until: it answers then."""
+    """A worker's process. rank: (attempt, rank) that is at work. left: attempts. mute_until: it answers then."""
 
     slot: str
     pid: int
@@ -61,7 +63,6 @@ class Process:
     is_alive: bool = True
     status: str = "running"
     rank: tuple | None = None
-    began: list = field(default_factory=list)
     left: set = field(default_factory=set)
     mute_until: float = -1.0
 
@@ -70,7 +71,7 @@ class Future:
     """What `client.submit` returns for a rank."""
 
     def __init__(self, key, home):
-        self.key, self.home, self.status, self.error = key, home, "pending", None
+        self.key, self.home, self.status, self.error, self.outcome = key, home, "pending", None, Outcome(None)
         self.is_over = asyncio.Event()
 
     def end(self, status, error=None):
@@ -88,9 +89,6 @@ class Future:
         await self.is_over.wait()
         return self.error
 
-    async def traceback(self):
-        return None
-
 
 class Client:
     """A client of its own for each job. plans: by (attempt, rank); what is not there returns."""
@@ -103,7 +101,7 @@ class Client:
     def subscribe_topic(self, topic, handler):
         self.handlers[topic] = handler
 
-    def submit(self, run_rank, bootstrap, mine, *, key, workers, **_):
+    def submit(self, run_rank, mine, *, key, workers, **_):
         future = Future(key, self.world.at_address(workers[0]))
         self.futures.append(future)
         if self.status == "connecting":
@@ -121,7 +119,7 @@ class Client:
         await asyncio.sleep(self.world.sending_s)
         while any(future.status == "finished" and not future.home.is_alive for future in futures):
             await asyncio.sleep(1)  # Dask waits for a worker of that address, until somebody cancels
-        return [b"result" for future in futures if future.status == "finished"]
+        return [future.outcome for future in futures if future.status == "finished"]
 
     async def who_has(self, futures):
         await self.world.way()
@@ -142,7 +140,9 @@ class Client:
             while process and process.is_alive and self.world.is_mute(process, 0.2):  # tasks that were sent come first
                 await asyncio.sleep(0.1)
             if process and process.is_alive:
-                answers[address] = getattr(self.world, function.__name__)(process, *args)
+                answers[address] = getattr(self.world, OF_WORKERS.get(function.__name__, function.__name__))(
+                    process, *args
+                )
             elif on_error == "raise":
                 raise OSError(f"no connection to {address}")
         await self.way()
@@ -155,23 +155,20 @@ class Client:
 
 
 class World:
-    """Scheduler, workers and nannies; `wrongs` is what must never happen. slow: seconds of nannies' answers."""
+    """A scheduler and workers; `wrongs` is what must never happen."""
 
     def __init__(self, slots="ab", delay_s=0.01, renewal_s=1.0, sending_s=0.05, is_address_kept=False):
         self.loop, self.slots, self.delay_s, self.renewal_s = VirtualLoop(), slots, delay_s, renewal_s
         self.sending_s, self.is_address_kept = sending_s, is_address_kept
         self.clients, self.plugins, self.processes, self.controls = {}, {}, {}, {}
-        self.lost, self.slow, self.wrongs, self.n_processes, self.running = set(), {}, [], 0, []
+        self.wrongs, self.n_processes, self.running, self.lost = [], 0, [], set()
         self._broker = SimpleNamespace(truncate=lambda topic: None, _topics={})
 
     def __enter__(self):
         self.patches = ExitStack()
         for name, fake in {
             "scheduler.time": SimpleNamespace(monotonic=self.loop.time),
-            "scheduler.killing": lambda pid: ("kill", pid),
-            "scheduler.dumps": lambda function: (function.__name__, None),
-            "why.process.remembering": lambda pid: ("remember", pid),
-            "why.process.watching": lambda: ("watch", 0),
+            "scheduler.dumps": lambda function: function,
         }.items():
             self.patches.enter_context(mock.patch(f"daskrun.{name}", fake))
         for slot in self.slots:
@@ -190,7 +187,7 @@ class World:
         """Launch a job; return its Control. plans: by (attempt, rank)."""
         name = f"job{len(self.controls)}"
         self.clients[name] = client = Client(self, name, dict(plans))
-        self.controls[name] = control = Control(Cluster(client, name), name, None, b"", Limits(*size, **dict(limits)))
+        self.controls[name] = control = Control(Cluster(client, name), name, None, Limits(*size, **dict(limits)))
         self.running.append(self.loop.create_task(control.run()))
         return control
 
@@ -229,8 +226,10 @@ class World:
         if slot in self.processes:
             self.processes[slot].mute_until = self.loop.now + 20
 
-    def slow_down(self, slot):
-        self.slow[slot] = 8.0
+    def kill_rank(self, slot):
+        """End the process of the rank on this worker."""
+        if (process := self.processes.get(slot)) and process.is_alive and process.rank:
+            self.loop.create_task(self.die(process, -9))
 
     def stop(self, job="job0"):
         if job in self.controls:
@@ -288,38 +287,33 @@ class World:
         return ()
 
     def rpc(self, where):
-        ask = self.ask_nanny if where in self.slots else self.ask_worker
-        return SimpleNamespace(run=lambda function: ask(where, *function))
+        return SimpleNamespace(run=lambda function: self.ask_worker(where, function), identity=self.nanny_of(where))
 
-    async def ask_worker(self, address, what, _):
+    def nanny_of(self, slot):
+        async def identity():
+            await asyncio.sleep(self.delay_s)
+            if slot in self.lost:
+                raise OSError("no connection")
+
+        return identity
+
+    async def ask_worker(self, address, function):
         process = self.at_address(address)
         await asyncio.sleep(max(0, process.mute_until - self.loop.now))
-        assert what == "has_gpu"
-        return {"result": False}
-
-    # --- nannies
-
-    async def ask_nanny(self, slot, what, pid):
-        await asyncio.sleep(self.slow.get(slot, self.delay_s))
-        if slot in self.lost:
+        if not process.is_alive:
             raise OSError("no connection")
-        process = self.processes.get(slot)
-        if what == "kill" and process and process.is_alive and process.pid == pid:
-            if not process.began:
-                self.wrongs.append(f"{process} is killed, though nothing began there")
-            elif others := [rank.key for rank in self.given(process) if rank.key[0] != process.began[-1].job]:
-                self.wrongs.append(f"{process} is killed, and with it {others}")
-            self.end(slot)
-        return {"result": (pid, -9, 0, None, "") if what == "remember" else None}
+        if isinstance(function, partial) and function.func.__name__ == "end":
+            return {"result": self.end_rank(process, *function.args)}
+        return {"result": False}  # no GPU
 
     def start(self, slot):
-        self.n_processes += 1
         self.lost.discard(slot)
+        self.n_processes += 1
         where = slot if self.is_address_kept else f"{slot}{self.n_processes}"
         self.processes[slot] = Process(slot, self.n_processes, f"tcp://{where}")
         for future in self.futures if self.is_address_kept else ():
             if future.home and future.home.slot == slot:
-                future.end("error", Stopped("was started a second time"))
+                future.end("finished")  # it was started a second time
 
     def remove(self, slot):
         address = self.processes.pop(slot).address
@@ -335,7 +329,7 @@ class World:
         return next((process for process in self.processes.values() if process.address == address), None)
 
     def at_work(self, process):
-        return process.pid, [("a rank", process.rank)] * bool(process.rank)
+        return [("a rank", process.rank)] * bool(process.rank), ""
 
     def listen(self, process, attempt):
         return "host", 1, ""
@@ -343,12 +337,13 @@ class World:
     def deliver(self, process, attempt, meeting):
         pass
 
-    def leave(self, process, attempt):
+    def end_rank(self, process, attempt, grace_s):
         process.left.add(attempt)
-        return attempt in process.began
-
-    def look_here(self, process, job, number):
-        return Look(process.rank[1], "place", "stack") if process.rank and process.rank[0] == (job, number) else None
+        if process.rank and process.rank[0] == attempt:
+            process.rank = None
+            for future in self.given(process):
+                future.end("finished")
+        return True
 
     async def run_rank(self, future, mine, plan):
         process, was_mute = future.home, False
@@ -356,27 +351,38 @@ class World:
         while process and process.is_alive and (process.rank or process.status != "running" or self.is_mute(process)):
             was_mute = self.is_mute(process)
             await asyncio.sleep(0.1)
-        if not (process and process.is_alive) or (future.cancelled() and not was_mute) or mine.attempt in process.left:
+        if not (process and process.is_alive) or (future.cancelled() and not was_mute):
             return
-        if mine.process != f"id{process.pid}":
-            return future.end("error", Stopped("was started on a successor of its worker"))
+        if mine.process != f"id{process.pid}" or mine.attempt in process.left:
+            future.end("finished")
+            return
         if not future.cancelled() and self.owned().get(process.slot) != mine.attempt.job:
             self.wrongs.append(f"rank {mine.rank} of {mine.attempt} begins on {process}, which is not the job's")
-        for before in process.began:
-            if not (control := self.controls[before.job]).results or control.attempt.id != before:
-                self.wrongs.append(f"{mine.attempt} begins on {process}, where {before} failed")
         process.rank = mine.attempt, mine.rank
-        process.began.append(mine.attempt)
-        await self.tell(process, mine, "began", process.address)
+        await self.tell(process, mine, Event.BEGAN, process.address)
         await asyncio.sleep(300 if future.cancelled() else plan.takes_s)  # nobody tells it where to meet the others
-        error = None if plan.how == "returns" else ERRORS.get(plan.how, KeyError)(mine.rank)
-        if plan.how in TOLD:
-            await self.tell(process, mine, "failed", error, None, "note", plan.how == FOLLOWS)
+        if process.rank != (mine.attempt, mine.rank):  # it was ended
+            return
+        if plan.how in DIES:
+            await self.die(process, DIES[plan.how])
+        elif plan.how in TOLD:
+            error = pickle.dumps(TOLD[plan.how](mine.rank))
+            await self.tell(process, mine, Event.FAILED, *Failure(error, "", plan.how == FOLLOWS, "", []))
             await asyncio.sleep(0.3)
-        if "hangs" not in plan.how and process.is_alive:
+        if "hangs" not in plan.how and process.is_alive and process.rank == (mine.attempt, mine.rank):
             process.rank = None
             await self.way()
-            future.end("error" if error else "finished", error)
+            future.outcome = Outcome(b"result" if plan.how == "returns" else None)
+            if plan.how == "breaks":
+                future.end("error", JobError("a mistake of the launcher's"))
+            future.end("finished")
+
+    async def die(self, process, code):
+        (attempt, rank), process.rank = process.rank, None
+        mine = SimpleNamespace(attempt=attempt, rank=rank, client=attempt.job)
+        await self.tell(process, mine, Event.DIED, "", *Ended(code))
+        for future in self.given(process):
+            future.end("finished")
 
     def is_mute(self, process, longer_s=0.0):
         return self.loop.now < process.mute_until + longer_s
@@ -384,5 +390,5 @@ class World:
     async def tell(self, process, mine, kind, *about):
         if process.is_alive:
             await asyncio.sleep(max(self.delay_s, process.mute_until - self.loop.now))
-            message = (kind, mine.attempt.job, mine.attempt.number, mine.rank, *about)
+            message = (str(kind), mine.attempt.job, mine.attempt.number, mine.rank, *about)
             self.log_event(TOPIC + mine.client, message)

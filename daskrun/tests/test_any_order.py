@@ -2,19 +2,23 @@
 
 import pytest
 from distributed import CancelledError
-from fake_cluster import FOLLOWS, Plan, World
+from fake_cluster import DIES, FOLLOWS, Plan, World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 SLOTS = ("a", "b", "c")
 when = st.integers(0, 150).map(lambda tenths: tenths / 10)
 slot, job = st.sampled_from(SLOTS), st.sampled_from(["job0", "job1", "job2"])
-how = st.sampled_from(["returns", "returns", "raises", FOLLOWS, "raises untold", "is stopped", "tells and hangs"])
+how = st.sampled_from(["returns", "returns", "raises", FOLLOWS, "breaks", "tells and hangs", *DIES])
 plans = st.builds(Plan, how, st.sampled_from([0.0, 1.0, 3.0]), st.sampled_from([0.0, 0.1, 2.0]))
 limits = st.fixed_dictionaries(
-    {"max_restarts": st.integers(0, 2), "wait_for_successors": st.sampled_from([2, 30])},
+    {
+        "max_restarts": st.integers(0, 2),
+        "retry": st.sampled_from([(), (KeyError,)]),
+        "wait_for_successors": st.sampled_from([2, 30]),
+    },
     optional={
-        "timeout": st.sampled_from([0.05, 2, 8]),
+        "time_limit": st.sampled_from([0.05, 2, 8]),
         "wait_for_workers": st.sampled_from([1, 20]),
         "stall_after": st.just(1),
     },
@@ -27,7 +31,7 @@ to_jobs = st.tuples(when, st.sampled_from(["stop", "cancel_tasks", "lose_client"
 to_workers = (
     st.tuples(when, st.just("end"), slot, st.booleans())
     | st.tuples(when, st.just("become"), slot, st.sampled_from(["paused", "running"]))
-    | st.tuples(when, st.sampled_from(["go_mute", "slow_down"]), slot)
+    | st.tuples(when, st.sampled_from(["go_mute", "kill_rank"]), slot)
 )
 worlds = st.fixed_dictionaries(
     {

@@ -3,7 +3,7 @@
 import dataclasses
 
 from daskrun import WorkersBusy
-from daskrun.claims import RENEWED_S, Claimed, Claims, Denied, Request, Worker
+from daskrun.claims import SUCCESSOR_S, Claimed, Claims, Denied, Request, Worker
 
 
 def worker(name, **about):
@@ -34,26 +34,25 @@ def test_a_job_that_goes_on_with_fewer_workers_gives_up_the_others_place():
     claims = Claims()
     claims.claim(Request("one", "kernel", 3, 3), [A, B, C], 0)
     claims.end_attempt("one")
-    claims.renew([A], 0)
-    assert names(claims.claim(Request("one", "kernel", 2, 3, attempt=1), [B, C], RENEWED_S + 1)) == ["b", "c"]
+    claims.lose(A, 0)
+    assert names(claims.claim(Request("one", "kernel", 2, 3, attempt=1), [B, C], SUCCESSOR_S + 1)) == ["b", "c"]
     assert set(claims.owned()) == {B.slot, C.slot}
     successor = dataclasses.replace(A, process="new")
-    assert names(claims.claim(Request("two", "other", 1, 1), [successor, B, C], RENEWED_S + 2)) == ["a"]
+    assert names(claims.claim(Request("two", "other", 1, 1), [successor, B, C], SUCCESSOR_S + 2)) == ["a"]
 
 
-def after_a_kill(*killed):
-    """Return the claims after a job whose workers were killed at its end, at 0 s."""
+def after_a_death(*dead):
+    """Return the claims after these workers have died, at 0 s."""
     claims = Claims()
-    claims.claim(Request("killed", "kernel"), killed, 0)
-    claims.renew(killed, 0)
-    claims.release("killed")
+    for worker in dead:
+        claims.lose(worker, 0)
     return claims
 
 
 def test_a_successor_belongs_to_the_job_that_goes_on_and_to_nobody_else():
     claims = Claims()
     claims.claim(Request("one", "kernel"), [A, B], 0)
-    claims.renew([A], 0)
+    claims.lose(A, 0)
     successor = dataclasses.replace(A, address="tcp://new", process="new")
     assert "belongs to the job one" in str(claims.claim(Request("two", "other", 1, 1), [successor, B], 1).error)
     assert names(claims.claim(Request("one", "kernel", 2, 2), [successor, B], 1)) == ["a", "b"]
@@ -61,18 +60,26 @@ def test_a_successor_belongs_to_the_job_that_goes_on_and_to_nobody_else():
 
 
 def test_a_successor_that_only_starts_is_awaited_too():
-    claims = after_a_kill(A)
+    claims = after_a_death(A)
     starting = dataclasses.replace(A, address="tcp://new", process="new", status="init")
-    assert claims.claim(Request("one", "kernel"), [starting, B], 1).being_renewed
+    assert claims.claim(Request("one", "kernel"), [starting, B], 1).may_change
     ready = dataclasses.replace(starting, status="running")
     assert names(claims.claim(Request("one", "kernel"), [ready, B], 1)) == ["a", "b"]
 
 
 def test_a_successor_is_awaited_by_who_needs_it_and_not_without_an_end():
-    claims = after_a_kill(A)
-    assert claims.claim(Request("one", "kernel", 2, 2), [B], RENEWED_S - 1).being_renewed
-    assert not claims.claim(Request("one", "kernel", 2, 2), [B], RENEWED_S + 1).being_renewed
-    assert names(claims.claim(Request("one", "kernel"), [B], RENEWED_S + 1)) == ["b"]
+    claims = after_a_death(A)
+    assert claims.claim(Request("one", "kernel", 2, 2), [B], SUCCESSOR_S - 1).may_change
+    assert not claims.claim(Request("one", "kernel", 2, 2), [B], SUCCESSOR_S + 1).may_change
+    assert names(claims.claim(Request("one", "kernel"), [B], SUCCESSOR_S + 1)) == ["b"]
+
+
+def test_workers_of_a_job_that_is_being_ended_are_awaited():
+    claims = Claims()
+    claims.claim(Request("one", "kernel"), [A, B], 0)
+    assert not claims.claim(Request("two", "other", 2, 2), [A, B], 0).may_change
+    claims.end_attempt("one", for_good=True)
+    assert claims.claim(Request("two", "other", 2, 2), [A, B], 0).may_change
 
 
 def test_busy_workers_are_left_alone_and_named_with_their_tasks():
@@ -87,14 +94,14 @@ def test_busy_workers_are_left_alone_and_named_with_their_tasks():
 def test_too_few_workers_are_no_reason_to_call_anybody_busy():
     for workers, fewest, word in (([A], 2, "has 1"), ([], None, "has 0"), ([], 3, r"needs 3 workers")):
         denied = Claims().claim(Request("one", "kernel", fewest, fewest), workers, 0)
-        assert not isinstance(denied.error, WorkersBusy) and word in str(denied.error) and not denied.being_renewed
+        assert not isinstance(denied.error, WorkersBusy) and word in str(denied.error) and not denied.may_change
 
 
-def test_killed_workers_with_a_gpu_are_waited_for_before_others_are_taken():
+def test_dead_workers_with_a_gpu_are_waited_for_before_others_are_taken():
     gpus = [worker(name, has_gpu=True) for name in ("g0", "g1")]
-    claims = after_a_kill(*gpus)
-    assert claims.claim(Request("one", "kernel", 2, 2), [A, B, C], 1).being_renewed
-    assert names(claims.claim(Request("one", "kernel", 2, 2), [A, B, C], RENEWED_S + 1)) == ["a", "b"]
+    claims = after_a_death(*gpus)
+    assert claims.claim(Request("one", "kernel", 2, 2), [A, B, C], 1).may_change
+    assert names(claims.claim(Request("one", "kernel", 2, 2), [A, B, C], SUCCESSOR_S + 1)) == ["a", "b"]
 
 
 def test_the_kind_of_a_pairs_workers_does_not_depend_on_how_long_it_waits():

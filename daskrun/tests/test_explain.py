@@ -12,28 +12,29 @@ import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 from waiting import until
 
-from daskrun import private, rank
+from daskrun import private
+from daskrun.child import main
+from daskrun.protocol import Ended, Snapshot
 from daskrun.why.look import (
     Call,
     Look,
-    below_the_launcher,
     is_in_waiting_code,
     look_at,
     place_of,
+    silent,
 )
-from daskrun.why.process import Death, End, Process
-from daskrun.why.verdict import explain, how_it_ended, silent, stacks, timed_out, verdict
+from daskrun.why.verdict import explain, how_it_ended, how_worker_ended, stacks, timed_out, unreachable, verdict
 
 TORCH = Path(torch.__file__).parent
-RANK_PY = rank.__file__  # the launcher's file, which calls the user's function
+MAIN_PY = main.__file__  # the launcher's file, which calls the user's function
 WRITTEN = f"""Thread 0x01 (most recent call first):
   File "/lib/threading.py", line 9 in wait
 
 Current thread 0x02 (most recent call first):
   File "/home/me/train.py", line 40 in save
   File "/home/me/train.py", line 12 in train
-  File "{RANK_PY}", line 190 in run
-  File "/lib/threading.py", line 9 in run
+  File "{MAIN_PY}", line 190 in run
+  File "<string>", line 1 in <module>
 """
 
 
@@ -83,10 +84,9 @@ def test_each_backend_of_a_group_numbers_its_collectives_apart(monkeypatch):
         return json.dumps(trace if backend in ("gloo", "nccl2") else {})
 
     monkeypatch.setattr(c10d, "_dump_fr_trace_json", of_a_machine_with_a_gpu)
-    private.forget_collectives()
     with one_rank():
         groups, entries = private.recorded_collectives()
-    look = look_at(0, [FrameSummary("/home/me/train.py", 40, "train")], groups, entries)
+    look = look_at(0, Snapshot([("/home/me/train.py", 40, "train", "")], groups, entries))
     assert [(call.recorder, call.number, call.done) for call in look.calls] == [("gloo", 1, True), ("nccl2", 1, False)]
     said = verdict([look, at(1, "train.py:9 in load", calls=[Call("0", 1, "all_reduce of [3]", True, "gloo")])])
     assert (
@@ -103,7 +103,6 @@ def test_a_pytorch_with_one_recorder_or_none_is_read_as_far_as_it_goes(doc, monk
 
     of_an_older_pytorch.__doc__ = doc
     monkeypatch.setattr(c10d, "_dump_fr_trace_json", of_an_older_pytorch if doc else None)
-    private.forget_collectives()
     with one_rank():
         groups, entries = private.recorded_collectives()
     assert [entry["profiling_name"] for entry in entries] == (["gloo:all_reduce"] if doc else [])
@@ -176,7 +175,7 @@ def test_a_call_that_a_rank_has_left_is_told_with_where_it_is_now():
 def test_all_ranks_in_one_collective_are_said_to_be_in_it_unless_one_is_silent():
     here = [at(rank, calls=[(2, "barrier", False)]) for rank in (0, 1)]
     assert "All ranks have called it" in verdict(here)
-    assert "All ranks" not in verdict([*here, silent(2, None)])
+    assert "All ranks" not in verdict([*here, unreachable(2)])
 
 
 def test_ranks_that_have_ended_are_named_and_not_counted_among_all():
@@ -188,8 +187,7 @@ def test_ranks_that_have_ended_are_named_and_not_counted_among_all():
 
 
 def test_a_rank_that_has_not_begun_its_function_has_no_line():
-    joining = [FrameSummary(RANK_PY, 150, "run_rank"), FrameSummary("/home/me/daskrun/group.py", 47, "body")]
-    assert below_the_launcher(joining) == [] and "no line of the function" in place_of([])
+    assert "no line of the function" in place_of([])
 
 
 def test_a_line_of_a_notebook_is_one_of_a_cell():
@@ -226,18 +224,12 @@ def test_the_stack_of_the_rank_that_does_not_wait_comes_first():
         ("running", 0.9, "uses 0.9 of a core, at"),
     ],
 )
-def test_a_process_that_does_not_answer_is_described_by_its_nanny(status, cpu, words):
-    look = silent(1, Process(4711, status, cpu, WRITTEN))
+def test_a_process_that_does_not_answer_is_described(status, cpu, words):
+    look = silent(1, 4711, status, cpu, WRITTEN)
     assert words in look.trouble and "process 4711" in look.trouble
     assert look.place == "train.py:40 in save" and 'train.py", line 12, in train' in look.stack
-    assert "rank.py" not in look.stack
+    assert "main.py" not in look.stack
     assert "Rank 1 " + look.trouble in verdict([look])
-
-
-def test_a_host_that_does_not_answer_and_a_process_that_has_ended_are_told_apart():
-    assert "neither does its nanny" in silent(0, None).trouble
-    assert "has no nanny" in silent(0, None, has_nanny=False).trouble
-    assert "no process" in silent(0, Process(None)).trouble
 
 
 def test_a_job_that_took_too_long_names_who_is_late():
@@ -248,53 +240,41 @@ def test_a_job_that_took_too_long_names_who_is_late():
     assert str(timed_out(9, 2, [], ended=[0, 1])).startswith("The ranks' results had not arrived after 9 s.")
 
 
-def what_to_do(code, by_the_kernel=0, rss=None, written=""):
-    known = End(4711, code, by_the_kernel, 2**30, written)
-    return how_it_ended(Death(known, rss=rss))
-
-
-def end(*args, **kwargs):
-    return what_to_do(*args, **kwargs)[0]
+def end(code, out_of_memory=False, **about):
+    return how_it_ended(Ended(code, 2**20, out_of_memory, **about))[0]
 
 
 def test_how_a_process_ended_is_said_with_its_figures():
     assert "exit code 7" in end(7)
-    assert "its code is lost" in end(255)
     assert "signal 9 (SIGKILL)" in end(-signal.SIGKILL) and "oom_kill" not in end(-signal.SIGKILL)
-    assert "oom_kill" in end(-signal.SIGKILL, by_the_kernel=1)
-    assert "oom_kill" not in end(-signal.SIGTERM, by_the_kernel=1)
-    assert "SIGSEGV" in end(-signal.SIGSEGV, written=WRITTEN) and "train.py:40 in save" in end(-11, written=WRITTEN)
-    assert "at train.py" in end(-11, written=WRITTEN) and "another thread" not in end(-11, written=WRITTEN)
+    assert "oom_kill" in end(-signal.SIGKILL, True)
+    assert "oom_kill" not in end(-signal.SIGTERM, True)
+    assert "SIGSEGV" in end(-signal.SIGSEGV, stacks=WRITTEN) and "train.py:40 in save" in end(-11, stacks=WRITTEN)
+    assert "at train.py" in end(-11, stacks=WRITTEN) and "another thread" not in end(-11, stacks=WRITTEN)
     elsewhere = WRITTEN.replace("Current thread", "Thread")
-    assert "in another thread, with the function at train.py:40" in end(-11, written=elsewhere)
-    assert "train.py" not in end(-signal.SIGKILL, written=WRITTEN)  # of an earlier look: SIGKILL writes nothing
-    assert "crashed" in end(-signal.SIGSEGV) and "crashed" not in end(-signal.SIGTERM)
-    assert "different collectives" in end(-signal.SIGABRT)
+    assert "in another thread, with the function at train.py:40" in end(-11, stacks=elsewhere)
+    assert "train.py" not in end(-signal.SIGKILL, stacks=WRITTEN)  # of an earlier look: SIGKILL writes nothing
     assert "unknown" in end(-63)
-    limit = end(-signal.SIGTERM, rss=920 * 2**20)
-    assert "had 920.00 MiB" in limit and "limit of 1.00 GiB" in limit and "Dask" in limit
+    assert "1.00 GiB" in end(-signal.SIGKILL, limit_bytes=2**30)
 
 
-def test_a_lost_host_is_told_from_a_worker_without_a_nanny():
-    lost, alone, retired = (
-        how_it_ended(Death(None, answered), has_nanny)
-        for has_nanny, answered in ((True, False), (False, False), (True, True))
+def test_a_worker_that_was_closed_is_told_from_one_that_is_lost():
+    lost, closed, other = (
+        how_worker_ended(reason, None) for reason in ("", "client-restart-workers-1795774746.7351575", "another-reason")
     )
-    assert "its host" in lost[0] and "no nanny" in alone[0] and "does not know" in retired[0]
-    closed = how_it_ended(Death(None, nanny_lives=False, reason="client-restart-workers-1795774746.7351575"))
-    assert "restarted it" in closed[0] and "max_restarts" in closed[1]
-    assert "(another-reason)" in how_it_ended(Death(None, reason="another-reason"))[0]
-    assert all("max_restarts" in cure for _, cure in (lost, alone, retired))
+    assert "its host" in lost[0] and "restarted it" in closed[0] and "(another-reason)" in other[0]
+    assert all("max_restarts" in cure for _, cure in (lost, closed, other))
+    assert "920.00 MiB" in how_worker_ended("", 920 * 2**20)[0]
 
 
 def test_a_new_start_is_advised_only_where_it_does_not_hide_the_cause():
     for code in (-signal.SIGKILL, -signal.SIGTERM):
-        assert "max_restarts" in what_to_do(code)[1]
-    hidden = {
-        "memory_limit": what_to_do(-signal.SIGTERM, rss=920 * 2**20),
-        "more memory": what_to_do(-signal.SIGKILL, by_the_kernel=1),
-        "same collectives": what_to_do(-signal.SIGABRT),
-        "raise an error": what_to_do(7),
-        "": what_to_do(-signal.SIGSEGV),
-    }
-    assert all(words in cure and "max_restarts" not in cure for words, (_, cure) in hidden.items())
+        assert "max_restarts" in how_it_ended(Ended(code))[1]
+    hidden = [
+        Ended(-signal.SIGKILL, limit_bytes=2**30),
+        Ended(-signal.SIGKILL, out_of_memory=True),
+        Ended(-signal.SIGABRT),
+        Ended(7),
+        Ended(-signal.SIGSEGV),
+    ]
+    assert all("max_restarts" not in how_it_ended(ended)[1] for ended in hidden)

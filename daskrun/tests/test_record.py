@@ -30,7 +30,11 @@ def begun(n=2, attempts=1):
     return record, record.jobs["train-1"]
 
 
-def log(record, now, rank=0, attempt=0, **row):
+def log(record, now, rank=0, attempt=0, output=(), **row):
+    if isinstance(output, list):
+        record.hear("output", "train-1", [attempt, rank, output], now)
+        return
+    row |= {"output": output} if output else {}
     record.hear("row", "train-1", [{"rank": rank, "attempt": attempt, "time": now, "worker": "w"} | row], now)
 
 
@@ -417,7 +421,7 @@ def test_a_scripts_last_line_stands_beside_its_steps():
     log(record, 3, step=4, loss=0.5)
     log(record, 3, output=[(False, "Epoch 1"), (True, "see <b>")])
     (line, _) = job.table("loss", 4)
-    assert line.printed == "see <b>" and line.value == 0.5 and line.step == 4 and job.is_script
+    assert line.printed == "see <b>" and line.value == 0.5 and line.step == 4 and job.has_output
 
 
 @pytest.mark.parametrize("message", [("row",), ("row", "train-1"), ("began", "train-1"), ("gone", "train-1"), "text"])
@@ -469,7 +473,7 @@ def test_a_script_that_logs_metrics_shows_them(client, tmp_path):
     with command(client, tmp_path, "script.py") as process:
         assert process.wait(60) == 0
     job = newest(client)
-    assert (job.name, job.state, job.is_script, list(job.names)) == ("script", "finished", True, ["loss", "acc@1"])
+    assert (job.name, job.state, job.has_output, list(job.names)) == ("script", "finished", True, ["loss", "acc@1"])
     assert [line[2:] for line in job.lines("loss", by_step=True)] == [([1, 2], [1.0, 0.5])] * 2
     assert (tmp_path / ".out").read_text().count("step 2  loss 0.5  phase train one  acc@1 0.5\n") == 2
 

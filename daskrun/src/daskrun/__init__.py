@@ -1,30 +1,32 @@
 """torchrun's contract on the workers of any Dask cluster: a function on several workers, as the ranks of one job.
 
-`launch` starts a `Job`. Read `control` first: it is a job's life, and `watch` is what happens beside it. `cluster` is
-all that a job asks of Dask, `claims` says who owns which worker, `scheduler` runs in the scheduler's process, `rank` on
-a worker; `why` explains hangs and deaths.
+`launch` starts a `Job`. Every rank is a process of its own, a child of its worker, so nothing of one job reaches the
+next. `client` runs in the caller's process: read `client.control` first, which is a job's life. `scheduler` runs in the
+scheduler's, and `claims` says there who owns which worker. `worker` runs on a worker, and `child` in a rank's process.
+`why` explains hangs and deaths.
 
-The invariant: a worker belongs to a job from the moment it is chosen until its rank is over and it is idle again or
-replaced, and it changes hands only in one step of the scheduler's event loop, which nothing interrupts. One exception:
-a worker without a nanny cannot be replaced, so a job that ends early gives it up while it works.
+The invariant: a worker belongs to a job from the moment it is chosen until its rank is over and it is idle again, and
+it changes hands only in one step of the scheduler's event loop, which nothing interrupts.
 """
 
-# ruff: noqa: E402
 import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if sys.platform == "win32":
     raise ImportError(
         "daskrun needs Linux or macOS, as it works with signals and forks: on Windows, install it in WSL."
     )
 
-from daskrun.equal import assert_equal_on_all_ranks
-from daskrun.errors import ClusterError, JobError, SchedulerLost, Stopped, WorkerDied, WorkersBusy
-from daskrun.job import Job
-from daskrun.launch import launch, run
-from daskrun.local import start_local
-from daskrun.metrics import log_metrics
-from daskrun.reach import reach
-from daskrun.settings import worker_environment, worker_settings
+if TYPE_CHECKING:
+    from daskrun.check_scheduler import reach
+    from daskrun.client.job import Job
+    from daskrun.client.launch import launch, run
+    from daskrun.equal import assert_equal_on_all_ranks
+    from daskrun.errors import ClusterError, JobError, SchedulerLost, ScriptFailed, WorkerDied, WorkersBusy
+    from daskrun.local import start_local
+    from daskrun.metrics import log_metrics
+    from daskrun.settings import worker_environment, worker_settings
 
 __version__ = "0.1.0"
 
@@ -33,7 +35,7 @@ __all__ = [
     "Job",
     "JobError",
     "SchedulerLost",
-    "Stopped",
+    "ScriptFailed",
     "WorkerDied",
     "WorkersBusy",
     "assert_equal_on_all_ranks",
@@ -45,3 +47,28 @@ __all__ = [
     "worker_environment",
     "worker_settings",
 ]
+
+# Each is imported when it's first asked for: a rank that logs a metric imports nothing of Dask.
+_HOMES = {
+    "assert_equal_on_all_ranks": "equal",
+    **dict.fromkeys(
+        ["ClusterError", "JobError", "SchedulerLost", "ScriptFailed", "WorkerDied", "WorkersBusy"], "errors"
+    ),
+    "Job": "client.job",
+    **dict.fromkeys(["launch", "run"], "client.launch"),
+    "start_local": "local",
+    "log_metrics": "metrics",
+    "reach": "check_scheduler",
+    **dict.fromkeys(["worker_environment", "worker_settings"], "settings"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'daskrun' has no attribute {name!r}")
+    globals()[name] = found = getattr(import_module(f"daskrun.{_HOMES[name]}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -3,12 +3,12 @@
 It is plain data without Dask: `scheduler` keeps the one table of a cluster and tells it what the workers do.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from daskrun.errors import JobError, WorkersBusy, listed
 
-RENEWED_S = 30.0  # how long a launch waits for a killed worker's successor, or for the end of a job that has failed
+SUCCESSOR_S = 30.0  # how long a launch waits for the successor of a worker that has died
 KINDS = {True: "with a GPU", False: "without a GPU"}
 
 
@@ -16,9 +16,9 @@ KINDS = {True: "with a GPU", False: "without a GPU"}
 class Worker:
     """What the scheduler knows of a worker.
 
-    process: an id that its successor does not share. pid: of that process. slot: its nanny's address, which its
-    successor does share; its own without a nanny. status: Dask's, such as "running" or "paused". memory: for a message.
-    tasks: names of those that the scheduler has given it.
+    process: an id that its successor does not share. slot: its nanny's address, which its successor does share; its own
+    without a nanny. status: Dask's, such as "running" or "paused". memory: for a message. tasks: names of those that
+    the scheduler has given it.
     """
 
     address: str
@@ -26,7 +26,6 @@ class Worker:
     slot: str
     host: str
     name: str
-    pid: int = 0
     has_nanny: bool = True
     has_gpu: bool = False
     status: str = "running"
@@ -64,59 +63,58 @@ class Claimed:
 
 @dataclass(frozen=True)
 class Denied:
-    """The job gets no worker now. being_renewed: it needs workers that are, or that are new."""
+    """The job gets no worker now. may_change: workers that it needs are starting."""
 
     error: JobError
-    being_renewed: bool = False
+    may_change: bool = False
 
 
 @dataclass
 class _Slot:
-    """A worker's place, which its successor takes over.
+    """A worker's place, which its successor takes over: the job that owns it, and in which attempt, None between two.
 
-    job: who owns it; None while only a successor is awaited. worker: the one that was claimed. begun: whether the job's
-    rank has begun there. attempt: which one claimed it, None once that is over. until: the worker's process is about to
-    be replaced, and a successor is awaited until then.
+    begun: whether the job's rank has begun there. is_ending: whether the job is over, and its rank is being ended.
     """
 
-    job: str | None
+    job: str
     client: str
     worker: Worker
+    attempt: int | None
     begun: bool = False
-    attempt: int | None = 0
-    until: float = 0.0
+    is_ending: bool = False
 
 
 class Claims:
-    """Each slot that is not free: it is owned by a job, or its worker is being renewed, or both."""
+    """Each slot that is not free. Times are seconds on one clock."""
 
     def __init__(self) -> None:
         self._slots: dict[str, _Slot] = {}
+        self._lost: dict[str, tuple[float, bool]] = {}  # slots whose worker has died: when, and whether it had a GPU
 
     def claim(self, request: Request, workers: Sequence[Worker], now: float) -> Claimed | Denied:
         """Make idle workers the job's own, by host and name; or say why not, and change nothing.
 
-        workers: all of the cluster. now: seconds on the clock of `renew` and `expect_end`.
+        workers: all of the cluster.
         """
-        present = self._without_the_killed(workers, now)
+        present = [worker for worker in workers if worker.status != "init"]
         there = {worker.slot for worker in present}
-        renewed = {name: slot for name, slot in self._slots.items() if now < slot.until and name not in there}
-        coming = [slot.worker for slot in renewed.values() if slot.job in (None, request.job)]
-        of_kind = _of_one_kind(present, coming, request)
+        self._lost = {
+            slot: (at, gpu) for slot, (at, gpu) in self._lost.items() if slot not in there and now < at + SUCCESSOR_S
+        }
+        of_kind = _of_one_kind(present, [gpu for _, gpu in self._lost.values()], request)
         wanted = request.fewest or len(of_kind)
         reasons = {worker.address: self._unfit(worker, request) for worker in of_kind}
         idle = sorted((worker for worker in of_kind if not reasons[worker.address]), key=_by_host_and_name)
-        if renewed and (request.fewest is None or len(idle) < wanted):
-            return Denied(WorkersBusy(f"Workers are being freed: {listed(renewed)}."), being_renewed=True)
+        if self._lost and (request.fewest is None or len(idle) < wanted):
+            return Denied(WorkersBusy(f"Workers are starting again: {listed(self._lost)}."), may_change=True)
         if len(of_kind) < max(wanted, 1):
             return Denied(JobError(_too_few(present, request)))
         if len(idle) < wanted:
-            return Denied(WorkersBusy(_busy(wanted, reasons)))
+            soon = any(slot.is_ending for slot in self._slots.values())
+            return Denied(WorkersBusy(_busy(wanted, reasons)), may_change=soon)
         self.release(request.job)
         chosen = idle[: request.most]
-        self._slots |= {
-            worker.slot: _Slot(request.job, request.client, worker, attempt=request.attempt) for worker in chosen
-        }
+        self._slots |= {worker.slot: _Slot(request.job, request.client, worker, request.attempt) for worker in chosen}
         left_out = sorted({worker.address for worker in present} - {worker.address for worker in of_kind})
         return Claimed(tuple(chosen), tuple(left_out))
 
@@ -127,35 +125,30 @@ class Claims:
             slot.begun = True
         return any(slot.attempt == attempt for slot in mine)
 
-    def end_attempt(self, job: str) -> None:
-        """The job's attempt is over: a rank of it that begins from now on is nobody's."""
+    def end_attempt(self, job: str, for_good: bool = False) -> None:
+        """The job's attempt is over: a rank of it that begins from now on is nobody's.
+
+        for_good: whether the job is, too, and is about to be released.
+        """
         for slot in self._slots.values():
             if slot.job == job:
-                slot.attempt = None
+                slot.attempt, slot.is_ending = None, for_good
 
-    def renew(self, workers: Iterable[Worker], now: float) -> None:
-        """Await successors of these workers, whoever owns them: they are dead, or are killed now."""
-        for worker in workers:
-            slot = self._slots.setdefault(worker.slot, _Slot(None, "", worker))
-            slot.until = now + RENEWED_S
+    def lose(self, worker: Worker, now: float) -> None:
+        """A worker has died, and its nanny starts another one in its place."""
+        self._lost[worker.slot] = now, worker.has_gpu
 
-    def expect_end(self, job: str, now: float) -> None:
-        """Let launches wait for the workers of this job: one of its ranks has failed, so it is about to end."""
-        self.renew([slot.worker for slot in self._slots.values() if slot.job == job], now)
+    def lost(self) -> list[str]:
+        """Return the slots whose worker has died, and whose successor isn't there."""
+        return list(self._lost)
 
-    def stay(self, slots: Collection[str]) -> None:
-        """Await no successors in these slots: nothing replaces the workers there."""
-        for name in slots:
-            if name in self._slots:
-                self._slots[name].until = 0
+    def give_up(self, slot: str) -> None:
+        """No successor comes to this slot."""
+        self._lost.pop(slot, None)
 
-    def release(self, job: str, but: Collection[str] = ()) -> None:
-        """Give up all that the job owns, except these slots. A worker that is being renewed is nobody's until it is."""
-        for name, slot in list(self._slots.items()):
-            if slot.job == job and name not in but:
-                slot.job = None
-                if not slot.until:
-                    del self._slots[name]
+    def release(self, job: str) -> None:
+        """Give up all that the job owns."""
+        self._slots = {name: slot for name, slot in self._slots.items() if slot.job != job}
 
     def release_all(self) -> None:
         """Give up what all jobs own: every worker has been restarted."""
@@ -165,42 +158,30 @@ class Claims:
         """Return, for each job of this client, the workers on which its ranks have begun."""
         jobs: dict[str, list[Worker]] = {}
         for slot in self._slots.values():
-            if slot.client == client and slot.job:
+            if slot.client == client:
                 jobs.setdefault(slot.job, []).extend([slot.worker] * slot.begun)
         return jobs
+
+    def attempt_of(self, job: str) -> int | None:
+        """Return the attempt that the job is in."""
+        return next((slot.attempt for slot in self._slots.values() if slot.job == job), None)
 
     def owners_of(self, address: str) -> list[tuple[str, str, str]]:
         """Return (job, client, id of the worker's process) of those that own the worker at this address."""
         return [
             (slot.job, slot.client, slot.worker.process)
             for slot in self._slots.values()
-            if slot.job and slot.worker.address == address
+            if slot.worker.address == address
         ]
 
     def owned(self) -> dict[str, str]:
         """Return the job that owns each slot."""
-        return {name: slot.job for name, slot in self._slots.items() if slot.job}
-
-    def _without_the_killed(self, workers: Sequence[Worker], now: float) -> list[Worker]:
-        """Return the workers that have started, and are not about to end though the scheduler still lists them."""
-        present = []
-        for worker in workers:
-            slot = self._slots.get(worker.slot)
-            is_the_old = slot is not None and slot.worker.process == worker.process and now < slot.until
-            if is_the_old or worker.status == "init":
-                continue
-            present.append(worker)
-            if slot and slot.job is None:  # the successor is here, or nobody replaced the worker
-                del self._slots[worker.slot]
-        for name, slot in list(self._slots.items()):
-            if slot.job is None and now >= slot.until:
-                del self._slots[name]
-        return present
+        return {name: slot.job for name, slot in self._slots.items()}
 
     def _unfit(self, worker: Worker, request: Request) -> str:
         """Return why the job cannot have this worker now; empty if it can."""
         slot = self._slots.get(worker.slot)
-        if slot and slot.job not in (None, request.job):
+        if slot and slot.job != request.job:
             return f"belongs to the job {slot.job}"
         return unfit(worker) or request.stuck.get(worker.address, "")
 
@@ -218,17 +199,19 @@ def unfit(worker: Worker) -> str:
 
 
 def busy_with(tasks: Iterable[str]) -> str:
-    """Return what to say of a worker that is at these tasks."""
+    """Return what to say of a worker that runs these tasks."""
     return f"is busy with {sorted(set(tasks))}"
 
 
-def _of_one_kind(workers: Sequence[Worker], coming: Sequence[Worker], request: Request) -> list[Worker]:
-    """Return the workers of the first kind that has enough, with those that are coming; of no kind if none has."""
+def _of_one_kind(workers: Sequence[Worker], coming: Sequence[bool], request: Request) -> list[Worker]:
+    """Return the workers of the first kind that has enough, with those that are coming; of no kind if none has.
+
+    coming: whether each of those has a GPU.
+    """
     kinds = KINDS if request.has_gpu is None else [request.has_gpu]
     for has_gpu in kinds:
         of_kind = [worker for worker in workers if worker.has_gpu == has_gpu]
-        n_coming = sum(worker.has_gpu == has_gpu for worker in coming)
-        if len(of_kind) + n_coming >= (request.minimum or request.fewest or 1):
+        if len(of_kind) + coming.count(has_gpu) >= (request.minimum or request.fewest or 1):
             return of_kind
     return []
 

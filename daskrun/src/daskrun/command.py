@@ -7,10 +7,9 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
-from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -23,15 +22,16 @@ from distributed import CancelledError, Client
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from daskrun import __version__
+from daskrun.check_scheduler import reach
+from daskrun.client.job import Job
+from daskrun.client.limits import limits
 from daskrun.dashboard import PAGE
 from daskrun.errors import ClusterError, JobError, without_lines
-from daskrun.group import in_process_group
-from daskrun.job import Job
-from daskrun.limits import limits
 from daskrun.local import start_workers
-from daskrun.options import Command, folder, in_options, ranks, stall, take_torchruns, variables
-from daskrun.reach import reach
-from daskrun.script import ENDS, run_script, script_here
+from daskrun.options import Command, duration, folder, in_options, ranks, stall, take_torchruns, variables
+from daskrun.script import script_here
+from daskrun.worker.output import Lines
+from daskrun.worker.process import ENDS
 
 ANSWER_S = 30  # time limit for a scheduler's first answer
 
@@ -55,24 +55,36 @@ ANSWER_S = 30  # time limit for a scheduler's first answer
 )
 @click.option("--scheduler", envvar="DASK_SCHEDULER_ADDRESS", help="Address of a cluster.  [default: local workers]")
 @click.option("--scheduler-file", type=click.Path(exists=True), help="The file in which a scheduler has written it.")
-@click.option("--max-restarts", default=0, help="Starts after the death of a rank. An exception is never retried.")
-@click.option("--timeout", type=float, help="Seconds that the whole job may take.")
+@click.option("--max-restarts", default=0, help="Starts after a rank has died, or ended with an error.")
+@click.option("--time-limit", callback=duration, help="How long the whole job may take, in seconds or such as '2 h'.")
 @click.option(
     "--stall-after",
-    type=float,
-    default=300.0,
+    default="300",
     callback=stall,
-    help="Seconds without output after which ranks are asked where they stand; 0 for never.",
+    help="Time without output after which ranks are asked where they are; 0 for never.",
 )
-@click.option("--wait-for-workers", default=0.0, help="Seconds to wait for idle workers.")
-@click.option("--wait-for-successors", default=30.0, help="Seconds to wait for another worker after a death.")
+@click.option("--wait-for-workers", default="0", callback=duration, help="How long to wait for idle workers.")
+@click.option(
+    "--wait-for-successors",
+    default="30",
+    callback=duration,
+    help="How long to wait for another worker after one has died.",
+)
 @click.option(
     "--log-dir",
     type=click.Path(file_okay=False),
     callback=folder,
     help="A folder in which each rank's output is added to its file.",
 )
-@click.option("--shutdown-timeout", default=30.0, help="Seconds that scripts have to end after a signal, or a failure.")
+@click.option(
+    "--shutdown-timeout",
+    default="30",
+    callback=duration,
+    help="How long scripts have to end after a signal, or a failure.",
+)
+@click.option(
+    "--start-method", type=click.Choice(["fork", "spawn"]), help="How ranks start; spawn starts new interpreters."
+)
 @click.option(
     "--env", "names", multiple=True, metavar="NAME[=VALUE]", help="A variable for the scripts; without VALUE, yours."
 )
@@ -113,8 +125,8 @@ def main(
         signal.signal(number, signal.default_int_handler)
     try:
         what = script_here(script, module, arguments, ship)
-        what = what._replace(environment=variables(names), virtual_local_rank=virtual_local_rank)
-        of_job = limits(n_workers, **settings)
+        what = replace(what, environment=variables(names))
+        of_job = limits(n_workers, virtual_local_rank=virtual_local_rank, **settings)
         is_local = _is_local(standalone, scheduler, scheduler_file)
         if is_local and not module and not Path(script).is_file():
             raise JobError(f"There is no file {script} here.")
@@ -123,11 +135,10 @@ def main(
         client = _local(n_workers) if is_local else _joined(scheduler, scheduler_file)
         _say_where_to_look(client)
         with client:
-            function: Any = partial(run_script, what)
-            name = script.rpartition(".")[2] if module else Path(script).stem
-            function.__name__ = name.encode(errors="replace").decode()  # the job's name
-            bootstrap = partial(in_process_group, backend=None)
-            with Job(client, bootstrap, function, (), {}, of_job) as job:
+            name = (script.rpartition(".")[2] if module else Path(script).stem).encode(errors="replace").decode()
+            output = _Output(log_dir)
+            with Job[None](client, what, name, of_job, show=output.show) as job:
+                output.job = job
 
                 def stop(number: int, _: object) -> None:
                     stopped_by.append(number)
@@ -135,7 +146,9 @@ def main(
 
                 for number in caught:
                     signal.signal(number, stop)
-                _show(job, log_dir)
+                for _ in job.rows(keep=False):  # which the script has printed, too
+                    pass
+                output.close()
     except (RuntimeError, OSError, ValueError, ImportError, CancelledError) as error:
         logging.disable()  # of connections that end now: the error comes last
         click.echo(_last_words(error, stopped_by), err=True)
@@ -170,7 +183,7 @@ def _make(log_dir: Path) -> None:
 
 def _local(n_workers: int | tuple[int, int] | None) -> Client:
     click.echo("Starting local workers.", err=True)
-    client = start_workers(n_workers[1] if isinstance(n_workers, tuple) else n_workers)
+    client = start_workers(n_workers[1] if isinstance(n_workers, tuple) else n_workers, worker_preload=())
     client.register_plugin(_GroupOfItsOwn())
     return client
 
@@ -214,51 +227,54 @@ def _pass_on(job: Job, number: int, why: str = "") -> None:
     for other in ENDS:  # which would meet scripts that are ending
         signal.signal(other, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # once more: somebody waits
-    if not job.signal_scripts(number):
+    if not job.signal(number):
         raise KeyboardInterrupt
     with suppress(OSError):  # not click.echo, which may be at work in what was interrupted
         ends = "; a second Ctrl-C ends them at once" if number == signal.SIGINT else ""
         os.write(2, f"{why}{signal.Signals(number).name} was passed on to the scripts{ends}.\n".encode())
 
 
-def _show(job: Job, log_dir: Path | None) -> None:
-    """Print what ranks print until the job ends; then raise what it raised."""
-    begun: set[tuple[int, int]] = set()
-    lacks_lines, unheard = False, None
+class _Output:
+    """Prints what ranks print, and adds it to their files."""
 
-    def attempt(write: Callable[..., None], *what: Any) -> None:
-        nonlocal unheard
-        try:
-            write(*what)
-        except OSError as error:  # nobody reads it any more: the scripts may save
-            if not unheard:
-                _pass_on(job, signal.SIGTERM, f"{error}: not all that ranks print can be written. ")
-            unheard = error
+    def __init__(self, log_dir: Path | None) -> None:
+        self.job: Job | None = None
+        self._log_dir = log_dir
+        self._begun: set[tuple[int, int]] = set()  # each (rank, attempt) that has lines in its file
+        self._lacks_lines = False
+        self._unheard: OSError | None = None
 
-    for row in job.rows(keep=False):
-        if "output" not in row:  # metrics, which the script has printed, too
-            continue
-        for is_error, lines in groupby(row["output"], key=itemgetter(0)):
-            attempt(_print, "".join(f"[rank{row['rank']}]: {line}\n" for _, line in lines), is_error)
-        if log_dir:
+    def show(self, rank: int, attempt: int, lines: Lines) -> None:
+        """Show lines that a rank has printed."""
+        for is_error, some in groupby(lines, key=itemgetter(0)):
+            self._attempt("".join(f"[rank{rank}]: {line}\n" for _, line in some), is_error)
+        if self._log_dir:
             try:
-                _log(log_dir, row, begun)
+                self._log(self._log_dir, rank, attempt, lines)
             except OSError as error:  # the disk is full, or the folder is gone
-                if not lacks_lines:
-                    attempt(_print, f"--log-dir: {log_dir} lacks lines from now on: {error.strerror}.\n")
-                lacks_lines = True
-    if unheard:
-        raise unheard
+                if not self._lacks_lines:
+                    self._attempt(f"--log-dir: {self._log_dir} lacks lines from now on: {error.strerror}.\n")
+                self._lacks_lines = True
 
+    def close(self) -> None:
+        """Raise the OSError of lines that could not be printed."""
+        if self._unheard:
+            raise self._unheard
 
-def _log(log_dir: Path, row: dict[str, Any], begun: set[tuple[int, int]]) -> None:
-    """Add what a rank has printed to its file. begun: each (rank, attempt) that has lines there."""
-    rank, attempt = row["rank"], row["attempt"]
-    with (log_dir / f"rank{rank}.log").open("a", encoding="utf-8") as file:
-        if (rank, attempt) not in begun:
-            file.write(f"--- attempt {attempt}, {datetime.now():%Y-%m-%d %H:%M:%S} ---\n")
-        file.writelines(f"{line}\n" for _, line in row["output"])
-    begun.add((rank, attempt))
+    def _attempt(self, text: str, is_error: bool = True) -> None:
+        try:
+            _print(text, is_error)
+        except OSError as error:  # nobody reads it any more: the scripts may save
+            if not self._unheard and self.job:
+                _pass_on(self.job, signal.SIGTERM, f"{error}: not all that ranks print can be written. ")
+            self._unheard = error
+
+    def _log(self, log_dir: Path, rank: int, attempt: int, lines: Lines) -> None:
+        with (log_dir / f"rank{rank}.log").open("a", encoding="utf-8") as file:
+            if (rank, attempt) not in self._begun:
+                file.write(f"--- attempt {attempt}, {datetime.now():%Y-%m-%d %H:%M:%S} ---\n")
+            file.writelines(f"{line}\n" for _, line in lines)
+        self._begun.add((rank, attempt))
 
 
 def _print(text: str, is_error: bool = True) -> None:

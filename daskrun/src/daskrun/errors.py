@@ -1,13 +1,17 @@
 """How a job or a cluster can fail, other than by the job's own function."""
 
+import signal
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
+from typing import TYPE_CHECKING
 
-from distributed import Client
+if TYPE_CHECKING:
+    from distributed import Client
+
+    from daskrun.protocol import Ended
 
 LINES, ITS_LAST_LINES = "\n\n", " Its last lines:"  # between an error and what a script had printed
 GO_ON = "To go on after a death, give launch max_restarts, and let the function resume from a checkpoint."
@@ -22,23 +26,61 @@ class WorkersBusy(JobError):
 
 
 class WorkerDied(JobError):
-    """The process of a rank is gone: killed, out of memory, or its machine was lost."""
+    """The process of a rank is gone: killed, out of memory, or its machine was lost.
+
+    Attributes:
+        deaths: How the process of each dead rank ended; None for one whose worker has died, too.
+    """
+
+    def __init__(self, message: str = "", deaths: "Mapping[int, Ended | None] | None" = None) -> None:
+        super().__init__(message)
+        self.deaths = dict(deaths or {})
+
+
+class RankExited(JobError):
+    """A rank's function called ``sys.exit``.
+
+    Attributes:
+        code: The exit code, or whatever it was called with.
+    """
+
+    def __init__(self, rank: int, code: object) -> None:
+        super().__init__(rank, code)  # pickle needs both
+        self.rank, self.code = rank, code
+
+    def __str__(self) -> str:
+        return f"Rank {self.rank} called sys.exit({self.code!r}): let the function return, or raise an error, instead."
+
+
+class ScriptFailed(JobError):
+    """A rank's script ended with an error.
+
+    Attributes:
+        code: Its exit code, or minus the signal that ended it.
+        output: Its last lines.
+    """
+
+    def __init__(self, path: str, rank: int, worker: str, code: int, output: str) -> None:
+        super().__init__(path, rank, worker, code, output)  # pickle needs them all
+        self.path, self.rank, self.worker, self.code, self.output = path, rank, worker, code, output
+
+    def __str__(self) -> str:
+        how = signal.Signals(-self.code).name if self.code < 0 else f"exit code {self.code}"
+        return f"{self.path} ended with {how}.{with_lines(self.output)}"
 
 
 class SchedulerLost(JobError):
     """The connection to the scheduler is gone, and with it the job."""
 
 
-class Stopped(JobError):
-    """This rank ended because another one failed first."""
-
-
 class ClusterError(RuntimeError):
     """A cluster could not be started or joined; the message says why and what to do."""
 
 
-def check_client(client: Client) -> None:
+def check_client(client: "Client") -> None:
     """Raise TypeError for an asynchronous client and for what is none, and SchedulerLost for a closed one."""
+    from distributed import Client
+
     if not isinstance(client, Client):
         raise TypeError(f"The client is {client!r}: make one, as by Client('tcp://HOST:8786').")
     if client.asynchronous:
@@ -65,6 +107,11 @@ def warn(text: str) -> None:
         warnings.warn(text, stacklevel=level)
 
 
+def with_lines(output: str) -> str:
+    """Return what to add to an error for a rank's last lines."""
+    return f"{ITS_LAST_LINES}{LINES}{output}" if output else ""
+
+
 def without_lines(error: BaseException) -> str:
     """Return what an error says, without what a script had printed."""
     return str(error).partition(LINES)[0].removesuffix(ITS_LAST_LINES)
@@ -84,17 +131,6 @@ def listed(values: Iterable[object]) -> str:
     '0, 2'
     """
     return ", ".join(map(str, values))
-
-
-def without_ours(stack: TracebackType | None) -> TracebackType | None:
-    """Return a rank's traceback from its function on, if that is where the error came from."""
-    frame = stack
-    while frame:
-        code, module = frame.tb_frame.f_code, frame.tb_frame.f_globals.get("__name__")
-        if (module, code.co_name) == ("daskrun.rank", "run"):  # which has called the function
-            return frame.tb_next or stack
-        frame = frame.tb_next
-    return stack
 
 
 def ranks_named(ranks: Sequence[int]) -> str:

@@ -6,14 +6,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import Any
 
+from daskrun.child.context import Context
+from daskrun.child.process_group import connect
 from daskrun.errors import JobError
-from daskrun.rank import Assignment, network_interface
-from daskrun.restore import environment
-
-if TYPE_CHECKING:
-    from torch.distributed import TCPStore
 
 LEAVE_S = 5  # for the other ranks to leave Horovod, before the server through which they met is closed
 NOT_BUILT = "Horovod is not built here. To build it, on Linux with a C++ compiler: make horovod"
@@ -34,28 +31,26 @@ def check_built() -> None:
         raise JobError(NOT_BUILT)
 
 
-def in_horovod(run: Callable[[], bytes], store: "TCPStore", mine: Assignment) -> bytes:
-    """Return what `run` returns, after `hvd.init()` and before `hvd.shutdown()`."""
+def in_horovod(call: Callable[[Any], None], here: Context) -> None:
+    """Run `call`, which gets the ranks' store, after `hvd.init()` and before `hvd.shutdown()`."""
     import horovod.torch as hvd
-    from distributed import get_worker
-    from distributed.comm import get_address_host
     from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
 
-    rank, ranks = mine.rank, range(mine.world_size)
-    store.set(f"host-{rank}", get_address_host(get_worker().address))
+    rank, ranks, store = here.mine.rank, range(here.mine.world_size), connect(here)
+    store.set(f"host-{rank}", here.host)
     hosts = [store.get(f"host-{other}").decode() for other in ranks]  # once all ranks have imported it
     slots = get_host_assignments([HostInfo(host, len(list(same))) for host, same in groupby(hosts)], len(hosts))
     server = _rendezvous(hosts[0], slots) if rank == 0 else None
     try:
         if server:
             store.set("rendezvous", str(server.server_address[1]))
-        with environment(_settings(slots[rank], hosts[0], store.get("rendezvous").decode())):
-            hvd.init()
-            try:
-                return run()
-            finally:
-                hvd.shutdown()
-                store.set(f"left-{rank}", "")
+        os.environ.update(_settings(slots[rank], hosts[0], store.get("rendezvous").decode()))
+        hvd.init()
+        try:
+            call(store)
+        finally:
+            hvd.shutdown()
+            store.set(f"left-{rank}", "")
     finally:
         if server:
             with suppress(Exception):  # a rank is gone, and the job about to end
@@ -76,7 +71,7 @@ def _rendezvous(host, slots):
 
 
 def _settings(slot, address, port):
-    interface = os.environ.get("HOROVOD_GLOO_IFACE") or network_interface()
+    interface = os.environ.get("HOROVOD_GLOO_IFACE") or os.environ.get("GLOO_SOCKET_IFNAME")
     log_level = os.environ.get("HOROVOD_LOG_LEVEL", "fatal")  # a death is reported by the job already
     values = {
         "controller": "gloo",

@@ -20,18 +20,18 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from daskrun import dashboard, main_guard
+from daskrun.child.context import current
 from daskrun.errors import ClusterError, warn
-from daskrun.family import is_ranks_script
 from daskrun.pickling import send_by_value
-from daskrun.restore import environment
 from daskrun.settings import THREADS, given_threads, gpu_ids, n_gpus
+from daskrun.worker.template import ADDRESS, own_template
 
 LOOPBACK = "127.0.0.1"
 ROOT = Path("/")  # below which NVIDIA's driver has its files
 METHOD = "distributed.worker.multiprocessing-method"
 SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 PRELOAD = ["daskrun.preloaded"]  # what the fork server imports
-ALSO = "DASKRUN_PRELOAD"  # names, with commas between them, the modules that `preloaded` imports, too
+ALSO = "DASKRUN_WORKER_PRELOAD"  # names, with commas between them, the modules that `preloaded` imports, too
 _starting = Lock()
 _setting = Lock()
 _forking: list[int] = []  # one for each worker that is being forked
@@ -46,23 +46,32 @@ def start_local(
     memory_limit: str | int | float | None = "auto",
     dashboard_port: int = 0,
     preload: Sequence[str] = (),
+    worker_preload: Sequence[str] = ("torch",),
 ) -> Client:
     """Return a `Client` of a new local cluster of processes.
 
     It has one worker per GPU, else one per core, up to four, which share the cores. It listens on loopback only. On
     Linux without a GPU, workers are forked from a process that has imported PyTorch, so that one that died is back in a
-    second. This program has one such fork server, also for its own children that are started by "forkserver". Workers
-    find the environment variables of their cluster's start, and those that were unset since the server's are still
-    there. With Dask's setting `daskrun.fork-workers` (`DASK_DASKRUN__FORK_WORKERS`) False, each starts Python afresh.
+    second, and ranks from another one, which hasn't imported Dask. Workers find the environment variables of their
+    cluster's start. With Dask's setting ``daskrun.fork-workers`` (``DASK_DASKRUN__FORK_WORKERS``) False, each worker
+    starts a new interpreter.
 
-    n_workers: None for the default above. threads_per_worker: tasks that one worker runs at a time.
-    memory_limit: of one worker, as `LocalCluster` takes it: such as "2 GiB", bytes, or "auto" for a share of this
-    machine's. Dask ends a worker whose process comes to 95 % of it, and starts it again.
-    dashboard_port: 0 for any that is free. preload: installed modules that the first cluster's fork server imports,
-    too; it prints the error of one that it cannot import.
     Dask's settings for workers stay set in this process, and so do the variables that name threads, as by Dask itself.
-    Raises ClusterError where this machine has fewer GPUs than n_workers, a script calls it while it is imported, or a
-    worker with a GPU does not start.
+
+    Args:
+        n_workers: None for the default above.
+        threads_per_worker: Tasks that one worker runs at a time.
+        memory_limit: Of one worker with its rank, as ``LocalCluster`` takes it: such as "2 GiB", bytes, or "auto" for a
+            share of this machine's. Dask ends a worker that comes to 95 % of it, and starts it again; a rank that makes
+            the two come to it is ended.
+        dashboard_port: 0 for any that's free.
+        preload: Installed modules to import before ranks and workers are forked, too, such as ``["transformers"]``; the
+            error of one that can't be imported is printed. One that starts a thread keeps ranks from being forked.
+        worker_preload: Modules that are imported before workers are forked, for tasks of Dask.
+
+    Raises:
+        ClusterError: If this machine has fewer GPUs than n_workers, a script calls it while it's imported, or a worker
+            with a GPU doesn't start.
 
     >>> client = start_local(2)
     >>> len(client.nthreads())
@@ -78,6 +87,7 @@ def start_local(
         memory_limit=memory_limit,
         dashboard_port=dashboard_port,
         preload=preload,
+        worker_preload=worker_preload,
     )
 
 
@@ -88,16 +98,17 @@ def start_workers(
     memory_limit: str | int | float | None = "auto",
     dashboard_port: int = 0,
     preload: Sequence[str] = (),
+    worker_preload: Sequence[str] = ("torch",),
 ) -> Client:
     """Return what `start_local` does, for a program that needs no PyTorch itself: it is ready two seconds earlier."""
     for name, value in (("n_workers", n_workers), ("threads_per_worker", threads_per_worker)):
         if value is not None and (not isinstance(value, int) or value is True or value < 1):
             raise ClusterError(f"{name} is {value!r}: give a whole number of at least 1, or None for the default.")
     main_guard.refuse_if_imported_again()
-    if is_ranks_script():
+    if current():
         raise ClusterError(
-            "start_local was called in a script that the command daskrun runs as a rank, so each rank would start a "
-            "cluster: run a program that starts its own with python."
+            "start_local was called in a rank, so each rank would start a cluster: call it in the program that "
+            "launches the job, or run a script that starts its own cluster with python."
         )
     n_workers, Cluster = _choose(n_workers)
     settings: dict[str, Any] = {
@@ -115,8 +126,11 @@ def start_workers(
         variables = _set_worker_environment(torch_threads=_cores_of_a_worker(n_workers, Cluster))
         main_guard.prepare()
         if Cluster is LocalCluster and _forks():
-            _start_fork_server(preload, variables)
-            settings |= {"env": {**os.environ, **variables}, "worker_class": _ForkingNanny}
+            _start_fork_server([*worker_preload, *preload], variables)
+            settings["worker_class"] = _ForkingNanny
+        settings["env"] = {**os.environ, **variables}
+        if sys.platform == "linux":  # one for all workers, which imports PyTorch while they start
+            settings["env"][ADDRESS] = own_template(preload, settings["env"]).address
         return _start_to_its_end(Cluster, settings)
 
 
@@ -221,17 +235,20 @@ def _forks() -> bool:
     return sys.platform == "linux" and dask.config.get("daskrun.fork-workers", True)
 
 
-def _start_fork_server(preload: Sequence[str], variables: Mapping[str, str]) -> None:
-    """Have this process's fork server import PyTorch, before Dask would start it without; it keeps what it has."""
+def _start_fork_server(modules: Sequence[str], variables: Mapping[str, str]) -> None:
+    """Have this process's fork server import modules, before Dask would start it with others; it keeps what it has."""
     set_forkserver_preload(PRELOAD)
     # The stop button could end a server that has just begun. Its first import, of `preloaded`, unblocks them.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    before, environment = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS), dict(os.environ)
     try:
         resource_tracker.ensure_running()  # it keeps SIGHUP blocked, and unblocks the others here, too
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        with environment({**variables, ALSO: ",".join(preload)}):  # NumPy's threads are what they are at its import
-            forkserver.ensure_running()
+        os.environ.update({**variables, ALSO: ",".join(modules)})  # NumPy's threads are what they are at its import
+        forkserver.ensure_running()
     finally:
+        os.environ.update(environment)
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 

@@ -1,46 +1,44 @@
 """Send rows of metrics from a rank to the client while the job runs."""
 
-import json
 import os
+import time
 from contextlib import suppress
 from math import prod
-from stat import S_ISFIFO
 from typing import Any
 
-from daskrun.family import ROWS, is_ranks_child, is_ranks_script
-from daskrun.rank import assignment, send_row
+from daskrun.child.context import current, is_started_by_a_rank
 
 
 def log_metrics(**values: object) -> None:
     """Send one row of named numbers, strings or booleans from a rank to the client, and go on at once.
 
-    `Job.rows()` shows rows as they come, `Job.metrics()` all of them; each begins with rank, attempt and time (Unix
-    seconds, by the rank's clock), and ends with worker, its address. The dashboard's page of ranks draws them, against
-    the number that is named `step`; where none is, it counts rows.
-    One-element tensors and NumPy numbers become numbers. Outside a job nothing happens, so that the same function runs
-    alone; a script under the command `daskrun` also prints its row. Threads that the function has started may log, too.
-    Raises ValueError for other values, for names that begin with __, in a thread older than the job, and in a child
-    process of a rank, such as a DataLoader's.
+    ``Job.rows()`` yields rows as they come, ``Job.metrics()`` has all of them; each begins with rank, attempt and time
+    (Unix seconds, by the rank's clock), and ends with worker, its address. The dashboard's page of ranks draws them,
+    against the number that is named ``step``; if there is none, it counts rows.
+
+    One-element tensors and NumPy numbers become numbers. Outside of a job nothing happens, so that the same function
+    runs alone; a script under the command ``daskrun`` also prints its row. Any thread of the rank may log.
+
+    Raises:
+        ValueError: For other values, for names that begin with __, and in a process that a rank has started, such as a
+            DataLoader's.
     """
     refuse_children("log_metrics")
-    if not (assignment() or is_ranks_script()):
+    if not (rank := current()):
         return
     if taken := sorted(values.keys() & {"rank", "attempt", "time", "worker"}):
         raise ValueError(f"log_metrics writes {taken} itself: choose other names.")
     row = {_sendable(name): _plain(name, value) for name, value in values.items()}
-    if assignment():
-        send_row(row)
-    else:
+    if rank.is_script:
         print("  ".join(f"{name} {value}" for name, value in row.items()))
-        with suppress(OSError, LookupError):  # the script has closed it
-            file = int(os.environ[ROWS])
-            if S_ISFIFO(os.fstat(file).st_mode):  # else a file of the script's has its number now
-                os.write(file, f"{json.dumps(row)}\n".encode())
+    begin = {"rank": rank.mine.rank, "attempt": rank.mine.attempt.number, "time": time.time()}
+    with suppress(OSError):  # a script has closed the connection
+        rank.send("row", begin | row)
 
 
 def refuse_children(name: str) -> None:
     """Raise ValueError in a process that a rank has started; name: of the function that was called there."""
-    if is_ranks_child():
+    if is_started_by_a_rank():
         raise ValueError(
             f"{name} was called in process {os.getpid()}, which a rank has started, as a DataLoader does, and from "
             "which nothing reaches the client: return the values to the rank's own process, and send them there."

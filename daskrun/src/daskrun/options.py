@@ -29,12 +29,12 @@ TORCHRUNS: dict[str, tuple[str, tuple[str, ...] | None]] = {
     "--role": ("ROLE_NAME is default.", ("default",)),
     "--numa-binding": ("Start the workers with it, such as by numactl.", ()),
     "--signals-to-handle": ("SIGINT, SIGTERM and SIGHUP are passed on.", ("SIGTERM,SIGINT,SIGHUP",)),
-    **dict.fromkeys(["--start-method", "--monitor-interval", "--event-log-handler", "--logs-specs"], (DASK, None)),
+    **dict.fromkeys(["--monitor-interval", "--event-log-handler", "--logs-specs"], (DASK, None)),
 }
 # Settings of `launch` in an error, and not in the name of a file or a function ("at train.py:4 in max_restarts").
 SETTINGS = re.compile(
     r"(?<![\w./])(?<! in )"
-    r"(n_workers|max_restarts|stall_after|wait_for_workers|wait_for_successors|shutdown_timeout|timeout(?= is ))"
+    r"(n_workers|max_restarts|stall_after|wait_for_workers|wait_for_successors|shutdown_timeout|start_method|virtual_local_rank|time_limit)"
     r"(?![\w/]|\.\w)"
 )
 PAIR = re.compile(r"\((\d+), (\d+)\)")
@@ -51,11 +51,17 @@ def ranks(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
     return (fewest, *most) if most else fewest
 
 
-def stall(ctx: click.Context, param: click.Parameter, value: float) -> float | None:
-    """Return seconds, or None of 0, which means never."""
-    if not value >= 0:  # nor is nan
-        raise click.BadParameter(f"{value} is no time: give seconds, or 0 for never.")
-    return value or None
+def duration(ctx: click.Context, param: click.Parameter, value: str | None) -> float | str | None:
+    """Return seconds, or the text of a duration."""
+    try:
+        return None if value is None else float(value)
+    except ValueError:
+        return value
+
+
+def stall(ctx: click.Context, param: click.Parameter, value: str) -> float | str | None:
+    """Return a duration, or None of 0, which means never."""
+    return duration(ctx, param, value) or None
 
 
 def folder(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:
@@ -122,8 +128,8 @@ def variables(names: Iterable[str]) -> dict[str, str]:
 def in_options(error: str) -> str:
     """Return an error with the names of options for settings of `launch`. Stacks and what ranks print stay as they are.
 
-    >>> print(in_options("timeout is 0: give seconds, or None for no limit.\\n  File x, in train(shape=(2, 8))"))
-    --timeout is 0: give seconds, or leave it out for no limit.
+    >>> print(in_options("time_limit is 0: give seconds, or None for no limit.\\n  File x, in train(shape=(2, 8))"))
+    --time-limit is 0: give seconds, or leave it out for no limit.
       File x, in train(shape=(2, 8))
     """
     ours, lines, printed = error.partition(LINES)
@@ -132,7 +138,7 @@ def in_options(error: str) -> str:
 
 
 def _in_options(sentence: str) -> str:
-    sentence = sentence.replace("a longer timeout", "a longer --timeout")
+    sentence = sentence.replace("virtual_local_rank=True", "virtual_local_rank")
     sentence = sentence.replace("give launch ", "give ").replace("the function", "the script")
     sentence = sentence.replace("a pair (fewest, most) of them, or None", "a pair such as 2:8, or leave it out")
     sentence = PAIR.sub(r"\1:\2", sentence).replace(", or None", ", or leave it out")

@@ -19,7 +19,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from daskrun import tables
 from daskrun.chart import Chart
 from daskrun.errors import ranks_do, ranks_named
-from daskrun.rank import AttemptId
+from daskrun.protocol import AttemptId
 from daskrun.record import JobRecord
 from daskrun.scheduler import record_of
 from daskrun.why.looks import looks
@@ -30,7 +30,7 @@ LAST_S = 5  # how long a scheduler that closes waits, at most, until all viewers
 MOST_BUSY = 0.05  # of a core, for all viewers together: the scheduler has other work
 NEWEST = "the newest"  # in the menu of jobs
 ASKS = "who-waits"  # after the page's address: it asks at once
-NONE = "No job yet: daskrun.launch, or the command daskrun, starts one."
+NONE = "No job yet: daskrun.client.launch, or the command daskrun, starts one."
 LOOKS = "Looking at the ranks … It may take 10 s where one does not answer."
 AGAIN = "The job has started again meanwhile: ask once more."
 OVER = "Since this answer, the job has ended."

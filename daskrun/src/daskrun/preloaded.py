@@ -24,7 +24,6 @@ signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
 
 import distributed.nanny  # noqa: F401
 import numpy as np
-import torch  # noqa: F401
 
 from daskrun.local import ALSO
 

@@ -16,17 +16,6 @@ def truncate_topic(scheduler: Any, topic: str) -> None:
     scheduler._broker.truncate(topic)
 
 
-def name_groups_from_zero() -> None:
-    """Make the next process group of this process the first one by name.
-
-    A group that could not be made has been counted on some ranks only. The next one's name would then differ from rank
-    to rank, and the ranks would wait for each other.
-    """
-    import torch.distributed as dist
-
-    dist.distributed_c10d._world.group_count = 0
-
-
 def stack_of(thread: int) -> Any:
     """Return the frame in which a thread of this process stands."""
     import sys
@@ -35,13 +24,6 @@ def stack_of(thread: int) -> Any:
 
 
 RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000"}  # calls that PyTorch's flight recorder keeps; it reads this once a process
-
-
-def forget_collectives() -> None:
-    """Drop what the flight recorders have of this process, so that a job meets nothing of the one before."""
-    for _, reset in _recorders().values():
-        if reset:
-            reset()
 
 
 def recorded_collectives() -> tuple[list[str], list[dict[str, Any]]]:
@@ -57,7 +39,7 @@ def recorded_collectives() -> tuple[list[str], list[dict[str, Any]]]:
     if home is None:
         return [], []
     groups, collectives = list(home._world.pg_names.values()), []
-    for recorder, (read, _) in _recorders().items():
+    for recorder, read in _recorders().items():
         entries = json.loads(read()).get("entries", [])  # none at all before the first one
         latest = {entry["process_group"][0]: entry["pg_id"] for entry in entries}  # a name can be used again
         for entry in entries:
@@ -67,8 +49,8 @@ def recorded_collectives() -> tuple[list[str], list[dict[str, Any]]]:
     return groups, sorted(collectives, key=lambda entry: entry["time_created_ns"])
 
 
-def _recorders() -> dict[str, tuple[Any, Any]]:
-    """Return the functions that (read, reset) each flight recorder of this PyTorch, by a backend's name.
+def _recorders() -> dict[str, Any]:
+    """Return the function that reads each flight recorder of this PyTorch, by a backend's name.
 
     Since 2.15 each backend has one, and "nccl" is nccl2. NCCL's older implementation has one of another kind.
     """
@@ -77,14 +59,26 @@ def _recorders() -> dict[str, tuple[Any, Any]]:
 
     # Not imported here: that takes seconds.
     c10d, home = map(sys.modules.get, ("torch._C._distributed_c10d", "torch.distributed.distributed_c10d"))
-    names = "_dump_nccl_trace_json", "_reset_fr_recording_nccl", "_dump_fr_trace_json", "_reset_fr_trace"
-    read_nccl, reset_nccl, read, reset = (getattr(c10d, name, None) for name in names)
-    found = {"older nccl": (read_nccl, reset_nccl)} if read_nccl else {}
+    read_nccl, read = (getattr(c10d, name, None) for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"))
+    found = {"older nccl": read_nccl} if read_nccl else {}
     if not read:
         return found
-    if not reset or "backend: str" not in read.__doc__:  # before 2.15
-        return found | {"gloo": (read, reset)}
+    if "backend: str" not in read.__doc__:  # before 2.15
+        return found | {"gloo": read}
     groups = list(home._world.pg_names) if home else []  # the rank may be making another
     in_use = (group._get_backend(device).name() for group in groups for device in group._device_types)
     backends = {"gloo", "nccl", "nccl2", "nccl-lazy", *in_use}
-    return found | {name: (partial(read, backend=name), partial(reset, backend=name)) for name in sorted(backends)}
+    return found | {name: partial(read, backend=name) for name in sorted(backends)}
+
+
+def described(entry: dict[str, Any]) -> str:
+    """Return a collective of the flight recorder as text, such as "all_reduce of [10]"."""
+    name = entry["profiling_name"].partition(":")[2]  # "gloo:all_reduce"
+    return f"{name} of {_shapes(entry)}" if entry["input_sizes"] else name
+
+
+def _shapes(entry: dict[str, Any]) -> str:
+    kinds = zip(entry["input_sizes"], entry["input_dtypes"], strict=True)
+    sizes = ((size or "one number", kind) for size, kind in kinds)
+    shapes = [str(size) if kind == "Float" else f"{size} ({kind})" for size, kind in sizes]
+    return ", ".join(shapes[:3]) + (f" and {len(shapes) - 3} more" if len(shapes) > 3 else "")

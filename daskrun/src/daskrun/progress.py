@@ -17,8 +17,8 @@ class Rank:
     state: "starting", "running", "finished", "failed", "dead" or "stopped". step: the last that it has logged, or how
     many rows of metrics if it logs none; None before the first. first_step: of this attempt. begun_at: when its
     function began. last_at: when its last row came, None if it has logged nothing; longest_s: the longest time from one
-    row to the next. values: the last of each metric. last_line: of a script's output. last_own, delay_s: see
-    `logged_at`.
+    row to the next. values: the last of each metric. last_line: of its output. cpu: cores in use. last_own, delay_s:
+    see `logged_at`.
     """
 
     worker: Worker
@@ -31,6 +31,8 @@ class Rank:
     longest_s: float | None = None
     values: dict[str, float] = field(default_factory=dict)
     last_line: str = ""
+    cpu: float | None = None
+    memory_bytes: int | None = None
     last_own: float = -inf
     delay_s: float = inf
 
@@ -79,7 +81,7 @@ class Line(NamedTuple):
     share: of the steps of the rank that is first. silent_s: seconds since its last row, while it is at work; None
     before the second one. is_late: whether that is more than LATE times what is usual among those that log metrics, and
     more than LATE seconds; or, as where all hang, more than LATE times the longest so far, and more than HANGS seconds.
-    One that only prints is late where all hang. ago_s: see `Rank.ago_s`.
+    One that only prints is late where all hang. ago_s: see `Rank.ago_s`. cpu: cores that it uses.
     """
 
     state: str
@@ -89,5 +91,7 @@ class Line(NamedTuple):
     is_late: bool
     ago_s: float | None
     value: float | None
+    cpu: float | None
+    memory_bytes: int | None
     worker: Worker
     printed: str

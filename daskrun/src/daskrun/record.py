@@ -15,6 +15,7 @@ from typing import Any
 from daskrun.claims import Request, Worker
 from daskrun.errors import ranks_do
 from daskrun.progress import LATE, Line, Rank
+from daskrun.protocol import Event
 from daskrun.series import Lines, Moment, Point, Series
 
 ENDED, LONGEST, ERROR = 10, 200, 600
@@ -53,7 +54,7 @@ class JobRecord:
     mute: frozenset[int] = frozenset()
     stopped_by: str = ""
     is_over: bool = False
-    is_script: bool = False
+    has_output: bool = False
     launched: datetime = field(default_factory=datetime.now)
 
     @property
@@ -116,6 +117,8 @@ class JobRecord:
                 is_late=is_late(rank, seconds),
                 ago_s=rank.ago_s(now, nobody_logs),
                 value=rank.values.get(metric),
+                cpu=rank.cpu if rank.is_at_work else None,
+                memory_bytes=rank.memory_bytes if rank.is_at_work else None,
                 worker=rank.worker,
                 printed=rank.last_line,
             )
@@ -195,24 +198,29 @@ class Record:
         if job is None or job.is_over:
             return
         self.version += 1
-        if kind == "gone":
+        if kind == Event.GONE:
             for number, rank in enumerate(job.ranks):
                 if rank.worker.process == about[0] and (rank.is_at_work or rank.state == "starting"):
                     self._dies(job, number, now)
-        elif kind == "row":
+        elif kind == Event.ROW:
             row = about[0]
             if row.get("attempt") == job.attempt and row["rank"] < len(job.ranks):
                 self._logs(job, row, now)
-        elif about[0] == job.attempt and about[1] < len(job.ranks):
+        elif kind != Event.NOTICE and about[0] == job.attempt and about[1] < len(job.ranks):
             rank = job.ranks[about[1]]
-            if kind == "began" and rank.state == "starting":
+            if kind == Event.OUTPUT:
+                job.has_output = True
+                self._sends(job, about[1], now).last_line = _shortened(about[2][-1][1])
+            elif kind == Event.USAGE:
+                rank.cpu, rank.memory_bytes = about[2:]
+            elif kind == Event.BEGAN and rank.state == "starting":
                 rank.state, rank.begun_at = "running", now
                 job.starts.setdefault(job.attempt, Moment(None, now))
                 if all(rank.state != "starting" for rank in job.ranks):
                     job.state = "running"
-            elif kind == "failed":
+            elif kind == Event.FAILED:
                 rank.state, job.state = "stopped" if job.stopped_by else "failed", ENDING
-            elif kind == "died":  # the process of its script
+            elif kind == Event.DIED:
                 self._dies(job, about[1], now)
 
     def stops(self, job_id: str, signal: str) -> None:
@@ -227,6 +235,8 @@ class Record:
         if job is None or attempt != job.attempt or number >= len(job.ranks):
             return
         self.version += 1
+        if not job.ranks[number].is_at_work:  # it has failed, or died
+            return
         job.ranks[number].state = "finished"
         if all(rank.state == "finished" for rank in job.ranks):
             job.state = "fetching its results"
@@ -273,18 +283,18 @@ class Record:
         rank.state, job.state = "dead", ENDING
         job.deaths[job.attempt, number] = Moment(rank.step, now)
 
-    def _logs(self, job: JobRecord, row: Mapping[str, Any], now: float) -> None:
-        rank = job.ranks[row["rank"]]
-        if row["rank"] in job.waiting | job.mute or not job.waiting:
+    def _sends(self, job: JobRecord, number: int, now: float) -> Rank:
+        """A rank has logged or printed something."""
+        rank = job.ranks[number]
+        if number in job.waiting | job.mute or not job.waiting:
             job.waiting = job.mute = frozenset()
         if rank.last_at is not None:  # its first row is late where it loads what it needs
             rank.longest_s = max(rank.longest_s or 0.0, now - rank.last_at)
         rank.last_at = now
-        output = row.get("output")
-        if isinstance(output, list | tuple):  # of a script
-            job.is_script = True
-            rank.last_line = _shortened(output[-1][1])
-            return
+        return rank
+
+    def _logs(self, job: JobRecord, row: Mapping[str, Any], now: float) -> None:
+        rank: Any = self._sends(job, row["rank"], now)
         if _is_finite(row.get("step")):
             rank.step, rank.has_steps, job.has_steps = row["step"], True, True
         elif not rank.has_steps:

@@ -7,24 +7,28 @@ scheduler's event loop, which nothing interrupts: that is the lock under which a
 import asyncio
 import time
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from dask.utils import format_bytes
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.protocol import deserialize
 from distributed.protocol.pickle import dumps
+from distributed.protocol.serialize import Serialize, Serialized
 from distributed.scheduler import WorkerState
 
 from daskrun.claims import Claimed, Claims, Denied, Request, Worker
 from daskrun.errors import JobError, WorkersBusy, listed
 from daskrun.private import forget_topic, truncate_topic
-from daskrun.rank import TOPIC
+from daskrun.protocol import TOPIC, AttemptId, Event
 from daskrun.record import Record
 from daskrun.settings import has_gpu
-from daskrun.why.process import ask, ask_nanny, killing
+from daskrun.worker.rank import end
 
-NANNY_S = 5  # how long a job's end waits for nannies; one whose host is lost gives no answer
+END_S = 10  # how long the end of a client's jobs waits for workers; one whose host is lost gives no answer
 GPU_S = 15  # how long jobs wait, in all, for a worker to say whether it sees a GPU
+NANNY_S = 2  # how long a launch waits for the answer of a nanny whose worker is gone
 AT_ONCE_S = 0.1  # how long one request waits for that
 
 
@@ -36,6 +40,7 @@ class ClaimsPlugin(SchedulerPlugin):
     def __init__(self, scheduler: Scheduler) -> None:
         self.claims, self.record = Claims(), Record()
         self._scheduler = scheduler
+        self._known: dict[str, Worker] = {}  # by address, as of the last claim
         self._background: set[asyncio.Task] = set()
         self._gpu_asked: dict[str, tuple[float, asyncio.Task]] = {}  # since when, and the answer, by address
 
@@ -48,7 +53,10 @@ class ClaimsPlugin(SchedulerPlugin):
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:
         for job, client, process in self.claims.owners_of(worker):
-            scheduler.log_event(TOPIC + client, ("gone", job, process))
+            scheduler.log_event(TOPIC + client, (str(Event.GONE), job, process))
+        gone = self._known.pop(worker, None)
+        if gone and gone.has_nanny and not why_closed(scheduler, worker):
+            self.claims.lose(gone, time.monotonic())
         if asked := self._gpu_asked.pop(worker, None):
             asked[1].cancel()
 
@@ -58,22 +66,30 @@ class ClaimsPlugin(SchedulerPlugin):
         ):
             return
         kind, job, *about = msg
-        if kind == "began" and not self.claims.begin(job, about[0], about[-1]):  # its attempt was over before it began
-            for worker in known(about[-1:], self._scheduler):
-                if worker.has_nanny:
-                    self.claims.renew([worker], time.monotonic())
-                    self._do(ask_nanny(self._scheduler, worker, killing(worker.pid)))
-        if kind == "failed":
-            self.claims.expect_end(job, time.monotonic())
+        if kind == Event.BEGAN and not self.claims.begin(job, about[0], about[-1]):  # its attempt was over before it
+            self.end_rank(AttemptId(job, about[0]), about[-1])
         truncate_topic(self._scheduler, topic)  # the client has been sent it, and nobody asks for the past
         self.record.hear(kind, job, about, time.monotonic())
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         for job, begun in self.claims.of_client(client).items():
-            self.claims.end_attempt(job)  # at once, as `free` starts a little later
-            self._do(free(job, begun, [], False, dask_scheduler=self._scheduler))  # nobody else ends its ranks any more
+            attempt = self.claims.attempt_of(job)
+            self.claims.end_attempt(job, for_good=True)
+            self._do(self._end(job, attempt, begun))  # nobody else ends its ranks any more
         self.record.loses(client)
         forget_topic(scheduler, TOPIC + client)
+
+    async def _end(self, job: str, attempt: int | None, workers: Sequence[Worker]) -> None:
+        """End the ranks of a job on these workers, and give up all that it owns."""
+        if attempt is not None:
+            asked = [self.end_rank(AttemptId(job, attempt), worker.address) for worker in workers]
+            if asked:
+                await asyncio.wait(asked, timeout=END_S)
+        self.claims.release(job)
+
+    def end_rank(self, attempt: AttemptId, address: str) -> asyncio.Task:
+        """End the rank of an attempt on a worker, as soon as that answers."""
+        return self._do(ask(self._scheduler, address, dumps(partial(end, attempt, 0))))
 
     async def ask_for_gpus(self) -> list[str]:
         """Ask each worker, once, whether it sees a GPU. Return the addresses of those that are still to answer.
@@ -89,6 +105,21 @@ class ClaimsPlugin(SchedulerPlugin):
         if waiting := [answer for answer in asked.values() if not answer.done()]:
             await asyncio.wait(waiting, timeout=AT_ONCE_S)
         return [address for address, answer in asked.items() if not answer.done()]
+
+    async def give_up_lost_nannies(self) -> None:
+        """Await no successors of workers whose nannies are gone, too, as after Ctrl-C or the loss of a host."""
+
+        async def ask(slot: str) -> None:
+            try:
+                await asyncio.wait_for(self._scheduler.rpc(slot).identity(), NANNY_S)
+            except Exception:  # each way of being away has its own
+                self.claims.give_up(slot)
+
+        await asyncio.gather(*map(ask, self.claims.lost()))
+
+    def remember(self, workers: Sequence[Worker]) -> None:
+        """Note what is known of workers, for the day when they die."""
+        self._known |= {worker.address: worker for worker in workers}
 
     def asked(self) -> list[str]:
         """Return the addresses of the workers that have been asked: one that has just joined is not there yet."""
@@ -115,7 +146,10 @@ async def claim(request: Request, dask_scheduler: Any = None) -> Claimed | Denie
     plugin.record.wants(request, time.monotonic())
     if silent:
         return Denied(WorkersBusy(f"Workers are still to say whether they see a GPU: {listed(silent)}."), True)
-    answer = plugin.claims.claim(request, known(plugin.asked(), dask_scheduler), time.monotonic())
+    await plugin.give_up_lost_nannies()
+    workers = known(plugin.asked(), dask_scheduler)
+    plugin.remember(workers)
+    answer = plugin.claims.claim(request, workers, time.monotonic())
     if isinstance(answer, Claimed):
         plugin.record.begins(request.job, answer.workers)
     return answer
@@ -135,42 +169,37 @@ def known(addresses: Sequence[str], dask_scheduler: Any = None) -> list[Worker]:
     return [_known(states[address], has_gpu(address)) for address in addresses if address in states]
 
 
-async def free(
-    job: str,
-    killed: Sequence[Worker],
-    dead: Sequence[Worker],
-    again: bool,
-    error: str = "",
-    dask_scheduler: Any = None,
-) -> None:
-    """Kill workers through their nannies, which start successors; then give up all that the job owns.
+def free(attempt: AttemptId, again: bool, error: str, silent: Sequence[str] = (), dask_scheduler: Any = None) -> None:
+    """The job's attempt is over: give up what it owns.
 
-    dead: those that died without being killed, and whose nannies may live. again: the job keeps its slots, for its next
-    attempt. error: with which the attempt has ended.
+    Args:
+        again: Whether the job keeps its slots, for its next attempt.
+        error: With which the attempt has ended.
+        silent: The addresses of workers that haven't answered: their ranks end when they do.
     """
-    claims = _claims(dask_scheduler)
-    _plugin(dask_scheduler).record.ends(job, error, again)
-    mine = {slot for slot, owner in claims.owned().items() if owner == job}
-    claims.stay(mine)
-    claims.renew((*killed, *dead), time.monotonic())
-    claims.end_attempt(job)
-    asked: dict[asyncio.Future, Worker] = {
-        asyncio.ensure_future(ask_nanny(dask_scheduler, worker, killing(worker.pid))): worker
-        for worker in (*killed, *dead)
-    }
-    answered, silent = await asyncio.wait(asked, timeout=NANNY_S) if asked else (set(), set())
-    claims.stay([asked[answer].slot for answer in answered if not answer.result()[0]])
-    if again:  # the next attempt waits for what a silent nanny may still kill
-        return
-    claims.stay([asked[answer].slot for answer in silent])
-    for answer in silent:  # it may still kill its worker, which is nobody else's until then
+    plugin, job = _plugin(dask_scheduler), attempt.job
+    for address in silent:
+        plugin.end_rank(attempt, address)
+    plugin.record.ends(job, error, again)
+    plugin.claims.end_attempt(job)
+    if not again:
+        plugin.claims.release(job)
 
-        def release(answer: asyncio.Future) -> None:
-            claims.renew([asked[answer]], time.monotonic())
-            claims.release(job, but=mine - {asked[answer].slot})
 
-        answer.add_done_callback(release)
-    claims.release(job, but={asked[answer].slot for answer in silent})
+def worker_ends(workers: Sequence[Worker], dask_scheduler: Any = None) -> list[tuple[str, int | None]]:
+    """Return of each dead worker (why Dask closed it, "" if it didn't; its bytes if a nanny ended it for those)."""
+    events = [event for _, event in dask_scheduler.get_events("worker-restart-memory")]
+    ended = {event["worker"]: event["rss"] for event in events}
+    return [(why_closed(dask_scheduler, worker.address), ended.get(worker.address)) for worker in workers]
+
+
+def why_closed(scheduler: Scheduler, address: str) -> str:
+    """Return the reason for which the last worker of this address was closed, "" if it was not."""
+    for _, event in reversed(scheduler.get_events(address)):
+        action = event.get("action") if isinstance(event, dict) else None
+        if action in ("closing-worker", "add-worker"):
+            return event.get("reason", "")
+    return ""
 
 
 def stops(job: str, signal: str, dask_scheduler: Any = None) -> None:
@@ -203,6 +232,20 @@ def record_of(scheduler: Scheduler) -> Record:
     return _plugin(scheduler).record
 
 
+async def ask(scheduler: Scheduler, address: str, function: bytes) -> tuple[bool, Any]:
+    """Return (whether the worker at this address answers, what the function returned there)."""
+    try:
+        answer = await scheduler.rpc(address).run(function=function)
+    except Exception:  # each way of being away has its own
+        return False, None
+    result = answer.get("result")  # none where the function failed
+    if isinstance(result, Serialized):  # a scheduler passes on unread what it is sent
+        result = deserialize(result.header, result.frames)
+    if isinstance(result, Serialize):  # from a worker in the scheduler's process
+        result = result.data
+    return True, result
+
+
 def _claims(scheduler: Scheduler) -> Claims:
     return _plugin(scheduler).claims
 
@@ -217,7 +260,6 @@ def _known(state: WorkerState, has_gpu: bool) -> Worker:
     return Worker(
         address=state.address,
         process=state.server_id,
-        pid=state.pid,
         slot=state.nanny or state.address,
         host=state.host,
         name=str(state.name),

@@ -57,8 +57,8 @@ def of_jobs(jobs: Mapping[str, JobRecord], shown: str, silent: Collection[str]) 
 def of_ranks(job: JobRecord, lines: list[Line], metric: str) -> str:
     """Return the table of a job's ranks. metric: the one that `lines` hold, "" for none."""
     several = len({line.worker.host for line in lines}) > 1
-    names = ["rank", "state", job.unit, "ago", *[metric] * bool(metric), "worker"]
-    names += ["host"] * several + ["output"] * job.is_script
+    names = ["rank", "state", job.unit, "ago", *[metric] * bool(metric), "CPU", "memory", "worker"]
+    names += ["host"] * several + ["output"] * job.has_output
     rows = []
     for number, line in enumerate(lines):
         ago = "" if line.ago_s is None else f"{line.ago_s:.1f} s"
@@ -77,9 +77,11 @@ def of_ranks(job: JobRecord, lines: list[Line], metric: str) -> str:
                 f'<div class="bar" style="{filled}">{step}</div>',
                 f'<span class="late">{ago}</span>' if line.is_late else ago,
                 *[value] * bool(metric),
+                "" if line.cpu is None else f"{line.cpu:.0%}",
+                "" if line.memory_bytes is None else f"{line.memory_bytes / 2**20:.0f} MiB",
                 f'<span title="{escape(line.worker.address)}">{escape(name)}</span>',
                 *[escape(line.worker.host)] * several,
-                *[f'<div class="text">{escape(line.printed)}</div>'] * job.is_script,
+                *[f'<div class="text">{escape(line.printed)}</div>'] * job.has_output,
             ]
         )
     heads = [escape(name) for name in names]

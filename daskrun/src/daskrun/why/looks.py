@@ -9,13 +9,13 @@ from typing import Any
 from distributed.protocol.pickle import dumps
 
 from daskrun.claims import Worker
-from daskrun.rank import AttemptId
-from daskrun.scheduler import known
-from daskrun.why.look import Look, look_here
-from daskrun.why.process import ask, processes
-from daskrun.why.verdict import late, not_begun, silent
+from daskrun.protocol import AttemptId
+from daskrun.scheduler import ask, known
+from daskrun.why.look import Look
+from daskrun.why.verdict import late, not_begun, unreachable
+from daskrun.worker.rank import look
 
-LOOK_S = 5  # time limit for a worker's answer
+LOOK_S = 6  # time limit for a worker's answer
 LATE_S = 1  # after the first answer: what was seen then cannot be compared with what was seen before
 
 
@@ -24,24 +24,22 @@ async def looks(
 ) -> tuple[list[Look], list[int]]:
     """Return (how each of these ranks of an attempt looks, those that ended meanwhile: their workers have none).
 
-    A worker's nanny answers for it where it does not. begun: ranks that have begun; one that has not begun, and is
-    gone, is left out.
+    begun: ranks that have begun; one that has not begun, and is gone, is left out.
     """
-    looking = dumps(partial(look_here, *attempt))
+    looking = dumps(partial(look, attempt))
     answers = await asyncio.gather(*(_answer(dask_scheduler, worker.address, looking) for worker in ranks.values()))
-    found = dict(zip(ranks, answers, strict=True))
     in_time_s = min((took_s for *_, took_s in answers), default=0) + LATE_S
-    seen = [look if took_s < in_time_s else late(look, took_s) for _, look, took_s in answers if look]
-    mute, ended = [], []
-    for rank, worker in ranks.items():
-        there, look, _ = found[rank]
-        if rank in begun:
-            mute += [rank] * (not there)
-            ended += [rank] * (there and not look)
-        elif not look and (states := known([worker.address], dask_scheduler)):
+    seen, ended = [], []
+    for (rank, worker), (there, found, took_s) in zip(ranks.items(), answers, strict=True):
+        if found:
+            seen.append(found if found.is_mute or took_s < in_time_s else late(found, took_s))
+        elif rank in begun:
+            if there:
+                ended.append(rank)
+            else:
+                seen.append(unreachable(rank))
+        elif states := known([worker.address], dask_scheduler):
             seen.append(not_begun(rank, states[0], attempt.job))
-    told = await processes([ranks[rank] for rank in mute], dask_scheduler)
-    seen += [silent(rank, process, ranks[rank].has_nanny) for rank, process in zip(mute, told, strict=True)]
     return sorted(seen), ended
 
 
@@ -49,7 +47,7 @@ async def _answer(scheduler: Any, address: str, looking: bytes) -> tuple[bool, L
     """Return (whether a worker answers, how its rank looks, the seconds that it took)."""
     begin = time.monotonic()
     try:
-        there, look = await asyncio.wait_for(ask(scheduler, address, looking), LOOK_S)
+        there, found = await asyncio.wait_for(ask(scheduler, address, looking), LOOK_S)
     except TimeoutError:
-        there, look = False, None
-    return there, look, time.monotonic() - begin
+        there, found = False, None
+    return there, found, time.monotonic() - begin

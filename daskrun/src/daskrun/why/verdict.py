@@ -1,4 +1,4 @@
-"""Say what a job waits for, and of what a rank died, from what workers and nannies tell: text alone, without Dask."""
+"""Say what a job waits for, and of what a rank died, from what workers tell: text alone."""
 
 import re
 import signal
@@ -10,12 +10,11 @@ from dask.utils import format_bytes
 
 from daskrun.claims import Worker, unfit
 from daskrun.errors import GO_ON, JobError, ranks_do, ranks_named
-from daskrun.why.look import Call, Look, frames_written, is_current, place_of, stack_of_code
-from daskrun.why.process import Death, Process
+from daskrun.protocol import Ended
+from daskrun.why.look import Call, Look, frames_written, is_current, place_of
 
 T = TypeVar("T")
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-CODE_UNKNOWN = 255  # what multiprocessing reports where the fork server is gone
 BETWEEN_TWO = ("send", "recv", "send_object_list", "recv_object_list")  # the flight recorder has none of them on gloo
 # What Dask calls the usual reasons for which it closes a worker.
 REASONS = {
@@ -24,7 +23,6 @@ REASONS = {
     "scheduler-remove-worker": "it was retired",
     "worker-lifetime-reached": "its lifetime was over",
 }
-BUSY = 0.5  # of a core: what a process has to use to be called busy
 
 
 def explain(looks: Sequence[Look], ended: Sequence[int] = ()) -> str:
@@ -72,26 +70,10 @@ def stacks(looks: Sequence[Look]) -> str:
     )
 
 
-def silent(rank: int, process: Process | None, has_nanny: bool = True) -> Look:
-    """Return the look at a rank whose worker does not answer. process: what its nanny says, None if that is silent."""
-    if not has_nanny:
-        why = "it may be stopped, native code may hold Python's lock (the GIL), or its host is lost"
-        return Look(rank, trouble=f"does not answer, and has no nanny to ask: {why}", is_mute=True)
-    if process is None:
-        why = "its host, or the network to it, may be lost"
-        return Look(rank, trouble=f"does not answer, and neither does its nanny: {why}", is_mute=True)
-    if process.pid is None:
-        return Look(rank, trouble="has no process any more")
-    frames = frames_written(process.written)
-    place, stack = (place_of(frames), stack_of_code(frames)) if frames else ("", "")
-    about = f"process {process.pid}"
-    if process.status == "stopped":
-        why = f"is stopped: {about} got SIGSTOP or Ctrl-Z, or its batch system suspended it. kill -CONT lets it go on"
-    else:
-        does = f"uses {process.cpu:.1f} of a core" if process.cpu >= BUSY else "waits"
-        where = f"{about} {does}, at {place}" if place else f"{about} {does}"
-        why = f"does not answer: {where}. Native code there may hold Python's lock (the GIL), or its machine is busy"
-    return Look(rank, place, stack, trouble=why, is_mute=True)
+def unreachable(rank: int) -> Look:
+    """Return the look at a rank whose worker does not answer."""
+    why = "it may be stopped, or its host, or the network to it, is lost"
+    return Look(rank, trouble=f"cannot be asked, as its worker does not answer: {why}", is_mute=True)
 
 
 def late(look: Look, seconds: float) -> Look:
@@ -110,7 +92,7 @@ def timed_out(seconds: float | None, size: int, looks: Sequence[Look], ended: Se
     late = [rank for rank in range(size) if rank not in ended]
     who = f"{ranks_named(late).capitalize()} had not returned" if late else "The ranks' results had not arrived"
     error = TimeoutError(
-        f"{who} after {seconds} s. {verdict(looks, ended)} If all is well, give the job a longer timeout."
+        f"{who} after {seconds} s. {verdict(looks, ended)} If all is well, give the job a longer time_limit."
     )
     if looks:
         error.add_note(stacks(looks))
@@ -146,46 +128,28 @@ def _at_work(worker: Worker, job: str) -> str:
     return f"worker {worker.address} has not come to it"
 
 
-def how_it_ended(death: Death, has_nanny: bool = True) -> tuple[str, str]:
-    """Return (how a worker's process ended, what to do), the first as the end of a sentence about the worker.
-
-    has_nanny: whether it ever had one.
-    """
-    known, rss = death.end, death.rss
-    if death.reason:
-        word, _, code = death.reason.partition("-")
-        reason = re.sub(r"-\d[\d.]*$", "", death.reason)  # without Dask's number of an order
-        by = signal.Signals(int(code)).name if word == "signal" else f"Dask ({REASONS.get(reason, reason)})"
-        return f"was closed by {by}", GO_ON
-    if not has_nanny:
-        return "is gone; it had no nanny that could say why", GO_ON
-    if not death.nanny_lives:
-        return "is gone, and so is its nanny: that was ended, or its host, or the network to it, is lost", GO_ON
-    if known is None:
-        return "is gone, and its nanny does not know why", GO_ON
-    if rss is not None:
-        limit = format_bytes(known.limit or 0)
-        how = f"had {format_bytes(rss)}, too near to its memory limit of {limit}, so Dask ended it"
+def how_it_ended(ended: Ended) -> tuple[str, str]:
+    """Return (how a rank's process ended, what to do), the first as the end of a sentence about the process."""
+    number, code = -ended.code, ended.code
+    if ended.limit_bytes:
+        how = f"was ended, as it and its worker came to {format_bytes(ended.limit_bytes)}, 95 % of the memory limit"
         return how, "Keep fewer tensors, or give workers a larger memory_limit."
-    if known.code == CODE_UNKNOWN:
-        how = (
-            f"ended with exit code {CODE_UNKNOWN}, or the process from which it was forked ended, and its code is lost"
-        )
-        return how, GO_ON
-    if known.code >= 0:
-        how = f"ended with exit code {known.code}: the function, or a library, ended the process"
+    if code >= 0:
+        how = f"ended with exit code {code}: the function, or a library, ended the process"
         return how, "Let the function return, or raise an error, instead."
-    number = -known.code
     name = signal.Signals(number).name if number in set(signal.Signals) else "unknown"
+    if ended.own_code == 0 and number in (*CRASHES, signal.SIGABRT):
+        how = f"was ended by {name} after the script's last line"
+        return how, "Threads of native code may still have run: end the script with destroy_process_group()."
     # Of other signals' deaths nothing was written: what is there is of an earlier look.
-    frames = frames_written(known.written) if number in (*CRASHES, signal.SIGABRT) else []
-    where = "at" if is_current(known.written) else "in another thread, with the function at"
+    frames = frames_written(ended.stacks) if number in (*CRASHES, signal.SIGABRT) else []
+    where = "at" if is_current(ended.stacks) else "in another thread, with the function at"
     killed = f"was killed by signal {number} ({name})" + (f", {where} {place_of(frames)}" if frames else "")
-    if number == signal.SIGKILL and known.by_the_kernel:
+    if number == signal.SIGKILL and ended.out_of_memory:
         how = f"{killed}, from the kernel, for want of memory: its control group (cgroup) counts an oom_kill"
         return how, "Keep fewer tensors, or give that group, such as a container or a batch job, more memory."
     if number == signal.SIGKILL:
-        return f"{killed}, from a person, a batch system, its nanny, or a kernel without memory left", GO_ON
+        return f"{killed}, from a person, a batch system, or a kernel without memory left", GO_ON
     if number == signal.SIGABRT:
         how = (
             f"{killed}: native code gave up, as gloo does where ranks call different collectives, and NCCL after "
@@ -193,6 +157,24 @@ def how_it_ended(death: Death, has_nanny: bool = True) -> tuple[str, str]:
         )
         return how, "Call the same collectives, with the same shapes, on all ranks; under NCCL, see who died first."
     return (f"{killed}: native code crashed", "") if number in CRASHES else (killed, GO_ON)
+
+
+def how_worker_ended(reason: str, rss: int | None) -> tuple[str, str]:
+    """Return (how a worker ended, what to do), the first as the end of a sentence about the worker.
+
+    Args:
+        reason: For which Dask closed it, "" if it didn't.
+        rss: The bytes that it had when Dask's nanny ended it for its memory limit, None if that didn't.
+    """
+    if rss is not None:
+        how = f"had {format_bytes(rss)}, too near to its memory limit, so Dask ended it"
+        return how, "Keep less on the workers, or give them a larger memory_limit."
+    if reason:
+        word, _, code = reason.partition("-")
+        reason = re.sub(r"-\d[\d.]*$", "", reason)  # without Dask's number of an order
+        by = signal.Signals(int(code)).name if word == "signal" else f"Dask ({REASONS.get(reason, reason)})"
+        return f"was closed by {by}", GO_ON
+    return "is gone: it was killed, or its host, or the network to it, is lost", GO_ON
 
 
 def _wait_in(group: str, recorder: str, looks: Sequence[Look], all_at_work: bool) -> str:

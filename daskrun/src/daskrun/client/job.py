@@ -3,21 +3,26 @@
 import asyncio
 import signal
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from distributed import CancelledError, Client, Future
+from distributed import CancelledError, Client
 from tqdm import tqdm
 
-from daskrun.cluster import Cluster
-from daskrun.control import Control
-from daskrun.errors import JobError, WorkerDied, check_client, warn
-from daskrun.limits import Limits
-from daskrun.pickling import pickled, unpacked
+from daskrun.client.cluster import Cluster
+from daskrun.client.control import Control
+from daskrun.client.limits import Limits, seconds
+from daskrun.errors import JobError, check_client, warn
+from daskrun.pickling import unpacked
+from daskrun.protocol import Function, Script
 from daskrun.screen import screen
 from daskrun.why.verdict import explain, stacks
+from daskrun.worker.output import Lines
 
 LOOK_S = 1.0  # between two looks whether the client was closed, and two updates of the line that shows the wait
 SHOWN_AFTER_S = 2.0
@@ -28,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Job(Generic[T]):
-    """Ranks 0 to n - 1 of one function, each on a worker process of its own.
+    """Ranks 0 to n - 1 of one function or script, each in a process of its own on a worker of its own.
 
     As a context manager, it frees the workers however the block is left: by its end, by an exception, or by Ctrl-C and
     the notebook's stop button.
@@ -37,29 +42,28 @@ class Job(Generic[T]):
     def __init__(
         self,
         client: Client,
-        bootstrap: Callable,
-        fn: Callable[..., T],
-        args: tuple,
-        kwargs: dict,
+        program: Function | Script,
+        name: str,
         limits: Limits,
+        show: Callable[[int, int, Lines], None] | None = None,
     ) -> None:
-        """Start `fn(*args, **kwargs)`.
+        """Start a program. What's raised is as in `launch`.
 
-        bootstrap: called on each rank as (run, store, mine), it returns what run() returns; `store` is a
-        `torch.distributed.TCPStore` that all ranks of this attempt share, served by rank 0's worker, and `mine` a
-        `rank.Assignment`. What is raised is as in `launch`.
+        Args:
+            name: For people.
+            show: Takes (rank, attempt, lines) that a rank has printed, where something waits for the job; by default
+                they're printed.
         """
         check_client(client)
-        self._function = getattr(fn, "__name__", "function")
-        self.name = f"{self._function}-{uuid.uuid4().hex}"
-        call = pickled(fn, args, kwargs)
+        self._function, self._show = name, show or _print_lines
+        self.name = f"{name}-{uuid.uuid4().hex}"
         self._client = client
-        self._control = Control(Cluster(client, self.name), self.name, bootstrap, call, limits)
+        self._control = Control(Cluster(client, self.name), self.name, program, limits)
         self._running = asyncio.run_coroutine_threadsafe(self._control.run(), self._control.loop)
         self._results: list[T] | None = None
         try:
             # Until the ranks are submitted: what is submitted to Dask after `launch` comes after them.
-            self._wait(lambda: self._futures or self.done(), "choosing the workers")
+            self._wait(lambda: self._is_submitted or self.done(), "choosing the workers")
         except BaseException:
             self.cancel()
             raise
@@ -84,33 +88,39 @@ class Job(Generic[T]):
         return [member.address for member in attempt.members] if attempt else []
 
     @property
-    def failures(self) -> list[WorkerDied]:
-        """The deaths that the job survived."""
+    def failures(self) -> list[BaseException]:
+        """The deaths, and the exceptions that `retry` names, that the job survived."""
         return self._control.failures
-
-    @property
-    def futures(self) -> list[Future]:
-        """One future per rank of this attempt, in rank order, once they are submitted; none if that was not reached.
-
-        They tell when a rank is done or has failed; what it returned is in `result`. After a death, the next attempt
-        has others. After a failure, all but those with an error are cancelled. After a success there are none, as
-        workers then keep no results; but they keep what a future is for as long as you hold that future.
-        """
-        self._wait(lambda: self._futures or self.done())
-        return self._futures
 
     def done(self) -> bool:
         """Return whether the job has ended, well or not."""
         return self._control.is_over
 
-    def result(self) -> list[T]:
+    def result(self, timeout: float | str | None = None) -> list[T]:
         """Return what each rank returned, in rank order; wait for it. Tensors come back on the CPU.
 
-        Raises the exception of the rank that failed first, with that rank's traceback; WorkerDied; SchedulerLost;
-        TimeoutError; CancelledError. An interrupt (Ctrl-C, or the notebook's stop button) cancels the job.
+        An interrupt (Ctrl-C, or the notebook's stop button) cancels the job.
+
+        Args:
+            timeout: How long to wait, in seconds or as a text; the job goes on after that. None for no limit.
+
+        Raises:
+            TimeoutError: If that was too short, or the job took longer than its ``time_limit``; that one says who
+                waited for whom.
+            WorkerDied: A JobError, which says how the process of a rank ended.
+            JobError: For a backend that doesn't suit the ranks' GPUs, or GPUs on some of the ranks only.
+            TypeError: For a result that can't be pickled.
+            SchedulerLost: A JobError.
+            CancelledError: If the job was canceled.
+
+        A rank's own exception comes with its traceback.
         """
         __tracebackhide__ = True  # IPython and pytest show the caller, and what the rank did
-        self._wait(self.done, f"{self._function} on {_counted(self._control.size, 'rank')}")
+        give_up = None if timeout is None else time.monotonic() + seconds("timeout", timeout)
+        what = f"{self._function} on {_counted(self._control.size, 'rank')}"
+        self._wait(lambda: self.done() or (give_up is not None and time.monotonic() >= give_up), what, give_up)
+        if not self.done():
+            raise TimeoutError(f"{self._function} is still {self._control.doing} after {timeout} (timeout of result).")
         if (error := self._control.error) is not None:
             raise error.with_traceback(self._control.traceback)  # each raise adds to the error's own
         if self._results is None:
@@ -128,7 +138,7 @@ class Job(Generic[T]):
         while not (self.done() and seen >= len(rows)):
             self._wait(lambda: self.done() or len(rows) > seen)  # noqa: B023  it is called within the turn
             while seen < len(rows):
-                self._warn()  # also where the loop's body is slower than the ranks
+                self._tell()  # also where the loop's body is slower than the ranks
                 yield rows[seen] if keep else rows.pop(0)
                 seen += keep
         try:
@@ -163,65 +173,92 @@ class Job(Generic[T]):
         """
         return explain(*self._client.sync(self._control.looks))
 
-    def signal_scripts(self, number: int) -> bool:
-        """Pass a signal on to the scripts, which may save and end; return whether there was any.
+    def stop(self, grace: float | str = 30) -> None:
+        """Send the ranks SIGTERM, which a function or a script may handle to save, and wait until the job has ended.
 
-        The job then has shutdown_timeout to end, and starts no more.
+        Args:
+            grace: How long they have, in seconds or as a text; then they're killed.
+        """
+        self.signal(signal.SIGTERM, grace)
+        self._until(self.done, f"{self._function} is stopping")
+
+    def signal(self, number: int, grace: float | str | None = None) -> bool:
+        """Send a signal to the ranks' processes; return whether there was any. The job is over after it.
+
+        Args:
+            grace: As in `stop`; None for the job's shutdown_timeout.
         """
         control, name = self._control, signal.Signals(number).name
-        control.is_last = True
-        patience_s = control.limits.shutdown_timeout
-        late = JobError(f"Scripts had not ended {patience_s:g} s after {name} (shutdown_timeout), and were killed.")
-        control.loop.call_soon_threadsafe(control.loop.call_later, patience_s, control.stop, late)
-        return bool(control.attempt) and self._client.sync(control.cluster.stop_scripts, control.attempt, number)
+        control.stop_signal = number
+        patience_s = control.limits.shutdown_timeout if grace is None else seconds("grace", grace)
+        late = JobError(f"Ranks had not ended {patience_s:g} s after {name}, and were killed.")
+        with suppress(RuntimeError):  # the client is closed, and so has the job ended
+            control.loop.call_soon_threadsafe(control.loop.call_later, patience_s, control.stop, late)
+            return bool(control.attempt) and self._client.sync(control.cluster.signal, control.attempt, number)
+        return False
 
     def cancel(self) -> None:
-        """End the job, if it runs, and free its workers.
-
-        Those whose ranks are still at work are restarted; one without a nanny cannot be, and stays busy.
-        """
+        """End the job at once, if it runs, and free its workers."""
         with suppress(RuntimeError):  # the client is closed and its loop has ended, and so has the job
             self._control.loop.call_soon_threadsafe(self._control.stop, CancelledError(f"{self.name} was cancelled."))
         self._until(self.done)
 
-    def _wait(self, condition: Callable[[], object], what: str = "") -> None:
-        """Wait until the condition holds; an interrupt cancels the job. what: shown from the third second on."""
+    def _wait(self, condition: Callable[[], object], what: str = "", give_up: float | None = None) -> None:
+        """Wait until the condition holds; an interrupt cancels the job.
+
+        Args:
+            what: Shown from the third second on.
+            give_up: When the condition may hold without news of the job, on time.monotonic's clock.
+        """
         try:
-            self._until(condition, what)
+            self._until(condition, what, give_up)
         except BaseException:  # Ctrl-C raises KeyboardInterrupt, and SystemExit once dask_jobqueue is imported
             self.cancel()
             raise
 
-    def _until(self, condition: Callable[[], object], what: str = "") -> None:
+    def _until(self, condition: Callable[[], object], what: str = "", give_up: float | None = None) -> None:
         with _line(what) as line:
             reached = False
             while not reached:
-                reached = self._reach(condition)
-                self._warn()
+                reached = self._reach(condition, give_up)
+                self._tell()
                 if rows := len(self._control.rows):
                     line.set_postfix_str(_counted(rows, "row") + " of metrics", refresh=False)
                 line.update(0)
 
-    def _warn(self) -> None:
-        while self._control.warnings:
-            _warn(self._control.warnings.pop(0))
+    def _tell(self) -> None:
+        """Print what ranks have printed, and warn of what has happened."""
+        control = self._control
+        while control.output:
+            self._show(*control.output.popleft())
+        while control.warnings:
+            _warn(control.warnings.pop(0))
 
-    def _reach(self, condition: Callable[[], object]) -> bool:
-        """Return whether the condition holds, after LOOK_S at the latest."""
+    def _reach(self, condition: Callable[[], object], give_up: float | None) -> bool:
+        """Return whether the condition holds, at news, and after LOOK_S at the latest."""
         if condition():
             return True
-        reached = asyncio.run_coroutine_threadsafe(self._control.until(condition), self._control.loop)
+        control = self._control
+        wait_s = LOOK_S if give_up is None else max(0.0, min(LOOK_S, give_up - time.monotonic()))
+        news = asyncio.run_coroutine_threadsafe(control.until(lambda: condition() or control.output), control.loop)
         try:
-            reached.result(LOOK_S)
+            news.result(wait_s)
         except TimeoutError:
-            reached.cancel()
+            news.cancel()
         except CancelledError:  # the client was closed, and its loop ends
             pass
         return bool(condition())
 
     @property
-    def _futures(self) -> list[Future]:
-        return self._control.attempt.futures if self._control.attempt else []
+    def _is_submitted(self) -> bool:
+        return bool(self._control.attempt and self._control.attempt.futures)
+
+
+def _print_lines(rank: int, attempt: int, lines: Lines) -> None:
+    for is_error, some in groupby(lines, key=itemgetter(0)):
+        text = "\n".join(f"[rank{rank}]: {line}" for _, line in some)
+        with suppress(OSError, ValueError):  # the stream is closed: the job goes on
+            tqdm.write(text, file=sys.stderr if is_error else sys.stdout)
 
 
 def _warn(text: str) -> None:

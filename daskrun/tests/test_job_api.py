@@ -1,4 +1,4 @@
-"""What one job leaves in a warm worker does not reach the next."""
+"""What a job hands its caller: warnings, rows, types, and errors with all that belongs to them."""
 
 import inspect
 import re
@@ -13,42 +13,6 @@ from waiting import until
 
 import daskrun
 from daskrun.errors import warn
-
-LEFT: list = []  # in each worker: the errors of threads that a job has left
-
-
-def log_for_good():
-    def log():
-        try:
-            while True:
-                daskrun.log_metrics(stray=1)
-                threading.Event().wait(0.05)
-        except ValueError as error:
-            LEFT.append(str(error))
-
-    threading.Thread(target=log, daemon=True, name="stray").start()
-
-
-def log_from_a_new_thread():
-    until(lambda: LEFT)
-    thread = threading.Thread(target=daskrun.log_metrics, kwargs={"mine": 1})
-    thread.start()
-    thread.join()
-    daskrun.log_metrics(mine=2)
-    return LEFT.pop()
-
-
-def test_a_thread_that_a_job_has_left_logs_nothing_in_the_next(client):
-    daskrun.run(client, log_for_good)
-    with daskrun.launch(client, log_from_a_new_thread) as job:
-        rows = list(job.rows())
-        assert {row["mine"] for row in rows} == {1, 2} and len(rows) == 4
-        assert all("Thread stray is older than this job" in said for said in job.result())
-
-
-def test_warnings_are_no_errors_for_a_plain_task_after_a_job_that_made_them(client):
-    daskrun.run(client, warnings.simplefilter, "error")
-    assert client.submit(warnings.warn, "harmless", pure=False).result() is None
 
 
 def raise_a_group():
@@ -67,18 +31,17 @@ def take(timeout=3):
 def test_a_warning_points_at_the_users_line(client):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        daskrun.launch(client, take, timeout=100).result()
         daskrun.run(client, take, 3, stall_after=1)
         list(daskrun.launch(client, take, 3, stall_after=1).rows())
     said = [(str(warning.message).partition(" for ")[0], warning.filename) for warning in caught]
-    assert [file for _, file in said] == [__file__] * 3, said
+    assert [file for _, file in said] == [__file__] * 2, said
     with pytest.warns(UserWarning, match="^said$") as caught:
         exec(compile("\nwarn('said')", "/tmp/ipykernel_1/2.py", "exec"), {"warn": warn})
     assert (caught[0].filename, caught[0].lineno) == ("cell", 2)  # of a notebook
 
 
 def test_the_rows_of_a_job_need_not_be_kept(client):
-    with daskrun.launch(client, daskrun.log_metrics, loss=1) as job:
+    with daskrun.launch(client, daskrun.log_metrics, kwargs={"loss": 1}) as job:
         assert len(list(job.rows(keep=False))) == 2
         assert len(job.metrics()) == 0
 
@@ -137,12 +100,12 @@ def exit_after_an_error():
 
 def test_an_errors_chain_arrives_as_far_as_it_can(client):
     with pytest.raises(ValueError, match="invalid literal"):
-        daskrun.run(client, raise_from_itself, timeout=60)
+        daskrun.run(client, raise_from_itself, time_limit=60)
     with pytest.raises(ValueError, match="above") as caught:
-        daskrun.run(client, raise_from_what_cannot_be_sent, timeout=60)
+        daskrun.run(client, raise_from_what_cannot_be_sent, time_limit=60)
     assert any("Locked('the cause')" in note for note in caught.value.__notes__)
     with pytest.raises(daskrun.JobError, match=r"sys.exit\(3\)") as caught:
-        daskrun.run(client, exit_after_an_error, timeout=60)
+        daskrun.run(client, exit_after_an_error, time_limit=60)
     assert isinstance(caught.value.__cause__, KeyError)
 
 
@@ -166,27 +129,3 @@ def test_rows_are_read_by_several_and_none_is_lost_or_awaited_for_good(client):
 def test_a_rank_that_has_nothing_next_is_told(client):
     with pytest.raises(daskrun.JobError, match="StopIteration"):
         list(daskrun.launch(client, next, iter([])).rows())
-
-
-def log_as_a_plain_task(gate):
-    until(gate.exists)
-    daskrun.log_metrics(plain=1)
-    return "done"
-
-
-def wait_for_a_plain_task(gate):
-    gate.touch()
-    until(lambda: gate.with_suffix(".done").exists())
-    daskrun.log_metrics(mine=1)
-
-
-def test_a_plain_task_beside_a_rank_logs_nothing(tmp_path):
-    gate = tmp_path / "gate"
-    with daskrun.start_local(1, threads_per_worker=2) as client, client.cluster:
-        for _ in range(2):  # with a new thread, and with one older than the job
-            with daskrun.launch(client, wait_for_a_plain_task, gate) as job:
-                assert client.submit(log_as_a_plain_task, gate, pure=False).result() == "done"
-                gate.with_suffix(".done").touch()
-                assert [sorted(row) for row in job.rows()] == [["attempt", "mine", "rank", "time", "worker"]]
-            gate.unlink()
-            gate.with_suffix(".done").unlink()

@@ -1,43 +1,43 @@
 """One job: claim workers, run an attempt on them, free them; after a death, start again. Read `Control.run` first.
 
-Who owns a worker? The job, from `_claim` until `_free`; the table is in `claims`, on the scheduler. When is a process
-killed? In `_free`, if a rank began in it and the attempt brought no results: after an error, a death, a timeout or a
-stop. (Where the client is gone, or a rank begins when its attempt is over, `scheduler.ClaimsPlugin` does it.) Where
-does a stop take effect? In `until`, wherever the job waits. Where does the timeout? While workers are claimed, ranks
-run and results are fetched.
+Who owns a worker? The job, from `_claim` until `_free`; the table is in `claims`, on the scheduler. When does a rank's
+process end? By itself, or in `_free`. (If the client is gone, or a rank begins when its attempt is over,
+`scheduler.ClaimsPlugin` ends it.) Where does a stop take effect? In `until`, wherever the job waits. Where does the
+time limit? While workers are claimed, ranks run and results are fetched.
 """
 
 import asyncio
-import signal
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from signal import Signals
 from typing import Any
 
-from daskrun.attempt import Attempt
 from daskrun.claims import KINDS, Claimed, Denied, Request
-from daskrun.cluster import Cluster, tasks_lost
+from daskrun.client.attempt import Attempt
+from daskrun.client.cluster import Cluster, tasks_lost
+from daskrun.client.limits import Limits
+from daskrun.client.state import State
+from daskrun.client.watch import Watch
 from daskrun.errors import (
     ITS_LAST_LINES,
     JobError,
+    RankExited,
+    ScriptFailed,
     WorkerDied,
     add_note,
     listed,
     own_mistake,
+    ranks_do,
     ranks_named,
     without_lines,
-    without_ours,
 )
-from daskrun.limits import Limits
-from daskrun.rank import AttemptId
-from daskrun.state import State
-from daskrun.watch import Watch
+from daskrun.protocol import AttemptId, Event, Function, Script
 from daskrun.why.look import Look
 from daskrun.why.verdict import diagnosed, timed_out
 
 SETTLE_S = 1.0  # wait after a rank's error: the death that caused it may be reported later
 GATHER_S = 0.1  # wait after a death, so that one message names all workers that died together
-GRACE_S = 2.0  # time for the other ranks to end by themselves before we kill them
 POLL_S = 0.2  # poll interval while claiming
 
 
@@ -64,11 +64,11 @@ def _in_a_line(error: BaseException) -> str:
 class Control(State):
     """A job's life. All of it happens on the client's event loop."""
 
-    def __init__(self, cluster: Cluster, job: str, bootstrap: Callable, call: bytes, limits: Limits) -> None:
+    def __init__(self, cluster: Cluster, job: str, program: Function | Script, limits: Limits) -> None:
         super().__init__(cluster, job, limits)
-        self._bootstrap, self._call = bootstrap, call
+        self._program = program
         self._watch: Watch | None = None
-        self._deadline = None if limits.timeout is None else self.loop.time() + limits.timeout
+        self._deadline = None if limits.time_limit is None else self.loop.time() + limits.time_limit
 
     # --- the job, from top to bottom
 
@@ -79,7 +79,7 @@ class Control(State):
             self.results = await self._attempts()
             self.doing = "finished"
         except Ended as ended:
-            self.error = ended.error
+            self.error, self.traceback = ended.error, ended.error.__traceback__
         except JobError as error:  # the scheduler is lost, or has another version
             self.error = error.with_traceback(None)
         except asyncio.CancelledError:  # the client was closed, which ends its loop
@@ -97,14 +97,14 @@ class Control(State):
             attempt = self.attempt = await self._claim(last)
             again, ended = False, ""
             try:
-                death = await self._attempt(attempt)
-                if death is None:
+                failure = await self._attempt(attempt)
+                if failure is None:
                     return attempt.results
                 if self.is_last or len(self.failures) == self.limits.max_restarts:
-                    raise Ended(death)
-                self.failures.append(death)
-                self._tell_of(death)
-                again, ended = True, _in_a_line(death)
+                    raise Ended(failure)
+                self.failures.append(failure)
+                self._tell_of(failure)
+                again, ended = True, _in_a_line(failure)
             except BaseException as error:
                 ended = _in_a_line(error)
                 raise
@@ -112,13 +112,17 @@ class Control(State):
                 await self._free(attempt, again, ended)
             last, self.attempt = attempt, None
 
-    def _tell_of(self, death: WorkerDied) -> None:
-        """Have the user told at once of a death that the job survives: the next row may be minutes away."""
+    def _tell_of(self, failure: BaseException) -> None:
+        """Have the user told at once of a failure that the job survives: the next row may be minutes away."""
         limits, n = self.limits, len(self.failures)
-        self.warnings.append(
-            f"{without_lines(death)} Starting again ({n} of max_restarts={limits.max_restarts}); another "
-            f"worker has wait_for_successors={limits.wait_for_successors:g} seconds to take its place."
-        )
+        said = without_lines(failure) if isinstance(failure, JobError) else _in_a_line(failure)
+        text = f"{said} Starting again ({n} of max_restarts={limits.max_restarts})"
+        if self.attempt and self.attempt.gone:
+            text += (
+                f"; another worker has wait_for_successors={limits.wait_for_successors:g} seconds to take the place of "
+                "one that died"
+            )
+        self.warnings.append(f"{text}.")
 
     async def _claim(self, last: Attempt | None) -> Attempt:
         """Return a new attempt, whose workers are the job's own from now on. last: the one before."""
@@ -171,20 +175,20 @@ class Control(State):
                 if isinstance(answer, Claimed):
                     return answer
                 denied = answer
-                if denied.being_renewed:
+                if denied.may_change:
                     break
-            if late and not denied.being_renewed:
+            if late and (request.attempt or not denied.may_change):
                 return denied
             if self._time_left() == 0:
-                raise Ended(TimeoutError(f"The job had no workers after {self.limits.timeout} s: {denied.error}"))
+                raise Ended(TimeoutError(f"The job had no workers after {self.limits.time_limit:g} s: {denied.error}"))
             await self.until(lambda: self.stopped, POLL_S)
 
-    async def _attempt(self, attempt: Attempt) -> WorkerDied | None:
-        """Run all ranks until they have returned, and bring the results; or return the death that ended the attempt."""
+    async def _attempt(self, attempt: Attempt) -> BaseException | None:
+        """Run all ranks until they have returned, and bring the results; or return why to start again."""
         self.doing = "starting its ranks"
-        self.cluster.submit(attempt, self._bootstrap, self.limits.max_restarts)
+        self.cluster.submit(attempt, self.limits)
         self.tell_all()
-        self._watch = Watch(self, attempt, self._call)
+        self._watch = Watch(self, attempt, self._program)
         await self._until_or_end(lambda: attempt.has_failed or attempt.all_over, attempt)
         if not attempt.has_failed:
             self.doing = "fetching its results"
@@ -193,40 +197,45 @@ class Control(State):
             await self._until_or_end(lambda: attempt.results or attempt.has_failed, attempt)
         return None if attempt.results else await self._verdict(attempt)
 
-    async def _verdict(self, attempt: Attempt) -> WorkerDied:
-        """Return the death because of which the attempt failed, or end the job with the error of a rank."""
+    async def _verdict(self, attempt: Attempt) -> BaseException:
+        """Return the failure after which the job may start again, or end the job with the error of a rank."""
         self.doing = "looking for the cause of a failure"
-        if isinstance(attempt.error, WorkerDied):  # of a script's process, as its worker has told
-            return attempt.error
-        is_ranks = attempt.failed_rank is not None  # else results were lost, though all ranks are over
-        await self.until(lambda: attempt.gone or (is_ranks and attempt.all_over) or self.stopped, SETTLE_S)
-        if attempt.gone:
+        await self.until(lambda: attempt.cause is not None or self.stopped, SETTLE_S)
+        if attempt.dead:
             await asyncio.sleep(GATHER_S)
         if self.stopped:
             raise Ended(self.stopped)
-        dead = sorted(attempt.gone - {attempt.failed_rank})  # a rank that raised and then died: its error counts
-        if dead and attempt.error_is_cause:
-            add_note(attempt.error, f"{ranks_named(dead).capitalize()} died after that.")
-        if attempt.error_is_cause or not dead:
-            assert attempt.error is not None
-            if self.limits.max_restarts and not self.is_last:
-                add_note(attempt.error, "It was not started again: max_restarts is for deaths, and this is none.")
-            raise Ended(attempt.error)
-        ends = await self.cluster.how_they_ended([attempt.members[rank] for rank in dead])
-        deaths = dict(zip(dead, ends, strict=True))
-        return diagnosed(WorkerDied, attempt.death, deaths, self.limits.max_restarts, len(self.failures))
+        told = sorted(rank for rank, (how, _) in attempt.died.items() if how.code == -self.stop_signal)
+        if self.stop_signal and told:
+            name = Signals(self.stop_signal).name
+            raise Ended(JobError(f"The job was stopped, and {ranks_do(told, 'has', 'have')} ended with {name}."))
+        if self.stop_signal and isinstance(attempt.error, RankExited):
+            how = f"rank {attempt.error.rank} ended with sys.exit({attempt.error.code!r})"
+            raise Ended(JobError(f"The job was stopped, and {how}."))
+        dead = sorted(attempt.dead - {attempt.failed_rank})  # a rank that raised and then died: its error counts
+        error = attempt.error
+        if error is None or (dead and attempt.cause != attempt.failed_rank):
+            gone = sorted(attempt.gone)
+            ends = await self.cluster.worker_ends([attempt.members[rank] for rank in gone]) if gone else []
+            workers = dict(zip(gone, ends, strict=True))
+            return diagnosed(WorkerDied, attempt.death, workers, self.limits.max_restarts, len(self.failures))
+        if dead:
+            add_note(error, f"{ranks_named(dead).capitalize()} died after that.")
+        if isinstance(error, (*self.limits.retry, ScriptFailed)):
+            return error
+        if self.limits.max_restarts and not self.is_last:
+            add_note(error, "It was not started again: max_restarts is for deaths; give launch retry for exceptions.")
+        raise Ended(error)
 
     async def _free(self, attempt: Attempt, again: bool, error: str) -> None:
-        """Let ranks end by themselves after a failure, and give up the workers. again: for another attempt."""
+        """End what is left of an attempt, and give up the workers. again: for another attempt."""
         self.doing = "ending its ranks"
-        if attempt.has_failed:
-            if self.limits.shutdown_timeout:
-                await self.cluster.signal_scripts(attempt, signal.SIGTERM)
-            await self.until(lambda: attempt.all_over or self.stopped, self.limits.shutdown_timeout or GRACE_S)
         if self._watch:
             self._watch.end()
-        self.warnings += await self.cluster.free(attempt, kill=not attempt.results, again=again, error=error)
-        self._watch = None  # not before: a rank that is heard to have begun meanwhile is to be killed
+        # Who cancels waits for no rank; a rank that has hung up before needs no time either.
+        grace_s = 0 if self.stopped or attempt.results else self.limits.shutdown_timeout
+        await self.cluster.free(attempt, again, error, grace_s)
+        self._watch = None
 
     # --- its parts
 
@@ -237,32 +246,33 @@ class Control(State):
             raise Ended(self.stopped)
         if not condition():
             looks = await self.cluster.looks(attempt)
-            raise Ended(diagnosed(TimeoutError, timed_out, self.limits.timeout, attempt.size, *looks))
+            raise Ended(diagnosed(TimeoutError, timed_out, self.limits.time_limit, attempt.size, *looks))
 
     def _time_left(self) -> float | None:
         return None if self._deadline is None else max(0, self._deadline - self.loop.time())
 
-    def _not_resumed(self, error: JobError) -> WorkerDied:
-        """Return the last death, as the end of a job that got no workers to go on with."""
+    def _not_resumed(self, error: JobError) -> BaseException:
+        """Return the last failure, as the end of a job that got no workers to go on with."""
         death, waited = self.failures[-1], self.limits.wait_for_successors
         death.__cause__ = error
-        add_note(death, f"No worker took its place in time (wait_for_successors={waited}), so the job was not resumed.")
+        add_note(death, f"No worker took its place in time (wait_for_successors={waited:g}), so it was not resumed.")
         return death
 
     def _hear(self, kind: str, *about: Any) -> None:
-        """Take what ranks log, and what the scheduler says of workers."""
-        if kind == "row":
+        """Take what ranks send, and what the scheduler says of workers."""
+        if kind == Event.ROW:
             self.rows.extend(about)
-            self.last_row_at = self.loop.time()
+        elif kind == Event.OUTPUT:
+            attempt, rank, lines = about
+            self.output.append((rank, attempt, lines))
+        elif kind == Event.NOTICE:
+            self.warnings.extend(about)
         elif self._watch:
             self._watch.hear(kind, *about)
-        self.tell_all()
-
-    @property
-    def traceback(self) -> Any:
-        """The traceback with which the error came from its rank, from the function on; None for another error."""
-        is_a_ranks = self.attempt is not None and self.attempt.error is self.error
-        return without_ours(self.attempt.traceback) if is_a_ranks else None  # type: ignore[union-attr]
+        if kind in (Event.ROW, Event.OUTPUT):
+            self.heard_at = self.loop.time()
+        if kind != Event.USAGE:
+            self.tell_all()
 
     async def looks(self) -> tuple[list[Look], list[int]]:
         """Return (how each rank at work looks, ranks that are over)."""

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import takewhile
 from signal import Signals
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -11,17 +12,17 @@ from weakref import WeakKeyDictionary, WeakSet
 from distributed import CancelledError, Client, Future
 
 from daskrun import dashboard, scheduler
-from daskrun.attempt import Attempt
 from daskrun.claims import Claimed, Denied, Request, Worker, busy_with
-from daskrun.errors import JobError, SchedulerLost, listed
-from daskrun.rank import TOPIC, Assignment, Meeting, at_work, deliver, leave, listen, places, run_rank
-from daskrun.script import signal_script
+from daskrun.client.attempt import Attempt
+from daskrun.client.limits import Limits
+from daskrun.errors import JobError, SchedulerLost
+from daskrun.protocol import TOPIC, Assignment, Function, Meeting, Outcome, Place, Script, places
 from daskrun.why.look import Look
 from daskrun.why.looks import looks
-from daskrun.why.process import Death, ends, watch_ends
+from daskrun.worker.rank import at_work, deliver, end, listen, run_rank, send_signal
 
 ANSWER_S = 15  # time limit for a worker's answer
-LOOK_S = 5  # time limit for its answer to how its rank looks
+LOOK_S = 5  # time limit for an answer that takes no time on a worker that runs
 BUSY_S = 60  # time limit for the scheduler's answer: it may be busy
 FIRST = 100  # the ranks' priority: they come before what waits on a worker
 LOST = (
@@ -39,6 +40,7 @@ class Cluster:
 
     def __init__(self, client: Client, job: str) -> None:
         self.client_id, self._client, self._job = client.id, client, job
+        self._gpus_seen: dict[str, str] = {}  # CUDA_VISIBLE_DEVICES of the workers, by address
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -72,20 +74,13 @@ class Cluster:
             if isinstance(answer, Denied):
                 return answer
             try:
-                stuck, share_a_process = await self._look_for_work(answer.workers)
+                stuck = await self._look_for_work(answer.workers)
             except JobError:
                 await self.give_back()
                 raise
-            if not stuck and not share_a_process:
+            if not stuck:
                 return answer
             await self.give_back()
-            if not stuck:
-                return Denied(
-                    JobError(
-                        f"{listed(worker.address for worker in answer.workers)} share a process, where each rank needs "
-                        "one of its own: start the cluster with processes=True."
-                    )
-                )
             request = replace(request, stuck={**request.stuck, **stuck})
 
     async def give_back(self, error: str = "") -> None:
@@ -96,18 +91,26 @@ class Cluster:
         with suppress(JobError):
             await self._ask_scheduler(scheduler.give_back, self._job, error)
 
-    def submit(self, attempt: Attempt, bootstrap: Callable, max_restarts: int) -> None:
+    def submit(self, attempt: Attempt, limits: Limits) -> None:
         """Send each rank to its worker. Each begins, and waits for `introduce`.
 
         The futures are set at once: another thread takes their presence as a sign that all ranks are sent.
         """
-        futures, where = [], places([member.host for member in attempt.members])
-        for rank, member in enumerate(attempt.members):
-            mine = Assignment(attempt.id, self.client_id, rank, attempt.size, max_restarts, member.process, where[rank])
+        futures = []
+        for rank, (member, place) in enumerate(zip(attempt.members, _places(attempt, limits), strict=True)):
+            mine = Assignment(
+                attempt.id,
+                self.client_id,
+                rank,
+                attempt.size,
+                limits.max_restarts,
+                member.process,
+                place,
+                limits.starts_fresh,
+            )
             futures.append(
                 self._client.submit(
                     run_rank,
-                    bootstrap,
                     mine,
                     key=(*attempt.id, rank),
                     workers=[member.address],
@@ -117,27 +120,26 @@ class Cluster:
             )
         attempt.futures = futures
 
-    async def introduce(self, attempt: Attempt, call: bytes) -> None:
-        """Tell the ranks where they meet, at rank 0's worker, and what they run; have nannies remember their ends.
+    async def introduce(self, attempt: Attempt, program: Function | Script, limits: Limits) -> None:
+        """Tell the ranks where they meet, at rank 0's worker, and what they run.
 
         Raises JobError. Where a worker dies meanwhile, or the scheduler, that is heard.
         """
         first = attempt.members[0].address
-        with suppress(Exception):  # a death is then told without its cause
-            await self._ask_scheduler(watch_ends, attempt.members)
         found = await self.ask_workers([first], listen, attempt.id)
         if first not in found:
             return
         host, port, error = found[first]
         if error:
             raise JobError(f"Worker {first} of rank 0 cannot listen for the other ranks: {error}.")
-        meeting = Meeting(host, port, call)
+        seen = [self._gpus_seen.get(member.address, "") for member in attempt.members]
+        meeting = Meeting(host, port, program, visible_gpus(seen, _places(attempt, limits)))
         addresses = [member.address for member in attempt.members]
         with suppress(OSError):
             await self._client.run(deliver, attempt.id, meeting, workers=addresses, on_error="return")
 
-    async def ended(self, future: Future) -> tuple[BaseException | None, Any]:
-        """Wait until a rank's task is over; return (its error, its traceback), (None, None) if it returned.
+    async def ended(self, future: Future) -> BaseException | None:
+        """Wait until a rank's task is over; return its error, which is one of Dask's or a mistake of ours.
 
         Raises CancelledError of `distributed` if somebody cancelled the task, and SchedulerLost.
         """
@@ -145,12 +147,13 @@ class Cluster:
         error = await future.exception()
         if future.cancelled():
             raise SchedulerLost(LOST) if self.is_lost else tasks_lost(self._job)
-        return error, error and await future.traceback()
+        return error
 
     async def results(self, attempt: Attempt) -> list[bytes]:
         """Return what the ranks returned, pickled. Raises JobError where one was lost with its worker."""
         # errors="raise" would leave an error that nobody retrieves.
-        found = await self._client.gather(attempt.futures, errors="skip")
+        outcomes: list[Outcome] = await self._client.gather(attempt.futures, errors="skip")
+        found = [outcome.result for outcome in outcomes if outcome.result is not None]
         if len(found) < attempt.size:
             if self.is_lost:
                 raise SchedulerLost(LOST)
@@ -171,31 +174,27 @@ class Cluster:
         there = {worker.process: worker for worker in found}
         return [there.get(member.process) for member in members]
 
-    async def how_they_ended(self, members: Sequence[Worker]) -> list[Death]:
-        """Return how each of these workers died; raise SchedulerLost alone, as a diagnosis."""
+    async def worker_ends(self, members: Sequence[Worker]) -> list[tuple[str, int | None]]:
+        """Return what `scheduler.worker_ends` does; raise SchedulerLost alone, as a diagnosis."""
         try:
-            return await self._ask_scheduler(ends, members)
+            return await self._ask_scheduler(scheduler.worker_ends, members)
         except SchedulerLost:
             raise
         except Exception:
-            return [Death()] * len(members)  # as of a nanny that remembers nothing
+            return [("", None)] * len(members)
 
-    async def signal_scripts(self, attempt: Attempt, number: int) -> bool:
-        """Send a signal to the scripts that the ranks run; return whether there was any."""
-        there = [worker.address for rank, worker in enumerate(attempt.members) if rank not in attempt.gone]
-        answers = await self.ask_workers(there, signal_script, number, answer_s=LOOK_S)
-        return True in answers.values()
-
-    async def stop_scripts(self, attempt: Attempt, number: int) -> bool:
-        """Send the scripts a signal for the job's user; return whether there was any."""
+    async def signal(self, attempt: Attempt, number: int) -> bool:
+        """Send a signal to the ranks' processes, as the job's user asked; return whether there was any."""
         with suppress(JobError):  # the scheduler is lost
             await self._ask_scheduler(scheduler.stops, self._job, Signals(number).name)
-        return await self.signal_scripts(attempt, number)
+        there = [worker.address for rank, worker in enumerate(attempt.members) if rank not in attempt.gone]
+        answers = await self.ask_workers(there, send_signal, attempt.id, number, answer_s=LOOK_S)
+        return True in answers.values()
 
     async def looks(self, attempt: Attempt) -> tuple[list[Look], list[int]]:
         """Return (how each rank at work looks, ranks that are over).
 
-        A worker's nanny answers for it where it does not. This raises nothing, as a diagnosis must not end a job.
+        This raises nothing, as a diagnosis must not end a job.
         """
         ended = [rank for rank, future in enumerate(attempt.futures) if future.done()]
         late = {rank: worker for rank, worker in enumerate(attempt.members) if rank not in ended}
@@ -205,38 +204,25 @@ class Cluster:
         except Exception as error:
             return [Look(rank, trouble=f"could not be looked at: {error!r}") for rank in late], ended
 
-    async def free(self, attempt: Attempt, kill: bool, again: bool, error: str) -> list[str]:
-        """End what is left of an attempt, and give its workers up; return warnings.
+    async def free(self, attempt: Attempt, again: bool, error: str, grace_s: float) -> None:
+        """End what is left of an attempt, and give its workers up.
 
-        kill: each process in which a rank has begun is replaced. again: the job keeps its slots for another attempt.
-        error: with which the attempt has ended.
+        again: the job keeps its slots for another attempt. error: with which the attempt has ended. grace_s: seconds
+        that ranks have after SIGTERM.
         """
         if self._client.status in ("closing", "closed"):
-            return []  # the scheduler frees what belongs to a client that is gone
-        busy = {rank for rank, future in enumerate(attempt.futures) if not future.done()}
-        # Not those with an error, which whoever holds them may ask for. Dask would run the others again elsewhere.
-        if cancelled := [future for future in attempt.futures if future.status != "error"]:
+            return  # the scheduler frees what belongs to a client that is gone
+        there = [worker.address for rank, worker in enumerate(attempt.members) if rank not in attempt.gone]
+        answers = await self.ask_workers(there, end, attempt.id, grace_s, answer_s=grace_s + LOOK_S)
+        if attempt.futures:
             with suppress(OSError):
-                await self._client.cancel(cancelled)  # their threads may still run
-        there = {rank: worker for rank, worker in enumerate(attempt.members) if rank not in attempt.gone}
-        begun = await self.ask_workers([w.address for w in there.values()], leave, attempt.id, answer_s=LOOK_S)
-        killed = {
-            rank: worker
-            for rank, worker in there.items()
-            if kill and (rank in attempt.begun or begun.get(worker.address) is True)
-        }
-        dead = [attempt.members[rank] for rank in attempt.gone - attempt.without_nanny]
+                await self._client.cancel(attempt.futures)
         with suppress(JobError):  # the scheduler is lost, and with it all that the job owned
-            await self._ask_scheduler(scheduler.free, self._job, list(killed.values()), dead, again, error)
-        immortal = [worker.address for rank, worker in killed.items() if rank in busy and not worker.has_nanny]
-        return [
-            f"Worker {address} has no nanny to restart it, and stays busy until its rank returns: end that process, "
-            "and start workers with nannies."
-            for address in immortal
-        ]
+            silent = [address for address in there if address not in answers]
+            await self._ask_scheduler(scheduler.free, attempt.id, again, error, silent)
 
-    async def _look_for_work(self, workers: Sequence[Worker]) -> tuple[dict[str, str], bool]:
-        """Return (why workers cannot be had, though the scheduler takes them for idle; whether two are one process)."""
+    async def _look_for_work(self, workers: Sequence[Worker]) -> dict[str, str]:
+        """Return why workers cannot be had, though the scheduler takes them for idle; note what GPUs they see."""
         addresses = [worker.address for worker in workers]
         found = await self.ask_workers(addresses, at_work)
         for address, answer in found.items():
@@ -245,10 +231,11 @@ class Cluster:
                     f"Worker {address} cannot use daskrun of this version ({answer}): install the same one there, and "
                     "start the worker again."
                 )
+        self._gpus_seen = {address: gpus for address, (_, gpus) in found.items()}
         stuck = {address: "does not answer" for address in addresses if address not in found}
-        stuck |= {address: busy_with(map(scheduler.task_name, keys)) for address, (_, keys) in found.items() if keys}
-        ids = {process for process, _ in found.values()}
-        return stuck, len(ids) < len(found)  # PyTorch has one default group a process
+        return stuck | {
+            address: busy_with(map(scheduler.task_name, keys)) for address, (keys, _) in found.items() if keys
+        }
 
     async def _ask_scheduler(self, function: Callable, *args: Any) -> Any:
         """Return what a function returns in the scheduler's process. Raises SchedulerLost, JobError."""
@@ -294,6 +281,50 @@ def workers_with_gpu(client: Client) -> set[str]:
 def tasks_lost(job: str) -> CancelledError:
     """Return the error of a job whose tasks were cancelled, and not by the job."""
     return CancelledError(f"{job} lost its tasks to client.cancel(), client.restart() or client.close().")
+
+
+def visible_gpus(seen: Sequence[str], where: Sequence[Place]) -> tuple[str | None, ...]:
+    """Return CUDA_VISIBLE_DEVICES for each rank, so that its own GPU is cuda:LOCAL_RANK; None to leave it as it is.
+
+    If each worker of a host sees another GPU first, its rank sees these, in the order of the ranks, and then what else
+    its worker sees.
+
+    Args:
+        seen: CUDA_VISIBLE_DEVICES of each rank's worker.
+        where: The ranks' places.
+
+    Raises:
+        JobError: If a rank would have no GPU of its own.
+
+    >>> visible_gpus(["0,1", "1,0"], [Place(0, 2, 0, 1), Place(1, 2, 0, 1)])
+    ('0,1', '0,1')
+    """
+    visible: list[str | None] = []
+    for rank, place in enumerate(where):
+        mine, begin = _gpus(seen[rank]), rank - place.local_rank
+        own = [gpu for one in seen[begin : begin + place.local_world_size] for gpu in _gpus(one)[:1]]
+        if not mine or len(set(own)) < place.local_world_size:
+            if mine and len(mine) <= place.local_rank:
+                raise JobError(
+                    f"Rank {rank} has LOCAL_RANK {place.local_rank} on its host, and its worker sees only "
+                    f"CUDA_VISIBLE_DEVICES={','.join(mine)}, so it would have no GPU of its own: give launch "
+                    "virtual_local_rank=True."
+                )
+            visible.append(None)
+        else:
+            visible.append(",".join(dict.fromkeys([*own, *mine])))
+    return tuple(visible)
+
+
+def _gpus(visible: str) -> list[str]:
+    """Return the GPUs that a value of CUDA_VISIBLE_DEVICES names; CUDA sees none after -1."""
+    gpus = [gpu.strip() for gpu in visible.split(",")]
+    return list(takewhile(lambda gpu: gpu not in ("", "-1", "NoDevFiles"), gpus))
+
+
+def _places(attempt: Attempt, limits: Limits) -> list[Place]:
+    hosts = [member.host for member in attempt.members]
+    return places([f"{host} {rank}" for rank, host in enumerate(hosts)] if limits.virtual_local_rank else hosts)
 
 
 def _pass_on(jobs: Mapping[str, Callable], kind: str, job: str, *about: Any) -> None:

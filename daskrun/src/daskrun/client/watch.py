@@ -1,17 +1,15 @@
 """What is looked after while an attempt runs: ranks that begin and end, workers that die, and silence."""
 
 import asyncio
-import copy
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from typing import Any
 
 from distributed import CancelledError, KilledWorker
-from distributed.core import clean_exception
 
-from daskrun.attempt import Attempt
-from daskrun.errors import JobError, SchedulerLost, add_note, own_mistake
-from daskrun.state import State
+from daskrun.client.attempt import Attempt
+from daskrun.client.state import State
+from daskrun.errors import JobError, SchedulerLost, own_mistake
+from daskrun.protocol import Ended, Event, Failure, Function, Script
 from daskrun.why.verdict import cannot_begin, diagnosed, stalled
 
 START_S = 300  # time limit for all ranks to begin
@@ -20,13 +18,13 @@ START_S = 300  # time limit for all ranks to begin
 class Watch:
     """Notes in the attempt what happens to it, and stops the job where it cannot go on."""
 
-    def __init__(self, state: State, attempt: Attempt, call: bytes) -> None:
+    def __init__(self, state: State, attempt: Attempt, program: Function | Script) -> None:
         """Introduce the submitted ranks to each other, and start watching."""
         self._state, self._attempt, self._cluster = state, attempt, state.cluster
         self._tasks: list[asyncio.Task] = []
         for rank in range(attempt.size):
             self.also(self._see_end, rank)
-        self.also(self._cluster.introduce, attempt, call)
+        self.also(self._cluster.introduce, attempt, program, state.limits)
         self.also(self._see_start)
         if state.limits.stall_after is not None:
             self.also(self._mind_silence, state.limits.stall_after)
@@ -53,23 +51,21 @@ class Watch:
             task.cancel()
 
     def hear(self, kind: str, *about: Any) -> None:
-        """Take what ranks log, and what the scheduler says of workers."""
+        """Take what ranks send, and what the scheduler says of workers."""
         attempt = self._attempt
-        if kind == "gone":
+        if kind == Event.GONE:
             self.also(self._note_death, *about)
         elif about[0] == attempt.id.number:
             _, rank, *more = about
-            if kind == "began":
+            if kind == Event.BEGAN:
                 attempt.begun.add(rank)
                 if len(attempt.begun) == attempt.size:
                     self._state.doing = "running"
-            elif kind == "failed":
-                exception, traceback, note, may_follow = more
-                _, error, stack = clean_exception(exception, traceback)
-                assert error is not None
-                if note:
-                    add_note(error, note)
-                attempt.fail(rank, error, stack, may_follow)
+            elif kind == Event.FAILED:
+                attempt.hear_failure(rank, Failure(*more))
+            elif kind == Event.DIED:
+                said, *ended = more
+                attempt.hear_death(rank, Ended(*ended), said)
 
     async def fetch(self) -> None:
         """Bring the results of all ranks, for which their workers have to live."""
@@ -79,19 +75,16 @@ class Watch:
         except SchedulerLost:
             raise
         except JobError as error:  # a worker died, which may be told later
-            self._attempt.fail(None, error, None, may_follow=True)
+            self._attempt.fail(None, error, may_follow=True)
 
     async def _see_end(self, rank: int) -> None:
-        error, stack = await self._cluster.ended(self._attempt.futures[rank])
+        error = await self._cluster.ended(self._attempt.futures[rank])
         if isinstance(error, KilledWorker):  # Dask's word for a death, if it may not start a task again
-            self._attempt.gone.add(rank)
+            self._attempt.lose(rank)
             return
         self._attempt.over.add(rank)
         if error is not None:
-            with suppress(Exception):  # not every exception can be copied
-                # The future holds the original, whose traceback would hold the future.
-                error = copy.copy(error)
-            self._attempt.fail(rank, error, stack, may_follow=True)
+            raise error
 
     async def _see_start(self) -> None:
         """Stop the job if a rank cannot begin. Also notice a worker that died before we heard its "gone"."""
@@ -115,7 +108,7 @@ class Watch:
         attempt = self._attempt
         for rank in [rank for rank, member in enumerate(attempt.members) if member.process == process]:
             if attempt.futures and not await self._cluster.is_kept(attempt.futures[rank]):
-                attempt.gone.add(rank)
+                attempt.lose(rank)
 
     async def _mind_silence(self, seconds: float) -> None:
         """Warn once per silence of so many seconds, saying which rank waits for which."""
@@ -125,7 +118,7 @@ class Watch:
             await asyncio.sleep(min(seconds, 1))
             now = state.loop.time()
             is_running = len(attempt.begun) == attempt.size and not (attempt.has_failed or attempt.all_over)
-            since = max(since, state.last_row_at) if is_running else now
+            since = max(since, state.heard_at) if is_running else now
             if now - since >= seconds and warned_at < since:
                 warned_at = now
                 looks = await self._cluster.looks(attempt)

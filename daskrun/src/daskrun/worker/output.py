@@ -1,8 +1,7 @@
-"""What a script prints, on its way to the client: read on its worker, and sent in batches."""
+"""What a rank prints, on its way to the client: read on its worker, and sent in batches."""
 
 import codecs
 import fcntl
-import json
 import os
 import re
 import selectors
@@ -10,9 +9,9 @@ import struct
 import termios
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from multiprocessing.connection import Connection
 
-BATCH_S = 0.1  # between two batches, which a script's loop does not wait for
+BATCH_S = 0.1  # between two batches, which a rank's loop does not wait for
 FULL = 64 * 1024  # bytes, as many as a pipe holds
 BUSY_S = 0.01  # between two batches of a script that prints much; with none, a scheduler and a screen would fall behind
 REST_S = 1  # after which what has no newline is shown
@@ -23,67 +22,58 @@ LONGEST = 2**20  # characters of a line, after which it goes on as another one
 Lines = list[tuple[bool, str]]  # of each line: whether it was printed as an error, and its text
 
 
-def send_output(
+def pump(
     out: int,
     err: int,
-    rows: int,
-    has_ended: Callable[[], bool],
+    messages: Connection,
+    ends: int,
+    has_ended: Callable[[Callable[[], bool]], bool],
     send: Callable[[Lines], None],
-    send_row: Callable[[dict[str, Any]], None],
+    receive: Callable[[tuple], None],
 ) -> None:
-    """Send what a process writes to three pipes, until it has ended.
+    """Pass on what a process writes to two pipes, and its messages, until it has ended.
 
-    rows: of metrics, one in a line, as JSON. What it has started may hold the pipes open: after the end, only what they
-    hold then is read.
+    What it has started may hold the pipes open: after the end, only what they hold then is read.
+
+    Args:
+        ends: A descriptor that's readable at the process's end, -1 for none.
+        has_ended: Whether the process has ended; asked in each turn, with a
+            function that tells whether all messages have been received.
+        send: Takes lines of output.
+        receive: Takes a message.
     """
-    streams: dict[int, _Stream | _Rows] = {out: _Stream(), err: _Stream(), rows: _Rows()}
+    streams, watched = {out: _Stream(), err: _Stream()}, [out, err, messages.fileno(), *[ends] * (ends >= 0)]
     with selectors.DefaultSelector() as selector:
-        for file in streams:
+        for file in watched:
             selector.register(file, selectors.EVENT_READ)
-        over = False
+        over, is_open = False, True
         while not over:
-            over = has_ended()
+            over = has_ended(lambda: not is_open or not messages.poll())  # noqa: B023  # it's called at once
             began, n_bytes, lines = time.monotonic(), 0, []
             ready = {key.fd for key, _ in selector.select(0 if over else BATCH_S)}
+            if ends in ready:
+                selector.unregister(ends)
             for file, stream in streams.items():
                 data = os.read(file, _n_waiting(file) if over else FULL) if file in ready else b""
                 if file in ready and not data:  # whoever could write has closed it
                     selector.unregister(file)
                 n_bytes += len(data)
-                found = stream.lines(data, over)
-                if file != rows:
-                    lines += [(file == err, line) for line in found]
-                else:
-                    for line in found:
-                        send_row(json.loads(line))
+                lines += [(file == err, line) for line in stream.lines(data, over)]
             if lines:
                 send(lines)
-            if not over and n_bytes:
+            while is_open and messages.poll():
+                try:
+                    receive(messages.recv())
+                except (EOFError, OSError):  # also in the midst of a message
+                    is_open = False
+                    selector.unregister(messages.fileno())
+            if not over and n_bytes and messages.fileno() not in ready:
                 time.sleep(max(0, began + (BUSY_S if n_bytes > FULL / 4 else BATCH_S) - time.monotonic()))
 
 
 def _n_waiting(pipe: int) -> int:
     """Return how many bytes a pipe holds."""
     return struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0]
-
-
-class _Rows:
-    """A process's rows of metrics, whole however long they are; one that it did not write to its end is dropped."""
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []  # of the row that is not complete
-
-    def lines(self, data: bytes, is_last: bool) -> Iterable[str]:
-        """Return the rows that are complete with this."""
-        if not data:  # as in most turns
-            return []
-        first, *others = data.split(b"\n")
-        self._parts.append(first)
-        whole = []
-        for other in others:
-            whole.append(b"".join(self._parts).decode())
-            self._parts = [other]
-        return whole
 
 
 class _Stream:

@@ -1,0 +1,236 @@
+"""A rank's process: it runs a function or a script in its main thread, while a thread answers its worker."""
+
+import atexit
+import builtins
+import ctypes
+import faulthandler
+import gc
+import io
+import os
+import runpy
+import signal
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from importlib.machinery import SourceFileLoader
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any
+
+from daskrun.child import context
+from daskrun.child.stack import from_the_program, snapshot
+from daskrun.protocol import Function, Order, Script, Store
+
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # of Linux's prctl
+
+
+def main() -> None:
+    """Be a fresh process of a rank. Arguments: the numbers of its file descriptors, as for `run`."""
+    run([int(number) for number in sys.argv[1:]])
+
+
+def run(fds: list[int]) -> None:
+    """Run what the worker orders.
+
+    Args:
+        fds: Of the connection to the worker, standard output and error, a file for stacks; of a store, its socket.
+    """
+    control, out, err, stacks, *listening = fds
+    with suppress(PermissionError):  # a fresh process has a session already
+        os.setsid()
+    _set_streams(out, err)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+    connection = Connection(control)
+    try:
+        order: Order = connection.recv()
+    except EOFError:
+        return
+    if isinstance(order.program, Store):
+        _name("daskrun store")
+        _serve(order.program, listening[0], connection)
+        return
+    assert order.mine
+    _name(f"rank {order.mine.rank}")
+    faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
+    faulthandler.enable(stacks, all_threads=True)
+    here = context.Context(connection, order.mine, order.host, order.port, isinstance(order.program, Script))
+    context.enter(here)
+    threading.Thread(target=_answer, args=[connection, here], name="daskrun", daemon=True).start()
+    _exit(_run_program(order, here))
+
+
+def _run_program(order: Order, here: context.Context) -> int:
+    """Run a function or a script, and return the exit code."""
+    if "PYTHONBREAKPOINT" not in os.environ:
+        sys.breakpointhook = _refuse_breakpoint
+    code = 0
+    try:
+        os.chdir(order.folder)
+        if isinstance(order.program, Script):
+            _run_script(order.program, order.beside)
+        elif isinstance(order.program, Function):
+            sys.path[:] = order.sys_path or ()
+            code = 0 if _run_function(order.program, here) else 1
+    except BaseException as error:
+        code = _exit_code(error)
+    if context.current():  # and no fork of the program
+        with suppress(OSError):  # the program has closed it
+            here.send("done", code)
+    return code
+
+
+def _exit_code(error: BaseException) -> int:
+    """Return the exit code that Python gives a process for what has ended its code, and print what Python prints."""
+    if not isinstance(error, SystemExit):
+        sys.excepthook(type(error), error, error.__traceback__)
+        return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    code = error.code or 0
+    if isinstance(code, int):
+        return code & 0xFF
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _exit(code: int) -> None:
+    """End this process as Python does, but for taking all modules apart, which takes a second with PyTorch's.
+
+    Files that are still open are flushed, as Python does when it takes their owners apart.
+    """
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that aren't daemons
+        atexit._run_exitfuncs()
+    except BaseException as error:
+        _exit_code(error)
+    for thing in gc.get_objects():  # what was there before the fork is frozen, and not among these
+        if issubclass(type(thing), (io.TextIOWrapper, io.BufferedWriter)):
+            with suppress(OSError, ValueError):
+                thing.flush()
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def _run_function(function: Function, here: context.Context) -> bool:
+    """Run a function and send what it returned, or what it failed with; return whether it returned."""
+    import cloudpickle
+
+    from daskrun.child.failure import failure
+    from daskrun.child.process_group import in_process_group
+    from daskrun.pickling import packed, send_by_value
+
+    _new_main_module()
+    send_by_value()
+    store, told = None, False
+
+    def call(its_store: Any) -> None:
+        nonlocal store
+        store = its_store
+        try:
+            fn, args, kwargs = cloudpickle.loads(function.call)
+            here.send("returned", packed(fn(*args, **kwargs)))
+        except BaseException as error:
+            tell(error)
+            raise
+        if store is not None:
+            store.add(f"returned-{here.mine.rank}", 1)
+
+    def tell(error: BaseException) -> None:  # at once: the end of a process group may wait, or end this process
+        nonlocal told
+        if not told:
+            told = True
+            here.send("failed", failure(error, store, here.mine.world_size))
+
+    try:
+        if function.backend == "horovod":
+            from daskrun.horovod import in_horovod
+
+            in_horovod(call, here)
+        else:
+            in_process_group(call, here, function.backend)
+    except BaseException as error:
+        tell(error)
+    return not told
+
+
+def _run_script(script: Script, beside: str) -> None:
+    """Run a script as `__main__`, as Python itself would."""
+    sys.excepthook = sys.__excepthook__ = _print_error
+    sys.argv = [script.path, *script.arguments]
+    sys.path.insert(0, beside)
+    module = _new_main_module()
+    if script.is_module:
+        runpy._run_module_as_main(script.path)  # type: ignore[attr-defined]  # as python -m does
+    else:
+        module.__file__ = os.path.abspath(script.path)
+        module.__loader__ = SourceFileLoader("__main__", module.__file__)
+        exec(compile(Path(script.path).read_bytes(), module.__file__, "exec"), vars(module))
+
+
+def _new_main_module() -> ModuleType:
+    # For good, as threads may outlive the program; by the second name multiprocessing finds its classes.
+    module = sys.modules["__main__"] = sys.modules["__mp_main__"] = ModuleType("__main__")
+    vars(module)["__builtins__"] = builtins
+    return module
+
+
+def _serve(store: Store, listening: int, connection: Connection) -> None:
+    import torch.distributed as dist
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # ranks need it while they save
+        signal.signal(number, signal.SIG_IGN)
+    served = dist.TCPStore(store.host, store.port, is_master=True, wait_for_workers=False, master_listen_fd=listening)
+    with suppress(EOFError, OSError):
+        connection.recv()
+    del served
+    os._exit(0)
+
+
+def _set_streams(out: int, err: int) -> None:
+    """Make these standard output and error, unbuffered; there is no standard input."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    for number, fd in enumerate((null, out, err)):
+        if fd != number:
+            os.dup2(fd, number)
+            os.close(fd)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    for name, number, errors in (("stdout", 1, "surrogateescape"), ("stderr", 2, "backslashreplace")):
+        raw = open(number, "wb", buffering=0, closefd=False)  # noqa: SIM115
+        stream = io.TextIOWrapper(raw, "utf-8", errors, write_through=True)  # type: ignore[type-var]
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _name(name: str) -> None:
+    """Name this process, for `ps` and `top`, and have it end with its parent."""
+    if sys.platform == "linux":
+        prctl = ctypes.CDLL(None).prctl
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(PR_SET_NAME, name.encode())
+
+
+def _answer(connection: Connection, here: context.Context) -> None:
+    """Answer each question where this process is; end with the worker."""
+    while True:
+        try:
+            connection.recv()
+            here.send("snapshot", snapshot())
+        except (EOFError, ConnectionError):
+            os.killpg(0, signal.SIGKILL)  # what it has started, too
+        except OSError:  # the program has closed the connection
+            return
+
+
+def _print_error(kind: type[BaseException], error: BaseException, stack: TracebackType | None) -> None:
+    traceback.print_exception(kind, error, from_the_program(stack))
+
+
+def _refuse_breakpoint(*_: object, **__: object) -> None:
+    raise RuntimeError(
+        "breakpoint() was called in a rank, whose standard input is empty. To debug a rank, use job.debug, or call the "
+        "function in your own process."
+    )
