@@ -88,8 +88,8 @@ def main():
     limits = {
         "n_workers": given.workers,
         "max_restarts": 3,
-        "wait_for_workers": 600,
-        "wait_for_successors": 600,
+        "wait_for_workers": "10 min",
+        "wait_for_successors": "10 min",
     }
     print(f"looking for {given.workers} workers, for ten minutes at most", flush=True)
     if address:

@@ -10,7 +10,8 @@ import pytest
 from waiting import until
 
 import daskrun
-from daskrun import job, log_metrics
+from daskrun import log_metrics
+from daskrun.client import job
 from workshop_utils import progress
 from workshop_utils.classify import classify
 from workshop_utils.photos import list_photos

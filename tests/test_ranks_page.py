@@ -351,7 +351,9 @@ def test_the_menu_and_jupyterlab_offer_it_and_the_pane_shows_the_newest_job(clie
     with opened(browser, address(client, dashboard.PANE), PANE) as page:
         page.get_by_text(": finished").wait_for()
         row_of(page, 1).get_by_text("finished").wait_for()
-        expect(page.get_by_role("columnheader")).to_have_text(["rank", "state", "row", "ago", "worker"])
+        expect(page.get_by_role("columnheader")).to_have_text(
+            ["rank", "state", "row", "ago", "CPU", "memory", "worker"]
+        )
 
 
 def test_the_panes_link_asks_who_waits(client, browser, tmp_path):

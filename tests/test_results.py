@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from distributed import get_worker
 from waiting import until
 
 import daskrun
+from daskrun.child.context import current
 from workshop_utils.results import ResultError, ResultsHandler, write_tensorboard
 
 ROWS = [{"rank": 0, "step": 1, "loss": 0.5}, {"rank": 1, "step": 1, "loss": float("nan"), "note": "dög"}]
@@ -71,7 +71,7 @@ def test_files_arrive_in_their_places(client, tmp_path):
     job = daskrun.launch(client, send, handler)
     job.result()  # what was sent before the client looks is not lost
     assert os.listdir(handler.folder)
-    written = handler.process_results(str(tmp_path), job.futures)
+    written = handler.process_results(str(tmp_path), job)
     assert len(written) == 6 and not list(tmp_path.rglob("*.part")) and not os.listdir(handler.folder)
     for rank in range(2):
         assert (tmp_path / f"runs/{rank}/log.txt").read_text() == "later"
@@ -90,7 +90,7 @@ def test_results_are_fetched_once_and_leave_the_workers(client, tmp_path):
     handler = ResultsHandler(client=client)
     job = daskrun.launch(client, send, handler, n_workers=1)
     (worker,) = job.workers
-    assert handler.process_results(tmp_path, job.futures) == [tmp_path / "a.txt"]
+    assert handler.process_results(tmp_path, job) == [tmp_path / "a.txt"]
     assert job.result() == [bytes(1000)]
     until(lambda: client.run(state, workers=[worker])[worker] == (before[worker][0] + 1, []))
     assert job.done() and job.result() == [bytes(1000)]
@@ -103,7 +103,7 @@ def test_handlers_without_a_name_do_not_get_each_others_files(client, tmp_path):
     handlers = {text: ResultsHandler(client=client) for text in ("one", "two")}
     jobs = {text: daskrun.launch(client, send, handler, text, n_workers=1) for text, handler in handlers.items()}
     for text, handler in handlers.items():
-        written = handler.process_results(tmp_path / text, jobs[text].futures)
+        written = handler.process_results(tmp_path / text, jobs[text])
         assert [file.read_text() for file in written] == [text]
 
 
@@ -116,9 +116,9 @@ def test_files_of_a_job_that_fails_are_kept(client, tmp_path):
 
     handler = ResultsHandler(client=client)
     with pytest.raises(KeyError, match="then it failed"):  # and not the other rank's lost connection
-        handler.process_results(tmp_path / "raised", daskrun.launch(client, send, handler).futures)
+        handler.process_results(tmp_path / "raised", daskrun.launch(client, send, handler))
     assert (tmp_path / "raised/before.txt").read_text() == "kept"
-    handler.process_results(tmp_path / "quiet", daskrun.launch(client, send, handler).futures, raise_errors=False)
+    handler.process_results(tmp_path / "quiet", daskrun.launch(client, send, handler), raise_errors=False)
     assert (tmp_path / "quiet/before.txt").read_text() == "kept"
 
 
@@ -130,12 +130,12 @@ def test_a_path_out_of_the_folder_is_refused_where_it_is_sent(path, client):
 
 def test_a_path_out_of_the_folder_is_refused_where_it_arrives(client, tmp_path):
     def send_all_the_same(topic):
-        get_worker().log_event(topic, {"path": "a/../../up", "name": "name"})
+        current().send("event", topic, {"path": "a/../../up", "name": "name"})
 
     handler = ResultsHandler(client=client)
     job = daskrun.launch(client, send_all_the_same, handler.pub_sub_key, n_workers=1)
     with pytest.raises(ResultError, match="such as 'runs/loss.csv'"):
-        handler.process_results(tmp_path / "prefix", job.futures)
+        handler.process_results(tmp_path / "prefix", job)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -148,7 +148,7 @@ def test_a_link_out_of_the_folder_is_refused(client, tmp_path):
 
     handler = ResultsHandler(client=client)
     with pytest.raises(ResultError, match="symbolic link"):
-        handler.process_results(tmp_path / "prefix", daskrun.launch(client, send, handler, n_workers=1).futures)
+        handler.process_results(tmp_path / "prefix", daskrun.launch(client, send, handler, n_workers=1))
     assert not (tmp_path / "up.txt").exists()
 
 
@@ -169,4 +169,4 @@ def test_the_cause_comes_first_also_where_the_job_was_over_before(client, tmp_pa
     job = daskrun.launch(client, send, handler)
     until(job.done)
     with pytest.raises(KeyError, match="then it failed"):
-        handler.process_results(tmp_path, job.futures)
+        handler.process_results(tmp_path, job)

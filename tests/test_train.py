@@ -122,7 +122,7 @@ def alone():
 
 @pytest.fixture(scope="module")
 def on_two_ranks(shared_cluster):
-    return daskrun.run(shared_cluster.client, trained, n_workers=2, **FIVE_STEPS)
+    return daskrun.run(shared_cluster.client, trained, kwargs=FIVE_STEPS, n_workers=2)
 
 
 @pytest.mark.smoke
@@ -152,7 +152,7 @@ def test_ranks_that_drift_apart_are_found_at_the_next_comparison(client):
 
 def test_ranks_that_agree_pass_each_comparison_also_where_batchnorm_has_statistics_of_each_rank(client):
     settings = {**FIVE_STEPS, "check_every": 1, "freeze_batchnorm": False}
-    (numbers, weights), (others, its_weights) = daskrun.run(client, trained, n_workers=2, **settings)
+    (numbers, weights), (others, its_weights) = daskrun.run(client, trained, kwargs=settings, n_workers=2)
     assert numbers["steps"] == others["steps"] == 5
     assert not changed(weights, its_weights)  # in the end, these statistics are rank 0's, too
 
@@ -276,7 +276,7 @@ def test_training_leaves_the_callers_random_numbers_alone_also_on_a_rank_and_aft
 
     for wrong in ({}, {"lr": 1e30}):
         one, other = drawn_around(1, wrong), drawn_around(2, wrong)
-        on_ranks = daskrun.run(client, drawn_around, 3, wrong, n_workers=2, timeout=240)
+        on_ranks = daskrun.run(client, drawn_around, 3, wrong, n_workers=2, time_limit=240)
         for expected, found, _ in (one, other, *on_ranks):
             assert found == expected
         assert wrong or not changed(one[2], other[2]), "the run depends on what the caller has drawn"
@@ -302,10 +302,11 @@ class OfTheNotebook(TensorDataset):
 
 def test_the_children_of_a_rank_read_a_dataset_that_they_cannot_import(client):
     images = TensorDataset(*noise(33).tensors)
-    settings = {"n_workers": 1, "batch_size": 16}
-    (expected,) = daskrun.run(client, trained, Subset(images, range(32)), **settings)
+    settings = {"batch_size": 16}
+    (expected,) = daskrun.run(client, trained, Subset(images, range(32)), kwargs=settings, n_workers=1)
     own = OfTheNotebook(*images.tensors)
-    (found,) = daskrun.run(client, trained, Subset(own, range(32)), num_workers=1, **settings)
+    settings["num_workers"] = 1
+    (found,) = daskrun.run(client, trained, Subset(own, range(32)), kwargs=settings, n_workers=1)
     assert found[0]["train_loss"] == expected[0]["train_loss"] and not changed(found[1], expected[1])
 
 
@@ -343,8 +344,8 @@ def test_a_process_with_a_gpu_is_not_forked():
 def test_another_number_of_ranks_may_resume_a_run(client, alone, tmp_path):
     checkpoint = str(tmp_path / "run.pt")
     interrupted(checkpoint)
-    results = daskrun.run(client, trained, n_workers=2, checkpoint=checkpoint, checkpoint_every=2, **FIVE_STEPS)
-    for numbers, weights in results:
+    settings = {**FIVE_STEPS, "checkpoint": checkpoint, "checkpoint_every": 2}
+    for numbers, weights in daskrun.run(client, trained, kwargs=settings, n_workers=2):
         assert numbers["resumed_at"] == 2 and difference(weights, alone[1]) <= 1e-5
 
 
@@ -396,7 +397,7 @@ def test_images_that_the_ranks_cannot_share_are_named_on_all_ranks(client):
     def refused():
         return [str(pytest.raises(ValueError, case, dist.get_rank()).value) for case, _ in cases]
 
-    first, second = daskrun.run(client, refused, n_workers=2, timeout=240)
+    first, second = daskrun.run(client, refused, n_workers=2, time_limit=240)
     assert first == second
     for sentence, (_, said) in zip(first, cases, strict=True):
         assert re.search(said, sentence)
@@ -417,7 +418,7 @@ def test_first_the_head_alone_is_trained_then_everything(client):
     before, (_, first), (_, second) = resnet().state_dict(), *(trained(epochs=n, freeze_epochs=1) for n in (1, 2))
     assert changed(before, first) == {"fc.weight", "fc.bias"}
     assert changed(before, second) == {name for name, _ in resnet().named_parameters()}  # and no running statistics
-    for _, weights in daskrun.run(client, trained, n_workers=2, epochs=2, freeze_epochs=1):
+    for _, weights in daskrun.run(client, trained, kwargs={"epochs": 2, "freeze_epochs": 1}, n_workers=2):
         assert difference(weights, second) <= 1e-5
 
 
@@ -438,7 +439,8 @@ def test_weights_that_the_caller_froze_stay_frozen():
 
 
 def test_ranks_log_each_step_with_its_times_and_rank_0_each_epoch(client):
-    job = daskrun.launch(client, trained, n_workers=2, epochs=2, val_set=noise(7), warmup_steps=3, **FIVE_STEPS)
+    settings = {**FIVE_STEPS, "epochs": 2, "val_set": noise(7), "warmup_steps": 3}
+    job = daskrun.launch(client, trained, kwargs=settings, n_workers=2)
     (numbers, _), _ = job.result()
     rows = job.metrics()
     steps, epochs = rows[rows.images.notna()], rows[rows.images.isna()]
@@ -456,7 +458,7 @@ def test_what_after_step_returns_is_logged_with_the_step(client):
     def length(model, optimizer, images):
         return {"n_images": len(images), "weights": sum(weight.norm().item() for weight in model.parameters())}
 
-    job = daskrun.launch(client, trained, n_workers=2, after_step=length, **FIVE_STEPS)
+    job = daskrun.launch(client, trained, kwargs={**FIVE_STEPS, "after_step": length}, n_workers=2)
     job.result()
     rows = job.metrics()
     assert len(rows) == 10 and (rows.n_images == rows.images).all()
@@ -464,7 +466,8 @@ def test_what_after_step_returns_is_logged_with_the_step(client):
 
 
 def test_compressed_gradients_give_nearly_the_same_weights_equal_on_all_ranks(client, on_two_ranks):
-    (_, weights), (_, others) = daskrun.run(client, trained, n_workers=2, compression="fp16", **FIVE_STEPS)
+    settings = {**FIVE_STEPS, "compression": "fp16"}
+    (_, weights), (_, others) = daskrun.run(client, trained, kwargs=settings, n_workers=2)
     assert not changed(weights, others)
     assert 1e-7 < difference(weights, on_two_ranks[0][1]) < 1e-2  # without compression a run repeats to the bit
 
@@ -575,7 +578,7 @@ def test_ranks_that_disagree_on_their_checkpoint_are_refused(client, tmp_path):
     interrupted(tmp_path / "resumed.pt")
     for checkpoint, named in ((tmp_path / "resumed.pt", r"step: \[0, 2\]"), (None, "checkpoint: .*False")):
         with pytest.raises(ValueError, match=named):
-            daskrun.run(client, with_own, tmp_path / "new.pt", checkpoint, n_workers=2, timeout=240)
+            daskrun.run(client, with_own, tmp_path / "new.pt", checkpoint, n_workers=2, time_limit=240)
 
 
 class LeavesOut(TensorDataset):
@@ -605,7 +608,7 @@ def test_a_dataset_that_does_not_give_all_images_is_refused_in_training_and_eval
 def test_ranks_do_not_part_where_a_dataset_leaves_an_image_out(client):
     dataset = LeavesOut(*noise().tensors)
     with pytest.raises(ValueError, match="7 images instead of 8"):
-        daskrun.run(client, trained, dataset, n_workers=2, timeout=240, **FIVE_STEPS)
+        daskrun.run(client, trained, dataset, kwargs=FIVE_STEPS, n_workers=2, time_limit=240)
 
 
 @pytest.mark.weekly
@@ -640,7 +643,7 @@ def test_two_ranks_that_share_a_gpu_end_with_the_weights_of_one_process():
 
     settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
     with LocalCluster(**settings) as cluster, Client(cluster) as client:
-        job = daskrun.launch(client, on_gpu, n_workers=2, backend="gloo")
+        job = daskrun.launch(client, on_gpu, n_workers=2, backend="gloo", virtual_local_rank=True)
         (numbers, weights), _ = job.result()
     assert difference(weights, on_gpu()[1]) < 1e-3 and math.isfinite(numbers["loss"])
     assert (job.metrics().comm_s.dropna() > 0).all()

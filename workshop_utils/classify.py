@@ -18,7 +18,7 @@ import torch
 from distributed import Client, Future, secede
 from torch import nn
 
-from daskrun.cluster import workers_with_gpu
+from daskrun.client.cluster import workers_with_gpu
 from daskrun.errors import SchedulerLost, check_client
 from workshop_utils.arguments import whole_number
 from workshop_utils.checkpoint import WeightsError

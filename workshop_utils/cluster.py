@@ -188,7 +188,8 @@ def _start_local(n_workers, threads_per_worker, memory_limit):
             threads_per_worker=threads_per_worker,
             memory_limit=memory_limit,
             dashboard_port=DASHBOARD_PORT,
-            preload=["workshop_utils.classify", "workshop_utils.train"],
+            preload=["torchvision"],
+            worker_preload=["torch", "workshop_utils.classify"],
         )
     if hasattr(builtins, "__IPYTHON__"):  # a program may want two clusters side by side
         _started.append(client)

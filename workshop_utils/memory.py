@@ -17,7 +17,8 @@ def peak_memory() -> Iterator[dict[str, float]]:
     """Measure this process in the block: on the GPU if PyTorch sees one, else its size in main memory (RSS).
 
     Yields a dict, which has two numbers in MB (10^6 bytes) after the block, also if that raises an error: "idle MB",
-    before the block, and "peak MB", what the block needs beyond that. On a GPU it counts what PyTorch reserves; in main
+    before the block, without the pages that it shares with other processes, and "peak MB", what the block needs beyond
+    that. On a GPU it counts what PyTorch reserves; in main
     memory, a peak between two looks, which are 5 ms apart, is missed. Before the block, freed memory goes back to the
     system, or would hide a part of the need; only glibc does so when asked.
 
@@ -40,7 +41,7 @@ def peak_memory() -> Iterator[dict[str, float]]:
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
     process, done = psutil.Process(), threading.Event()
-    sizes = [process.memory_info().rss]
+    idle, sizes = process.memory_full_info().uss, [process.memory_info().rss]
 
     def watch() -> None:
         while not done.wait(EVERY_S):
@@ -54,4 +55,4 @@ def peak_memory() -> Iterator[dict[str, float]]:
         sizes.append(process.memory_info().rss)  # what the block still holds
         done.set()
         watcher.join()
-        found |= {"idle MB": sizes[0] / 1e6, "peak MB": (max(sizes) - sizes[0]) / 1e6}
+        found |= {"idle MB": idle / 1e6, "peak MB": (max(sizes) - sizes[0]) / 1e6}

@@ -8,15 +8,18 @@ from contextlib import ExitStack
 from functools import cache
 from numbers import Real
 from pathlib import Path, PurePath, PurePosixPath
+from typing import TYPE_CHECKING
 
-from distributed import Client, Future, default_client, get_worker
-
-from daskrun import Stopped
+from daskrun.child.context import current
 from daskrun.errors import check_client
 from daskrun.metrics import refuse_children
-from daskrun.scheduler import drop_events
 from workshop_utils.shared import new_shared_folder
 from workshop_utils.storage import local_path, open_address, whole_file
+
+if TYPE_CHECKING:  # a rank that sends a file imports nothing of Dask, which takes half a second
+    from distributed import Client, Future
+
+    from daskrun import Job
 
 
 class ResultError(ValueError):
@@ -62,11 +65,13 @@ class ResultsHandler:
     files travel through the shared storage; only their names pass the scheduler.
     """
 
-    def __init__(self, pub_sub_key: str | None = None, client: Client | None = None) -> None:
+    def __init__(self, pub_sub_key: str | None = None, client: "Client | None" = None) -> None:
         """pub_sub_key: a name for the channel, drawn at random by default. client: by default the current one.
 
         Raises shared.NotShared where workers and client have no storage in common.
         """
+        from distributed import default_client
+
         self.pub_sub_key = pub_sub_key or f"results-{uuid.uuid4().hex}"
         self.folder = new_shared_folder()
         self._client = client or default_client()
@@ -86,24 +91,38 @@ class ResultsHandler:
         name = uuid.uuid4().hex
         fs, there = open_address(f"{self.folder}/{name}")
         fs.pipe_file(there, data)
-        get_worker().log_event(self.pub_sub_key, {"path": relative, "name": name})
+        about = {"path": relative, "name": name}
+        if rank := current():
+            rank.send("event", self.pub_sub_key, about)
+        else:  # a task of Dask
+            from distributed import get_worker
 
-    def process_results(self, prefix: str | Path, futures: Iterable[Future], raise_errors: bool = True) -> list[Path]:
+            get_worker().log_event(self.pub_sub_key, about)
+
+    def process_results(
+        self, prefix: str | Path, futures: "Job | Iterable[Job | Future]", raise_errors: bool = True
+    ) -> list[Path]:
         """Write each result to `<prefix>/<path>` as it comes, until all `futures` are done; return the paths.
 
-        futures: of one or more jobs, such as `job.futures`. A job that goes on after a death (`max_restarts`) has other
-        ones then, so this ends with the death. A later result of the same path replaces an earlier one.
-        Raises what a future raised, unless raise_errors is False; results that came before are written.
+        A later result of the same path replaces an earlier one.
+
+        Args:
+            futures: Jobs of daskrun, or Dask's futures.
+            raise_errors: Whether to raise what one of them raised; results that came before are written.
         """
-        written, pending = [], list(futures)
+        from daskrun import Job
+        from daskrun.scheduler import drop_events
+
+        written: list[Path] = []
+        pending = [futures] if isinstance(futures, Job) else list(futures)
         try:
             while pending or self._arrived:
                 done = [future for future in pending if future.done()]  # asked before the last results are written
                 while self._arrived:
                     result = self._arrived.pop(0)
                     written.append(self._keep(prefix, result["path"], result["name"]))
-                for future in sorted(done, key=_after_its_cause) if raise_errors else ():
-                    if future.status != "finished":  # what a rank returned may be large, and stays where it is
+                for future in done if raise_errors else ():
+                    if isinstance(future, Job) or future.status != "finished":  # else its result stays where it is
                         future.result()
                 pending = [future for future in pending if future not in done]
                 time.sleep(0.05)  # until the next look at the futures
@@ -122,11 +141,6 @@ class ResultsHandler:
             part.write_bytes(fs.cat_file(there))
         fs.rm_file(there)
         return target
-
-
-def _after_its_cause(future):
-    """Return a key that sorts errors before what followed from them: ranks that were stopped, or cancelled."""
-    return future.status != "error", future.status == "error" and isinstance(future.exception(), Stopped)
 
 
 def _relative(path):

@@ -233,7 +233,7 @@ def learning_rate(step: int, n_steps: int, lr: float, batch_size: int, warmup_st
 
 
 def _own_device() -> torch.device:
-    """Return the device that this rank computes on: its own GPU, which it sees first, else the CPU."""
+    """Return the device that this rank computes on: its own GPU, the current one of its process, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -21,7 +21,7 @@ def variables_of_a_fresh_shell(monkeypatch):
 
 
 def check(address, **settings):
-    environment = {**os.environ, **settings}
+    environment = {**os.environ, "TQDM_DISABLE": "1", **settings}
     done = subprocess.run([WORKSHOP, "check", "--address", address], env=environment, capture_output=True, text=True)
     assert not done.stderr, done.stderr
     return done.returncode, done.stdout

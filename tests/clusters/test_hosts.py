@@ -28,7 +28,7 @@ def test_ranks_meet_at_rank_0s_own_address_through_the_hosts_own_network(on_host
         return total.item(), socket.gethostname(), *map(os.environ.get, names)
 
     where = hosts_cluster.hosts[0].address, "eth0", "=eth0"
-    assert daskrun.run(on_hosts, sum_up, timeout=240) == [(3.0, "one", *where), (3.0, "two", *where)]
+    assert daskrun.run(on_hosts, sum_up, time_limit=240) == [(3.0, "one", *where), (3.0, "two", *where)]
     listening = [c.laddr.ip for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN]
     assert not {hosts_cluster.network.address, "0.0.0.0", "::"} & {*listening}  # nobody has to reach the client
 
@@ -41,7 +41,7 @@ def test_horovods_ranks_meet_as_well(on_hosts):
         total = hvd.allreduce(torch.tensor([1.0 + hvd.rank()]), op=hvd.Sum)
         return total.item(), hvd.rank(), hvd.local_rank(), hvd.cross_rank(), socket.gethostname()
 
-    assert daskrun.run(on_hosts, sum_up, backend="horovod", timeout=240) == [
+    assert daskrun.run(on_hosts, sum_up, backend="horovod", time_limit=240) == [
         (3.0, 0, 0, 0, "one"),
         (3.0, 1, 0, 1, "two"),
     ]
@@ -92,9 +92,7 @@ def test_ranks_that_cannot_reach_each_other_are_named_with_the_address_and_the_c
     one, two = hosts_cluster.hosts
     two.run("ip", "route", "add", "blackhole", one.address)  # both still reach the scheduler
     try:
-        with pytest.raises(
-            JobError, match=rf"Rank 1, on worker \S+{two.address}\S+.* rank 0 at .*{one.address}.*firewall"
-        ):
+        with pytest.raises(JobError, match=rf"Rank 1, on {two.address}, .* rank 0 at .*{one.address}.*firewall"):
             daskrun.run(on_hosts, dist.barrier)
     finally:
         two.run("ip", "route", "del", "blackhole", one.address)
@@ -103,9 +101,9 @@ def test_ranks_that_cannot_reach_each_other_are_named_with_the_address_and_the_c
 @pytest.mark.parametrize("is_back", [False, pytest.param(True, marks=pytest.mark.weekly)])
 def test_training_goes_on_from_the_checkpoint_with_or_without_the_lost_host(on_hosts, hosts_cluster, teach, is_back):
     source, checkpoint = find_data(8, HELD_OUT, light="dusk"), f"{new_shared_folder()}/breeds.pt"
-    settings = {"checkpoint": checkpoint, "checkpoint_every": 2, "epochs": 4, "max_restarts": 1}
-    settings |= {"wait_for_successors": 120} if is_back else {"wait_for_successors": 5, "n_workers": (1, 2)}
-    with daskrun.launch(on_hosts, teach, source, **settings) as job:
+    settings = {"checkpoint": checkpoint, "checkpoint_every": 2, "epochs": 4}
+    options = {"wait_for_successors": 120} if is_back else {"wait_for_successors": 5, "n_workers": (1, 2)}
+    with daskrun.launch(on_hosts, teach, source, kwargs=settings, max_restarts=1, **options) as job:
         has_reached(6, job)
         hosts_cluster.lose(hosts_cluster.hosts[1])
         if is_back:

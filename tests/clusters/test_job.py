@@ -13,7 +13,7 @@ from pathlib import Path
 import cloudpickle
 import pytest
 import torch.distributed as dist
-from distributed import Client, LocalCluster, get_worker
+from distributed import Client, LocalCluster
 from hosts import PYTHONPATH
 from processes import dask_process
 from waiting import until
@@ -43,7 +43,6 @@ def start_workers(tmp_path):
     preloads = {"gpu": tmp_path / "fake_gpu.py", "cpu": tmp_path / "announces.py"}
     preloads["gpu"].write_text(FAKE_GPU)
     preloads["cpu"].write_text(ANNOUNCES)
-    settings = worker_settings(torch_threads=1) | {"PYTHONPATH": PYTHONPATH}
     with ExitStack() as stack:
         cluster = LocalCluster(n_workers=0, host=LOOPBACK, dashboard_address=f"{LOOPBACK}:0", silence_logs=50)
         client = stack.enter_context(Client(stack.enter_context(cluster)))
@@ -52,13 +51,18 @@ def start_workers(tmp_path):
             for name in names:
                 flags = ["--name", name, "--nthreads", 1]
                 flags += ["--preload", preloads[name[:3]]] if name[:3] in preloads else []
-                stack.enter_context(
-                    dask_process("worker", client.scheduler.address, *flags, folder=tmp_path, **settings)
-                )
+                settings = worker_settings(torch_threads=1) | {"PYTHONPATH": PYTHONPATH, "WORKER": name}
+                words = "worker", client.scheduler.address, *flags
+                stack.enter_context(dask_process(*words, folder=tmp_path, **settings))
             client.wait_for_workers(len(names), timeout=240)
             return client
 
         yield start
+
+
+def name():
+    """Return the name of a rank's worker, whose environment it has."""
+    return os.environ["WORKER"]
 
 
 def die_once(marker):
@@ -66,14 +70,11 @@ def die_once(marker):
     if not marker.exists():
         marker.touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    return get_worker().name
+    return name()
 
 
 def test_ranks_are_of_one_kind_and_stay_so_after_a_death(start_workers, tmp_path):
     client = start_workers("gpu", "cpu-0", "cpu-1")  # which say so themselves: Dask's announcements are wrong
-
-    def name():
-        return get_worker().name
 
     address = {worker["name"]: address for address, worker in known_workers(client).items()}
     with pytest.warns(UserWarning, match=f"with a GPU.*{address['cpu-0']}"):

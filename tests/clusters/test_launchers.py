@@ -96,7 +96,7 @@ def test_a_launcher_starts_a_cluster_that_a_notebook_joins(launcher, port, about
         start_cluster(address=f"tcp://{LOOPBACK}:{port}", timeout_s=120) as client,
     ):
         until(lambda: len(client.nthreads()) == 2, log.read_text)
-        assert daskrun.run(client, sum_up, timeout=240) == [3.0, 3.0]
+        assert daskrun.run(client, sum_up, time_limit=240) == [3.0, 3.0]
         threads = max(1, CPU_COUNT // 3) if launcher == by_torchrun else 1
         gpus = ["4,5", "5,4"] if launcher == by_torchrun else ["", ""]  # of those it sees, each takes another first
         assert sorted(client.run(about).values()) == [(False, None, str(threads), None, each) for each in gpus]

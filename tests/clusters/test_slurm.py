@@ -105,7 +105,7 @@ def test_workers_that_are_jobs_classify_photos_and_are_the_ranks_of_a_job(client
         dist.all_reduce(total)
         return os.environ["SLURMD_NODENAME"], total.item(), os.environ["OMP_NUM_THREADS"]  # of the job's prologue
 
-    assert sorted(daskrun.run(client, node, timeout=240)) == [("n1", 2.0, "4"), ("n2", 2.0, "4")]
+    assert sorted(daskrun.run(client, node, time_limit=240)) == [("n1", 2.0, "4"), ("n2", 2.0, "4")]
 
 
 before_its_time_is_over = ("scancel", "--signal=TERM")  # what #SBATCH --signal=TERM@120 does
@@ -184,7 +184,7 @@ import os, runpy, sys
 import daskrun
 
 def seen():
-    return os.environ["SLURMD_NODENAME"], os.environ["CUDA_VISIBLE_DEVICES"]
+    return os.environ["SLURMD_NODENAME"], os.environ["CUDA_VISIBLE_DEVICES"], os.environ.get("LOCAL_RANK")
 
 def run(client, function, *args):
     return [{"scheduler": client.run_on_scheduler(seen), "script": seen(), "ranks": sorted(in_ranks(client, seen))}]
@@ -203,5 +203,5 @@ def test_in_one_allocation_each_rank_has_a_gpu_and_scheduler_and_script_have_non
     told(given, "sbatch", *gpus, f"--output={tmp_path / 'log'}", DEPLOY / "train.sbatch", "unused", "1")
     until(lambda: no_job_is_left(given))  # sbatch --wait would ask twice a minute
     (seen,) = map(ast.literal_eval, re.findall(r"^{'scheduler'.*}$", (tmp_path / "log").read_text(), re.MULTILINE))
-    assert seen["scheduler"] == seen["script"] == ("n1", "")
-    assert seen["ranks"] == own_gpu_before_the_other("n1")
+    assert seen["scheduler"] == seen["script"] == ("n1", "", None)
+    assert seen["ranks"] == [("n1", "0,1", "0"), ("n1", "0,1", "1")]

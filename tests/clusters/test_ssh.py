@@ -109,7 +109,7 @@ def test_the_environment_arrives_at_workers(client):
 
 
 def test_ranks_meet(client, sum_up):
-    assert daskrun.run(client, sum_up, timeout=240) == [3.0, 3.0]
+    assert daskrun.run(client, sum_up, time_limit=240) == [3.0, 3.0]
 
 
 def test_a_server_whose_key_is_unknown_is_not_trusted(login, tmp_path):

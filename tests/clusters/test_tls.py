@@ -66,7 +66,7 @@ def address(settings, tmp_path_factory):
 @pytest.mark.filterwarnings("ignore:Workers do not suit PyTorch")  # each has one core of several
 def test_ranks_meet_on_a_cluster_that_talks_tls(address, settings, sum_up):
     with dask.config.set(settings), start_cluster(address=address) as client:
-        assert daskrun.run(client, sum_up, timeout=240) == [3.0, 3.0]
+        assert daskrun.run(client, sum_up, time_limit=240) == [3.0, 3.0]
         assert all(worker.startswith("tls://") for worker in [address, *client.nthreads()])
 
 

@@ -13,7 +13,6 @@ from workshop_utils.exercises import ranks
 @pytest.fixture
 def two_ranks(monkeypatch):
     monkeypatch.setattr(ranks, "daskrun", Ranks(monkeypatch))
-    monkeypatch.setattr(ranks, "TRIAL_S", 0.001)  # these ranks have no time limit
 
 
 class Ranks:

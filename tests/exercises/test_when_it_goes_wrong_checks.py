@@ -1,10 +1,12 @@
 """Notebook 12: wrong answers get a hint, never a traceback, and right ones pass in any sensible form."""
 
+import sys
 from copy import deepcopy
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
+import cloudpickle
 import nbformat
 import numpy as np
 import pandas as pd
@@ -21,6 +23,7 @@ from workshop_utils.exercises import when_it_goes_wrong as checks
 from workshop_utils.exercises.gym.case import Case
 from workshop_utils.exercises.gym.faults import Diagnosis
 
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as a notebook's functions: ranks don't import this module
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "12-when-it-goes-wrong.ipynb"
 RIGHT_CULPRIT = (checks.SPOILED_RANK, checks.SPOILED_STEP)
 UNEVEN = {"fault": "uneven batches", "rank": 1, "step": 24, "cure": "as many batches on all ranks"}

@@ -26,7 +26,7 @@ def work():
     return "done"
 
 if __name__ == "__main__":
-    with start_cluster(2) as client, daskrun.launch(client, work, timeout=200, stall_after=50) as job:
+    with start_cluster(2) as client, daskrun.launch(client, work, time_limit=200, stall_after=50) as job:
         for row in job.rows():
             if row["rank"] == 0:
                 print(row["step"], time.time(), flush=True)

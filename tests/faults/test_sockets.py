@@ -18,7 +18,10 @@ from waiting import until
 
 WORKSHOP = Path(sys.executable).parent / "workshop"
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
-PARTS = "workshop lab", "workshop room", "ipykernel", "script.py", "multiprocessing.forkserver", "weed", "tensorboard"
+PARTS = (
+    *("workshop lab", "workshop room", "ipykernel", "script.py", "weed", "tensorboard"),
+    *("multiprocessing.forkserver", "daskrun.child.template"),  # the workers, and the ranks' store
+)
 MARK = "WORKSHOP_TEST_OF_SOCKETS"  # an environment variable, by which all that this test has started is known
 NOTEBOOK = """
 import os, subprocess, sys, time

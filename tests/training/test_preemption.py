@@ -155,7 +155,18 @@ def test_one_rank_is_told_and_both_save_the_same_step(client, tmp_path):
     assert [numbers["resumed_at"] for numbers in daskrun.run(client, teach, False)] == [3, 3]
 
 
-def test_in_another_thread_without_a_worker_the_handler_stays(handler):
+def test_a_job_that_is_stopped_has_saved_its_last_step(client, tmp_path):
+    checkpoint = str(tmp_path / "run.pt")
+    settings = {**FIVE_STEPS, "epochs": 10_000, "checkpoint": checkpoint, "checkpoint_every": 10**6}
+    job = daskrun.launch(client, trained, kwargs=settings)
+    next(job.rows())
+    job.stop()
+    with pytest.raises(Preempted) as stopped:
+        job.result()
+    assert load_checkpoint(checkpoint)["training"]["step"] == stopped.value.args[0] >= 1
+
+
+def test_outside_of_the_main_thread_the_handler_stays(handler):
     seen = []
 
     def work():

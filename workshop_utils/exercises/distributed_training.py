@@ -1,9 +1,9 @@
 """Checks of notebook 06 · Distributed training."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
-from distributed import Client
 
 import daskrun
 from workshop_utils.exercises import (
@@ -18,13 +18,16 @@ from workshop_utils.exercises import (
 )
 from workshop_utils.exercises.ranks import ask_ranks, run_on_ranks
 
+if TYPE_CHECKING:  # as in `ranks`
+    from distributed import Client
+
 IMAGES_A_RANK = 4  # a rank's images of a whole batch in `check_fit_together`
 EXACT = 1e-9  # the order of sums changes float64 weights by less
 ROUNDED = 6e-3  # an accuracy may be rounded to two places
 
 
 @exercise
-def check_fit_together(fit_together: Function, fit: Callable, client: Client) -> None:
+def check_fit_together(fit_together: Function, fit: Callable, client: "Client") -> None:
     expect(not _does_what(fit_together, fit), "fit_together still does what fit does: nothing has changed yet.")
     n_ranks = _n_ranks(client)
     batch_size = IMAGES_A_RANK * n_ranks
@@ -48,7 +51,7 @@ def check_fit_together(fit_together: Function, fit: Callable, client: Client) ->
 
 
 @exercise
-def check_global_accuracy(global_accuracy: Function, given: Callable, client: Client) -> None:
+def check_global_accuracy(global_accuracy: Function, given: Callable, client: "Client") -> None:
     expect(
         not _does_what(global_accuracy, given),
         "global_accuracy still does what reported does: nothing has changed yet.",
@@ -86,7 +89,7 @@ def _expect_accuracy(client, global_accuracy, n_right, n_images):
 
 
 def _n_ranks(client):
-    """Return how many ranks a launch on all workers has, also while one that an earlier answer killed starts again."""
+    """Return how many ranks a launch on all workers has."""
     return len(daskrun.run(client, int, backend="gloo"))
 
 

@@ -131,7 +131,7 @@ def _in_both_places(client, unequal):
 
 def _on_cluster(client, function, *args):
     try:
-        limits = {"timeout": 90, "wait_for_workers": 60}  # workers may be new
-        return daskrun.run(client, function, *args, backend="horovod", **limits)
+        # Workers may be new.
+        return daskrun.run(client, function, *args, backend="horovod", time_limit=90, wait_for_workers=60)
     except TimeoutError as error:
         raise NotYet(f"{error} {WAITING}") from None

@@ -14,7 +14,6 @@ from workshop_utils.exercises.ranks import run_on_ranks, run_ours
 from workshop_utils.shared import new_shared_folder
 
 N_BLOCKS, MOST_UNITS = 6, 10
-SLOW_IMPORTS = ("torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict")
 N_STEPS, RATE, LATER_RATE = 5, 0.01, 0.002  # learning rates of a new optimiser, and of the one that is saved
 CLOSE, GRADIENTS_CLOSE = 1e-5, 1e-4  # the second of a gradient's length; a reduction in bf16 is 20 times as far off
 
@@ -45,7 +44,7 @@ class Tower(nn.Module):
 
 @exercise
 def check_shard_evenly(shard_evenly: Function, client: Answer) -> None:
-    found = run_on_ranks(client, _sharded, shard_evenly, imports=SLOW_IMPORTS)[0]
+    found = run_on_ranks(client, _sharded, shard_evenly)[0]
     sizes, whole = found["units"], found["whole"]
     expect(sizes, "no part of the model is sharded: call fully_shard on modules.")
     expect(
@@ -224,7 +223,7 @@ def check_resume(resume: Function, client: Answer) -> None:
     path, saved_step = f"{new_shared_folder()}/checkpoint", random.randint(100, 999)  # which no answer can know
     saved = run_ours(client, _train_and_save, path, saved_step)[0]
     about_moments = "Does a new optimiser have any when dcp.load fills what it is given? get_state_dict makes them."
-    for rank, (step, losses) in enumerate(run_on_ranks(client, _go_on, resume, path, imports=SLOW_IMPORTS)):
+    for rank, (step, losses) in enumerate(run_on_ranks(client, _go_on, resume, path)):
         about = f"on rank {rank}, "
         expect(step == saved_step, f"{about}resume returned {shown(step)}, and the checkpoint is of step {saved_step}.")
         right = saved["right"]

@@ -1,23 +1,23 @@
 """Run an answer on several ranks, and say in a hint what they wait for if they do not come to an end."""
 
-import importlib
 import inspect
 import re
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-from distributed import Client
 
 import daskrun
 from daskrun import JobError, WorkerDied
 from workshop_utils.exercises import Answer, Function, NotYet, expect, shown
 
-LONG_S, SHORT_S = 30, 10  # time limits on a quiet machine: of a function, and of one that only sends small messages
-TRIAL_S = 0.2  # seconds of a core after which a rank says how busy its machine is
-MOST_SLOW = 5  # times as slow as a quiet machine, for which there is more time
+if TYPE_CHECKING:  # ranks import this module, and Dask would take them most of a second
+    from distributed import Client
+
+# Time limits in seconds of a function, and of one that only sends small messages. A right answer takes 1 to 3, or 5
+# more where each rank has to import PyTorch first; a busy machine needs several times that.
+LONG_S, SHORT_S = 40, 20
 SIGNS_OF_A_LOST_PARTNER = ("onnection", "gloo", "Read error", "Socket")  # in what gloo raises if a rank has left
 CURE = "Call the same collectives on every rank, equally often."
 BUSY = "Your machine is busy, or a loop has no end: run the cell again."
@@ -30,26 +30,25 @@ OUR_BARRIER = re.compile(r", at ranks\.py:\d+ in says, in barrier")  # of `expec
 
 
 def run_on_ranks(
-    client: Client,
-    function: Callable,
-    *args: Any,
-    n_workers: int = 2,
-    about: str = "",
-    is_short: bool = False,
-    imports: Sequence[str] = (),
+    client: "Client", function: Callable, *args: Any, n_workers: int = 2, about: str = "", is_short: bool = False
 ) -> list[Any]:
-    """Return what function(*args) returns on each rank.
+    """Run an answer on ranks, with a time limit, and return what function(*args) returns on each.
 
-    about: the beginning of a hint, such as "with these losses, ". is_short: whether the function only sends some
-    small messages, so that ranks which wait for each other are told sooner. imports: modules that it imports, which
-    does not count for its time limit. Raises NotYet for ranks that come to no end, or if one of them died, else what a
-    rank raised.
+    Args:
+        about: The beginning of a hint, such as "with these losses, ".
+        is_short: Whether the function only sends a few small messages, so that ranks that wait for each other get
+            their hint sooner.
+
+    Raises:
+        NotYet: If the ranks don't come to an end, or one of them dies.
+
+    What a rank raises is raised here.
     """
-    group: dict[str, Any] = {"n_workers": n_workers, "backend": "gloo", "wait_for_workers": 60}
-    slowness = max(daskrun.run(client, _slowness, imports, **group))  # where a right answer takes longer, too
-    timeout_s = round(min(slowness, MOST_SLOW) * (SHORT_S if is_short else LONG_S))
+    limit_s = SHORT_S if is_short else LONG_S
     try:
-        return daskrun.run(client, function, *args, timeout=timeout_s, **group)
+        return daskrun.run(
+            client, function, *args, n_workers=n_workers, backend="gloo", time_limit=limit_s, wait_for_workers=60
+        )
     except TimeoutError as error:
         why = OUR_BARRIER.sub(", after the function has returned", str(error).split(" If all is well")[0])
         if any(sign in why for sign in AT_WORK) and HAS_LEFT not in why:
@@ -66,23 +65,13 @@ def run_on_ranks(
         raise
 
 
-def run_ours(client: Client, function: Callable, *args: Any) -> list[Any]:
+def run_ours(client: "Client", function: Callable, *args: Any) -> list[Any]:
     """Return what function(*args) returns on each of two ranks. It has no time limit, and no answer is called in it."""
     return daskrun.run(client, function, *args, n_workers=2, backend="gloo", wait_for_workers=60)
 
 
-def _slowness(imports: Sequence[str]) -> float:
-    """Import modules; then return how many seconds pass while this thread computes for one: 1 on a quiet machine."""
-    for name in imports:
-        importlib.import_module(name)
-    begin, until = time.monotonic(), time.thread_time() + TRIAL_S
-    while time.thread_time() < until:
-        pass
-    return max(1.0, (time.monotonic() - begin) / TRIAL_S)
-
-
 def ask_ranks(
-    client: Client, function: Function, arguments: Sequence[tuple], about: str, is_short: bool = False
+    client: "Client", function: Function, arguments: Sequence[tuple], about: str, is_short: bool = False
 ) -> list[Answer]:
     """Return what function(*arguments[rank]) returns on each rank; there are as many ranks as `arguments`."""
 
@@ -93,7 +82,7 @@ def ask_ranks(
 
 
 def expect_agreement(
-    client: Client, stop: Function, arguments: Sequence[tuple], right: bool, about: str, why: str
+    client: "Client", stop: Function, arguments: Sequence[tuple], right: bool, about: str, why: str
 ) -> None:
     """Raise NotYet unless stop(*arguments[rank]) is `right` on each of two ranks.
 

@@ -263,12 +263,10 @@ def _ranks(client):
         import torch
         import torch.distributed as dist
 
-        from daskrun.rank import network_interface
-
         dist.all_reduce(total := torch.ones(1))
         _need(total.item() == dist.get_world_size(), f"the sum over {dist.get_world_size()} ranks was {total.item()}")
-        return network_interface()
+        return os.environ.get("GLOO_SOCKET_IFNAME")
 
-    interfaces = daskrun.run(client, meet, timeout=120)
+    interfaces = daskrun.run(client, meet, time_limit=120)
     over = ", ".join(sorted(set(map(str, interfaces))))
     return f"{len(interfaces)} met and added up, over {over}" if len(interfaces) > 1 else f"one, alone, over {over}"

@@ -1,19 +1,14 @@
 """End training in order when SIGTERM comes, as Slurm, Kubernetes and others send it before they take a machine away."""
 
-import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psutil
 import torch
 import torch.distributed as dist
-from distributed import get_worker
-
-ANSWER_S = 10  # time limit for the event loop of a worker, which may be ending
 
 
 class Preempted(RuntimeError):
@@ -35,20 +30,22 @@ class Preempted(RuntimeError):
 def sigterm_noticed(saves: bool = True) -> Iterator[list[int]]:
     """Yield a list that grows with each SIGTERM in the block, where the signal does not end this process.
 
-    saves: if False, the block has nowhere to save to, the list stays empty, and SIGTERM ends the process as ever.
-
     After the block the handler is as before. If the block ends without an exception, a signal that came is sent again,
     so none is lost.
-    Python runs handlers in the main thread. On a Dask worker, functions run in other threads, but the main one runs the
-    worker's event loop, which sets the handler. In any other thread the list stays empty, and SIGTERM ends the process.
+
+    Args:
+        saves: If False, the block has nowhere to save to: the list stays empty, and SIGTERM ends the process as ever.
+            So it does outside of the main thread, in which Python runs handlers.
     """
     signals: list[int] = []
-    before = _set_handler(lambda number, frame: signals.append(number)) if saves else None
+    if not saves or threading.current_thread() is not threading.main_thread():
+        yield signals
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     try:
         yield signals
     finally:
-        if before is not None:
-            _set_handler(before)
+        signal.signal(signal.SIGTERM, before)
     if signals:  # not after an exception, which the signal would hide
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -98,18 +95,3 @@ def heed_sigterm_only_from(parent: int) -> None:
         os._exit(0)
 
     threading.Thread(target=wait, name="heed-sigterm", daemon=True).start()
-
-
-def _set_handler(handler: Callable | int) -> Any:
-    """Make this the handler of SIGTERM; return the one before, or None where no handler can be set."""
-
-    async def in_the_loop() -> Any:
-        return signal.signal(signal.SIGTERM, handler)
-
-    # Not the main thread and no worker, or a worker whose loop has ended.
-    with suppress(ValueError, RuntimeError, TimeoutError):
-        if threading.current_thread() is threading.main_thread():
-            return signal.signal(signal.SIGTERM, handler)
-        loop = get_worker().loop.asyncio_loop  # type: ignore[attr-defined]
-        return asyncio.run_coroutine_threadsafe(in_the_loop(), loop).result(ANSWER_S)
-    return None

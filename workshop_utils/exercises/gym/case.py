@@ -38,7 +38,7 @@ from workshop_utils.storage import cache_folder
 
 N_RANKS = 2
 N_EACH = PER_EPOCH * BATCH_SIZE // len(HELD_OUT)  # sketches of each breed
-BEGIN_S = 60  # time limit for both ranks to log a step: spawned workers import PyTorch first
+BEGIN_S = 60  # time limit for both ranks to log a step: they may have to import PyTorch first
 QUIET_S = 30  # a rerun hangs if no rank logs a step for so long; a step takes milliseconds on free cores
 CLOSE = 2e-5  # relative difference of losses from those of the clean run; the weakest fault makes 1.6e-4
 SLOWEST = 2.5  # times the steps before any fault, that the faster ones of the later may take
@@ -151,16 +151,17 @@ class Case:
         return self.clean.iloc[:0] if rows.empty else rows
 
     def workers(self) -> pd.DataFrame:
-        """Return one row per worker process, as its nanny sees it, so also of one that does not answer.
+        """Return one row per rank, in their order: its process on its worker, as the operating system sees it.
 
-        worker, pid, state (of the operating system: "stopped", "sleeping"), cpu_percent of a core over half a second,
-        memory_mb, limit_mb (MiB), n_threads, torch_threads (NaN if the worker does not answer), children.
+        worker, pid, state ("stopped", "sleeping"), cpu_percent of a core over half a second, memory_mb, limit_mb (MiB;
+        of the worker with its rank), n_threads, torch_threads (the last that it logged), children (DataLoader workers).
+        A process that has ended has NaN for what only a running one has.
         """
         self._looks["workers"] += 1
-        return worker_rows(self._client)
+        return worker_rows(self._client, self._job)
 
     def logs(self) -> str:
-        """Return the logs of workers and nannies since the case began, and why Dask restarted workers."""
+        """Return what Dask's workers and nannies have logged since the case began."""
         self._looks["logs"] += 1
         return log_lines(self._client, since=self._began)
 
@@ -237,7 +238,10 @@ class Case:
 
 def launch(client: Client, plan: Plan) -> Job:
     """Launch a run of the plan on two of the client's workers."""
-    return daskrun.launch(client, train_sketches, plan, n_workers=N_RANKS, backend="gloo", wait_for_workers=60)
+    # Without stall_after, whose warning would explain a hang to an attendee who hasn't asked.
+    return daskrun.launch(
+        client, train_sketches, plan, n_workers=N_RANKS, backend="gloo", wait_for_workers=60, stall_after=None
+    )
 
 
 def make_clean(client: Client) -> Clean:
@@ -318,7 +322,7 @@ def _outcome(job, wait_s):
 
 def _end_or_hang(job):
     """Return the outcome, or what the ranks wait for once none of them has logged a step for `QUIET_S` seconds."""
-    _wait_until_it_runs(job)  # new workers take seconds, which are not the job's
+    _wait_until_it_runs(job)  # ranks may take seconds to import PyTorch, which count for no step
     n_rows, logged_at = len(job.metrics()), time.monotonic()
     while not job.done():
         if len(job.metrics()) > n_rows:

@@ -21,7 +21,6 @@ from workshop_utils.exercises.gym.faults import PER_EPOCH, Diagnosis
 
 SLOW = 5  # times a healthy step: what a slow one takes longer
 N_TOO_MANY = 12  # threads where one is right
-HANG_S = 1800
 FLIPPED = 1 << 26  # of a float32's bits: a number that lacks it becomes 256 times as large
 PIECES = ("resume", "batches", "read", "forward", "send", "keep")
 Piece = Callable[..., Any]
@@ -67,8 +66,10 @@ class Pieces:
 
     def forward(self, original: Piece, *args: Any) -> Any:
         if self.begins("GIL held"):
-            native = ctypes.PyDLL(None)  # it keeps the GIL during a call
-            native.sleep(HANG_S)
+            native, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)  # which keeps the GIL during a call
+            native.pthread_mutex_init(mutex, None)
+            for _ in range(2):  # the second call waits for ever; a sleep would end with the first look's signal
+                native.pthread_mutex_lock(mutex)
         if self.begins("process stopped"):
             os.kill(self.pid, signal.SIGSTOP)
             time.sleep(1)  # this thread may run on for a moment, and the step would end
@@ -127,7 +128,8 @@ class Pieces:
 
     def hold_more(self) -> None:
         limit = self.memory_limit or 0
-        if (free := limit - psutil.Process().memory_info().rss) > 0:
-            # A quarter of the limit each step: Dask looks only ten times a second.
+        # What a rank shares with the process that it was forked from doesn't count for the limit.
+        if (free := limit - psutil.Process().memory_full_info().uss) > 0:
+            # A quarter of the limit each step: the worker compares only four times a second.
             self.held.append(torch.ones(min(limit // 4, free), dtype=torch.uint8))
-            time.sleep(0.2)
+            time.sleep(0.3)

@@ -1,10 +1,7 @@
 """What a rank of the gym runs: the reference training on small sketches, with instruments, and with a fault or none."""
 
-import gc
 import multiprocessing
 import zlib
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,8 +69,6 @@ ORIGINALS: dict[str, tuple[Any, str]] = {
 
 def train_sketches(plan: Plan) -> dict:
     """Train on this rank, with the fault of the plan, and return what `train` returns."""
-    gc.collect()  # else a child would collect the DataLoader of a run that failed before, and hang (seen)
-    threads = torch.get_num_threads()
     torch.manual_seed(0)  # the weights are then the same on all ranks
     pieces = Pieces(world()[0], plan.truth, plan.memory_limit, step=0 if plan.start else RESUMED_AT)
     for name, function in plan.mended.items():
@@ -92,28 +87,22 @@ def train_sketches(plan: Plan) -> dict:
             "torch_threads": torch.get_num_threads(),
         }
 
-    try:
-        with called_through(pieces):
-            return train.train(
-                SmallModel(),
-                ImageFolder(plan.photos, to_tensor),
-                checkpoint=plan.checkpoint,
-                checkpoint_every=SAVED_EVERY,
-                num_workers=1,
-                after_step=measured,
-                epochs=EPOCHS,
-                batch_size=BATCH_SIZE,
-                lr=0.02,
-            )
-    finally:
-        torch.set_num_threads(threads)
-        pieces.held.clear()
-        multiprocessing.active_children()  # a reader that was killed stays a zombie until this
+    call_through(pieces)
+    return train.train(
+        SmallModel(),
+        ImageFolder(plan.photos, to_tensor),
+        checkpoint=plan.checkpoint,
+        checkpoint_every=SAVED_EVERY,
+        num_workers=1,
+        after_step=measured,
+        epochs=EPOCHS,
+        batch_size=BATCH_SIZE,
+        lr=0.02,
+    )
 
 
-@contextmanager
-def called_through(pieces: Pieces) -> Iterator[None]:
-    """Have the training call `pieces` in the block, on the CPU. All runs do, so that their stacks are alike."""
+def call_through(pieces: Pieces) -> None:
+    """Have this process's training call `pieces`, on the CPU. All runs do, so that their stacks are alike."""
 
     def through(name: str, original: Piece) -> Piece:
         def call(*args: Any) -> Any:
@@ -127,21 +116,12 @@ def called_through(pieces: Pieces) -> Iterator[None]:
         pieces.gradient = bucket.buffer().norm().item()  # one bucket holds all gradients
         return plain_send(group, bucket)
 
-    plain_send, start_method = COMPRESSIONS[None], multiprocessing.get_start_method(allow_none=True)
-    with ExitStack() as afterwards:
-
-        def replace(owner: Any, attribute: str, new: Piece) -> None:
-            afterwards.callback(setattr, owner, attribute, getattr(owner, attribute))
-            setattr(owner, attribute, new)
-
-        for name, (owner, attribute) in ORIGINALS.items():
-            replace(owner, attribute, through(name, getattr(owner, attribute)))
-        replace(torch.cuda, "is_available", lambda: False)
-        afterwards.callback(COMPRESSIONS.__setitem__, None, plain_send)
-        COMPRESSIONS[None] = through("send", measured_send)
-        afterwards.callback(multiprocessing.set_start_method, start_method, force=True)
-        multiprocessing.set_start_method("fork", force=True)  # a DataLoader's child has the pieces, too
-        yield
+    for name, (owner, attribute) in ORIGINALS.items():
+        setattr(owner, attribute, through(name, getattr(owner, attribute)))
+    plain_send = COMPRESSIONS[None]
+    COMPRESSIONS[None] = through("send", measured_send)
+    torch.cuda.is_available = lambda: False
+    multiprocessing.set_start_method("fork", force=True)  # a DataLoader's child has the pieces, too
 
 
 def copy(source: str, target: str) -> None:
