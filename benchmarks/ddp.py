@@ -122,10 +122,13 @@ def on_one_gpu(rounds, n_steps, batches=GPU_BATCHES):
     def plain(size):
         return [client.submit(train_steps, n_steps, size, parallel=False, workers=[first], pure=False).result()]
 
+    def ranks(n, size):  # each counts as a host of its own, so that they may share the GPU
+        return daskrun.run(client, train_steps, n_steps, size // n, n_workers=n, virtual_local_rank=True)
+
     ways = {
         "plain loop": plain,
-        "DDP, one rank": lambda size: daskrun.run(client, train_steps, n_steps, size, n_workers=1),
-        "DDP, two ranks over gloo": lambda size: daskrun.run(client, train_steps, n_steps, size // 2, n_workers=2),
+        "DDP, one rank": lambda size: ranks(1, size),
+        "DDP, two ranks over gloo": lambda size: ranks(2, size),
     }
     seconds = {size: {name: [] for name in ways} for size in batches}
     for _ in range(rounds):

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import warnings
+from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
 from threading import Thread
@@ -41,15 +42,22 @@ def under_dask(client, plan, limit_s):
     """Return (what was told, seconds after the last step that was logged)."""
     settings = {"n_workers": N_RANKS, "backend": "gloo", "wait_for_workers": 60}
     with (
-        warnings.catch_warnings(),
-        daskrun.launch(client, train_sketches, plan, **settings, stall_after=STALL_S, timeout=60 + limit_s) as job,
+        warnings.catch_warnings(record=True) as warned,
+        daskrun.launch(client, train_sketches, plan, **settings, stall_after=STALL_S, time_limit=60 + limit_s) as job,
     ):
-        warnings.filterwarnings("error", "No rank has logged")
-        try:
-            job.result()
-            said = NOTHING
-        except Exception as error:
-            said = f"{type(error).__name__}: {error}".split("\n\n")[0]  # without the stacks
+        warnings.simplefilter("always")
+        told = NOTHING
+        while told == NOTHING and not job.done():
+            with suppress(Exception):  # told below
+                job.result(timeout=0.2)
+            stalls = [warning.message for warning in warned if "No rank has logged" in str(warning.message)]
+            told = stalls[0] if stalls else NOTHING
+        if told == NOTHING:
+            try:
+                job.result()
+            except Exception as error:
+                told = error
+        said = told if told == NOTHING else f"{type(told).__name__}: {told}".split("\n\n")[0]  # without the stacks
         return said, time.time() - job.metrics()["time"].max()
 
 

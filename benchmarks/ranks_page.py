@@ -61,7 +61,7 @@ def scheduler_work():
     record = Record()
     workers = [Worker(f"tcp://{number}", f"{number}", f"{number}", "host", str(number)) for number in range(RANKS)]
     record.wants(Request("train-1", "client"), 0)
-    record.begins("train-1", workers, 0)
+    record.begins("train-1", workers)
     for rank in range(RANKS):
         record.hear("began", "train-1", [0, rank, ""], 0)
     begin = time.process_time()
@@ -70,7 +70,7 @@ def scheduler_work():
         record.hear("row", "train-1", [row | {"worker": "tcp://1"}], number / ROWS)
     kept = (time.process_time() - begin) / 20
     with mock.patch.object(page, "record_of", lambda scheduler: record):
-        shown = page.Ranks(None)
+        shown = page.Ranks(mock.Mock())
         begin = time.process_time()
         for _ in range(20):
             record.version += 1

@@ -73,18 +73,19 @@ def main(rounds):
     gpus = n_gpus()
     client = start_sharing(4) if gpus == 1 else start_cluster(None if gpus else 4)
     usual_workers = 1 if gpus == 1 else min(2, len(client.nthreads()))
-    daskrun.run(client, prepare, source)  # imports PyTorch, outside the clock
+    sharing = {"virtual_local_rank": gpus == 1}  # each rank counts as a host of its own
+    daskrun.run(client, prepare, source, **sharing)  # starts what ranks are forked from, outside the clock
     plans = planned(len(client.nthreads()), usual_workers)
     for plan in plans:
         if "settings" in plan["studies"]:  # the first run with a compression or a precision takes seconds more
-            daskrun.run(client, teach, source, plan, 0, n_workers=plan["workers"])
+            daskrun.run(client, teach, source, plan, 0, n_workers=plan["workers"], **sharing)
     rows, runs = [], []
     for round_ in range(rounds):
         random.Random(round_).shuffle(plans)
         for plan in plans:
             run = {"run": len(runs), "round": round_, **plan}
             launched = time.time()
-            job = daskrun.launch(client, teach, source, plan, round_, n_workers=plan["workers"])
+            job = daskrun.launch(client, teach, source, plan, round_, n_workers=plan["workers"], **sharing)
             numbers = job.result()[0]
             rows += [{"run": run["run"], **tidy(row)} for row in job.metrics().to_dict("records")]
             runs.append(run | {"launched": round(launched, 3)} | tidy(numbers))
