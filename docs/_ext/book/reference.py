@@ -1,4 +1,4 @@
-"""Docstrings as this project writes them, for the reference: "name: meaning" becomes a field, `code` becomes code."""
+"""Docstrings for the reference: Google style goes to napoleon, "name: meaning" becomes a field, `code` becomes code."""
 
 import inspect
 import re
@@ -6,13 +6,16 @@ import re
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
+from sphinx.ext.napoleon import Config, GoogleDocstring
 
-MADE_FOR_YOU = {"daskrun.Job"}  # by `daskrun.launch`
+MADE_FOR_YOU = {"daskrun.Job", "daskrun.ScriptFailed", "daskrun.WorkerDied", "daskrun.protocol.Ended"}
 SAID_ELSEWHERE = {"workshop_utils.train.Settings", "daskrun.run"}  # as attributes, and for `launch`
 NAMES = re.compile(r"(?:^|(?<=[.;] ))((?:\w+, )*\w+): (?=\S)", re.MULTILINE)
 # What is said of the whole, after the last name.
 ENDS = re.compile(r"(?:^|(?<=[.] ))(?:Return|Raise|Warn|Yield|Log)s\b", re.MULTILINE)
 CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)(?=(\w?))")
+SECTIONS = re.compile(r"^(?:Args|Attributes|Raises|Returns|Yields):\n ", re.MULTILINE)  # of Google style
+GOOGLE = Config(napoleon_use_ivar=True)  # attributes are fields, and no entries of their own
 # A name that the reference may have: `Job`, `load_resnet`, `Job.explain()`; but not `size`, which is an argument.
 NAMED = re.compile(r"(?=[A-Z]|.*[_.(])[A-Za-z][\w.]*(?:\(\))?")
 
@@ -53,13 +56,28 @@ def as_fields(text: str, parameters: list[str]) -> str:
     return "\n\n".join(parts)
 
 
+def in_google_style(text: str, parameters: list[str]) -> str:
+    """Return a docstring in Google style as reStructuredText.
+
+    >>> print(in_google_style("Wait for a `Job`.\\n\\nArgs:\\n    n: `n` of them.", ["n"]))
+    Wait for a :py:obj:`Job <.Job>`.
+    <BLANKLINE>
+    :param n: ``n`` of them.
+    <BLANKLINE>
+    """
+    parts = re.split(r"(\n\s*\n)", text)
+    coded = "".join(part if part.lstrip().startswith(">>>") else _with_code(part, parameters) for part in parts)
+    return str(GoogleDocstring(coded, GOOGLE))
+
+
 def process(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
     """Rewrite one docstring's lines in place."""
     try:
         parameters = [name for name in inspect.signature(obj).parameters if name != "self"]  # type: ignore[arg-type]
     except (TypeError, ValueError):  # a module, a constant, a property
         parameters = []
-    lines[:] = as_fields("\n".join(lines), parameters).split("\n")
+    text = "\n".join(lines)
+    lines[:] = (in_google_style if SECTIONS.search(text) else as_fields)(text, parameters).split("\n")
     if what == "function" and (arguments := [name for name in parameters if "_" in name]):
         lines[:0] = [".. index::", *(f"   ! single: {argument}" for argument in arguments), ""]  # the search finds them
 
@@ -70,11 +88,15 @@ def no_signature(app: Sphinx, what: str, name: str, *_: object) -> tuple[str, No
 
 
 def no_fields(app: Sphinx, domain: str, what: str, content: nodes.Element) -> None:
-    """Leave out the arguments again that Sphinx lists with their types."""
+    """Leave out the arguments again that Sphinx lists with their types; attributes stay."""
     names = {name for signature in content.parent.findall(addnodes.desc_signature) for name in signature["ids"]}
     if names & (MADE_FOR_YOU | SAID_ELSEWHERE):
         for fields in [node for node in content if isinstance(node, nodes.field_list)]:
-            content.remove(fields)
+            for field in list(fields):
+                if not field[0].astext().startswith("ivar "):
+                    fields.remove(field)
+            if not fields:
+                content.remove(fields)
 
 
 def setup(app: Sphinx) -> None:
