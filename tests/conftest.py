@@ -16,7 +16,7 @@ from workshop_utils.dogs.sketches import write_sketches
 
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
-IMPORTED_ONCE = ["torchvision", "daskrun.horovod", "workshop_utils.classify", "workshop_utils.train"]
+IMPORTED_ONCE = ["torchvision", "workshop_utils.classify", "workshop_utils.train"]
 
 
 gc.disable()  # until all is imported: nothing of that is garbage, and to look for some takes a fifth of the time

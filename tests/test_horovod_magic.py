@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from daskrun.horovod import NOT_BUILT
+from workshop_utils.horovod import NOT_BUILT
 from workshop_utils.progress import FINISHED
 
 

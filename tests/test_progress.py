@@ -7,7 +7,6 @@ import threading
 import time
 
 import pytest
-from waiting import until
 
 import daskrun
 from daskrun import log_metrics
@@ -41,17 +40,6 @@ def test_a_terminal_shows_what_is_waited_for_and_how_far_it_is(seen):
         rows += [1, 2]
     moments = seen("2 rows]\n")
     assert moments[1] == "a test [time, 0 rows]" and moments[-1] == "a test [time, 2 rows]\n"
-
-
-def test_a_file_has_one_line_for_each(capsys, monkeypatch):
-    monkeypatch.setattr(progress, "AFTER_S", 0)
-    asked = []
-    with waiting("a test", lambda: f"{asked.append(1) or len(asked)} rows"):
-        until(lambda: len(asked) > 1)  # the line has moved
-    list(bar(range(1000), desc="another", mininterval=0))
-    first, second, rest = capsys.readouterr().err.split("\n")
-    assert re.fullmatch(r"a test \[\d\d:\d\d, [2-9] rows\]", first) and not rest
-    assert second.startswith("another: 100%") and "\r" not in second
 
 
 def test_what_is_soon_done_shows_nothing(capsys):

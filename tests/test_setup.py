@@ -26,7 +26,7 @@ UV = Path(sys.executable).with_name("uv")
 OF_THE_WORKSHOP = "from workshop_utils import classify, cluster, results, train\n"
 AN_ENGINEERS_PROGRAM = f"""
 import daskrun
-from daskrun import horovod
+from workshop_utils import horovod
 {OF_THE_WORKSHOP}
 def train():
     import torch

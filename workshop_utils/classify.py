@@ -18,8 +18,8 @@ import torch
 from distributed import Client, Future, secede
 from torch import nn
 
-from daskrun.client.cluster import workers_with_gpu
 from daskrun.errors import SchedulerLost, check_client
+from daskrun.settings import has_gpu
 from workshop_utils.arguments import whole_number
 from workshop_utils.checkpoint import WeightsError
 from workshop_utils.photos import class_folder, read_files
@@ -118,7 +118,7 @@ def classify_stream(
     batch_size = whole_number("batch_size", batch_size, 1)
     precision_of(precision, (*PRECISIONS, "int8"))  # raises ValueError for an unknown one
     photos: Iterator[str] = (os.fspath(path) if isinstance(path, os.PathLike) else str(path) for path in paths)
-    on_gpu = bool(workers_with_gpu(client))
+    on_gpu = any(client.run(has_gpu, on_error="ignore").values())
     _leave_the_pool()
     calibration = None
     if precision == "int8":

@@ -6,12 +6,15 @@ import json
 import os
 import platform
 import warnings
+from collections import Counter
 from contextlib import suppress
+from multiprocessing import current_process
 from pathlib import Path
 from typing import Any
 
 import dask
 import pandas as pd
+from dask.system import CPU_COUNT
 from distributed import Client
 from distributed.comm import get_address_host
 from distributed.core import Status
@@ -20,7 +23,7 @@ from tornado.web import RequestHandler
 
 from daskrun import ClusterError, dashboard, reach, start_local, worker_environment
 from daskrun.errors import check_client
-from daskrun.settings import known_workers, n_gpus, unfit_for_pytorch
+from daskrun.settings import given_threads, known_workers, n_gpus
 from workshop_utils.object_store import spare_loopback_the_proxy
 from workshop_utils.progress import waiting
 
@@ -225,6 +228,28 @@ def _close_earlier():
         if earlier.cluster.status == Status.running:
             earlier.shutdown() if earlier.status == "running" else earlier.cluster.close()
             print("The cluster that this notebook started before is closed.")
+
+
+def unfit_for_pytorch(client: Client) -> tuple[list[str], int]:
+    """Return (what is wrong with how a cluster's workers were started, cores that one of them could use)."""
+    found = client.run(_how_started, on_error="ignore")
+    workers_on = Counter(get_address_host(worker) for worker in found)
+    wrong, cores = set(), 1
+    for worker, (trim, daemonic, threads, all_cores) in found.items():
+        share = max(1, all_cores // workers_on[get_address_host(worker)])
+        cores = max(cores, share)
+        if trim:
+            wrong.add(f"MALLOC_TRIM_THRESHOLD_ is {trim}, which makes training slower")
+        if daemonic:
+            wrong.add("they are daemonic, so that a DataLoader can have no children")
+        if trim and threads < share:  # without Dask's trim, somebody chose the threads, for workers still to come
+            wrong.add(f"PyTorch uses {threads} of the {share} cores that each could have")
+    return sorted(wrong), cores
+
+
+def _how_started():
+    trim = os.environ.get("MALLOC_TRIM_THRESHOLD_")
+    return trim, current_process().daemon, given_threads() or CPU_COUNT, CPU_COUNT
 
 
 def _warn_of_unfit_workers(client):

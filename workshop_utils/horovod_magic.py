@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from daskrun.horovod import NOT_BUILT, available
+from workshop_utils.horovod import NOT_BUILT, available
 from workshop_utils.progress import FINISHED
 
 RENDERED = Path(__file__).parents[1] / "notebook_output" / "09-horovod.ipynb"

@@ -1,7 +1,4 @@
-"""Show that what takes long goes on: a line below the notebook's cell, or on the terminal, from the third second on.
-
-In a file it is one line, written at its end.
-"""
+"""Show that what takes long goes on: a line below the notebook's cell, or on the terminal, from the third second on."""
 
 import re
 import threading

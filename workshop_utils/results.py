@@ -111,23 +111,19 @@ class ResultsHandler:
             raise_errors: Whether to raise what one of them raised; results that came before are written.
         """
         from daskrun import Job
-        from daskrun.scheduler import drop_events
 
         written: list[Path] = []
         pending = [futures] if isinstance(futures, Job) else list(futures)
-        try:
-            while pending or self._arrived:
-                done = [future for future in pending if future.done()]  # asked before the last results are written
-                while self._arrived:
-                    result = self._arrived.pop(0)
-                    written.append(self._keep(prefix, result["path"], result["name"]))
-                for future in done if raise_errors else ():
-                    if isinstance(future, Job) or future.status != "finished":  # else its result stays where it is
-                        future.result()
-                pending = [future for future in pending if future not in done]
-                time.sleep(0.05)  # until the next look at the futures
-        finally:
-            self._client.run_on_scheduler(drop_events, self.pub_sub_key)
+        while pending or self._arrived:
+            done = [future for future in pending if future.done()]  # asked before the last results are written
+            while self._arrived:
+                result = self._arrived.pop(0)
+                written.append(self._keep(prefix, result["path"], result["name"]))
+            for future in done if raise_errors else ():
+                if isinstance(future, Job) or future.status != "finished":  # else its result stays where it is
+                    future.result()
+            pending = [future for future in pending if future not in done]
+            time.sleep(0.05)  # until the next look at the futures
         return written
 
     def _keep(self, prefix: str | Path, path: str, name: str) -> Path:

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import daskrun
 from workshop_utils.cluster import start_cluster
+from workshop_utils.horovod import with_horovod
 
 
 def train(folder):
@@ -47,4 +48,4 @@ def train(folder):
 if __name__ == "__main__":
     client = start_cluster(N_RANKS)
     for folder, restarts in jobs():  # measuring
-        daskrun.run(client, train, folder, backend="horovod", max_restarts=restarts)
+        daskrun.run(client, with_horovod(train), folder, backend=None, max_restarts=restarts)

@@ -101,6 +101,9 @@ class Client:
     def subscribe_topic(self, topic, handler):
         self.handlers[topic] = handler
 
+    def unsubscribe_topic(self, topic):
+        del self.handlers[topic]
+
     def submit(self, run_rank, mine, *, key, workers, **_):
         future = Future(key, self.world.at_address(workers[0]))
         self.futures.append(future)
@@ -247,7 +250,7 @@ class World:
                 plugin.remove_client(self, job)
 
     def log_row(self, job="job0"):
-        self.log_event(TOPIC + job, ("row", job, {}))
+        self.log_event(TOPIC + job, ("row", {"attempt": 0, "rank": 0}))
 
     async def way(self):
         await asyncio.sleep(self.delay_s)
@@ -304,7 +307,7 @@ class World:
             raise OSError("no connection")
         if isinstance(function, partial) and function.func.__name__ == "end":
             return {"result": self.end_rank(process, *function.args)}
-        return {"result": False}  # no GPU
+        raise AssertionError(function)
 
     def start(self, slot):
         self.lost.discard(slot)
@@ -379,7 +382,7 @@ class World:
 
     async def die(self, process, code):
         (attempt, rank), process.rank = process.rank, None
-        mine = SimpleNamespace(attempt=attempt, rank=rank, client=attempt.job)
+        mine = SimpleNamespace(attempt=attempt, rank=rank)
         await self.tell(process, mine, Event.DIED, "", *Ended(code))
         for future in self.given(process):
             future.end("finished")
@@ -390,5 +393,4 @@ class World:
     async def tell(self, process, mine, kind, *about):
         if process.is_alive:
             await asyncio.sleep(max(self.delay_s, process.mute_until - self.loop.now))
-            message = (str(kind), mine.attempt.job, mine.attempt.number, mine.rank, *about)
-            self.log_event(TOPIC + mine.client, message)
+            self.log_event(TOPIC + mine.attempt.job, (str(kind), mine.attempt.number, mine.rank, *about))

@@ -3,7 +3,7 @@
 import dataclasses
 
 from daskrun import WorkersBusy
-from daskrun.claims import SUCCESSOR_S, Claimed, Claims, Denied, Request, Worker
+from daskrun.claims import SUCCESSOR_S, Claimed, Claims, Request, Worker
 
 
 def worker(name, **about):
@@ -56,7 +56,7 @@ def test_a_successor_belongs_to_the_job_that_goes_on_and_to_nobody_else():
     successor = dataclasses.replace(A, address="tcp://new", process="new")
     assert "belongs to the job one" in str(claims.claim(Request("two", "other", 1, 1), [successor, B], 1).error)
     assert names(claims.claim(Request("one", "kernel", 2, 2), [successor, B], 1)) == ["a", "b"]
-    assert claims.owners_of("tcp://new") == [("one", "kernel", "new")] and claims.owners_of(A.address) == []
+    assert claims.owners_of("tcp://new") == [("one", "new")] and claims.owners_of(A.address) == []
 
 
 def test_a_successor_that_only_starts_is_awaited_too():
@@ -97,15 +97,13 @@ def test_too_few_workers_are_no_reason_to_call_anybody_busy():
         assert not isinstance(denied.error, WorkersBusy) and word in str(denied.error) and not denied.may_change
 
 
-def test_dead_workers_with_a_gpu_are_waited_for_before_others_are_taken():
-    gpus = [worker(name, has_gpu=True) for name in ("g0", "g1")]
-    claims = after_a_death(*gpus)
-    assert claims.claim(Request("one", "kernel", 2, 2), [A, B, C], 1).may_change
-    assert names(claims.claim(Request("one", "kernel", 2, 2), [A, B, C], SUCCESSOR_S + 1)) == ["a", "b"]
-
-
-def test_the_kind_of_a_pairs_workers_does_not_depend_on_how_long_it_waits():
-    gpus = [worker(name, has_gpu=True) for name in ("g0", "g1")]
-    patient = Request("one", "kernel", fewest=3, most=3, minimum=2)
-    assert isinstance(Claims().claim(patient, [A, B, C, *gpus], 0), Denied)
-    assert names(Claims().claim(Request("one", "k", 2, 3, minimum=2), [A, B, C, *gpus], 0)) == ["g0", "g1"]
+def test_a_job_takes_only_the_workers_that_it_names_and_their_successors():
+    claims = Claims()
+    request = Request("one", "kernel", 2, 2, among=("b", "tcp://c"))
+    assert names(claims.claim(request, [A, B, C], 0)) == ["b", "c"]
+    assert "has 1 of gpu, a" in str(Claims().claim(Request("one", "k", 2, 2, among=("gpu", "a")), [A, B], 0).error)
+    claims.end_attempt("one")
+    claims.lose(C, 0)
+    successor = dataclasses.replace(C, address="tcp://new", process="new")
+    again = Request("one", "kernel", 2, 2, among=("b", "tcp://c", B.slot, C.slot), attempt=1)
+    assert names(claims.claim(again, [A, B, successor], 1)) == ["b", "c"]

@@ -139,14 +139,6 @@ def test_a_rank_whose_worker_does_not_answer_ends_when_that_does():
     assert not any(process.rank for process in cluster.processes.values())
 
 
-def test_a_worker_that_does_not_say_whether_it_sees_a_gpu_delays_no_timeout_and_a_job_only_for_a_time():
-    is_mute = (0.0, "go_mute", "b")  # for 20 s
-    control, _ = ended(SHORT, SHORT, events=[is_mute, (4, "stop")], time_limit=3)
-    assert isinstance(control.error, TimeoutError) and "see a GPU" in str(control.error)
-    control, _ = ended(SHORT, slots="ab", size=(1, 1), events=[is_mute, (19, "stop")])
-    assert control.results
-
-
 def test_a_worker_that_pauses_is_no_reason_to_end_a_job_that_survives_a_death():
     events = [(0.1, "become", "b", "paused"), (0.5, "end", "a"), (4, "become", "b", "running")]
     control, _ = ended(SHORT, SHORT, events=events, max_restarts=1)

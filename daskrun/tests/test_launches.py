@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import time
+import weakref
 
 import cloudpickle
 import pytest
@@ -18,7 +19,6 @@ from waiting import awake, settled, until, wait_for
 import daskrun
 from daskrun import WorkersBusy, log_metrics, scheduler
 from daskrun.child.failure import may_follow
-from daskrun.client import cluster
 from daskrun.client.cluster import Cluster
 from daskrun.protocol import TOPIC
 from daskrun.settings import known_workers
@@ -193,5 +193,9 @@ def test_only_an_error_of_the_ranks_communication_may_come_of_a_death(error, fol
 
 
 def test_the_client_keeps_nothing_of_a_job_that_is_over(client):
-    daskrun.run(client, int, backend=None)
-    assert not cluster._heard_by[client]
+    job = daskrun.launch(client, int, backend=None)
+    control = weakref.ref(job._control)
+    job.result()
+    del job
+    gc.collect()
+    assert control() is None

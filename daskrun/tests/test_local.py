@@ -1,6 +1,5 @@
 """Local workers suit PyTorch, are back soon after a death, and are like new ones in all else."""
 
-import gc
 import multiprocessing
 import os
 import random
@@ -11,7 +10,6 @@ import sys
 import threading
 import traceback
 import warnings
-from contextlib import nullcontext
 from functools import partial
 from types import ModuleType
 
@@ -20,15 +18,14 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from dask.system import CPU_COUNT
-from distributed import Client, LocalCluster, Scheduler, SpecCluster, Worker
+from distributed import Client
 from processes import command_of
 from waiting import until, until_replaced
 
 import daskrun
 from daskrun import ClusterError, local, start_local
 from daskrun.local import LOOPBACK
-from daskrun.settings import THREADS, own_gpu_first, unfit_for_pytorch
+from daskrun.settings import own_gpu_first
 
 weekly = partial(pytest.param, marks=pytest.mark.weekly)
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
@@ -55,21 +52,11 @@ def test_a_worker_that_died_is_back_with_pytorch_imported_and_what_suits_it():
             os.kill(victim := min(client.run(os.getpid).values()), deadly)
             until_replaced(client, victim)
         assert all(client.run(has_torch).values()) and set(client.run(os.getppid).values()) == {server}
-        assert set(client.run(gc.isenabled).values()) == {True}
-        assert min(client.run(gc.get_freeze_count).values()) > 100_000, "what was imported before the fork"
         share = max(1, os.cpu_count() // 2)
         threads = set(client.run(lambda: (os.environ["OMP_NUM_THREADS"], torch.get_num_threads())).values())
         assert threads == {(str(share), share)}
         assert set(client.run(lambda: os.environ.get("MALLOC_TRIM_THRESHOLD_")).values()) == {None}
         assert set(client.run(lambda: multiprocessing.current_process().daemon).values()) == {False}
-
-
-def test_a_worker_that_starts_again_says_nothing_about_the_threads_of_the_next_cluster(client):
-    with start_local(1) as meanwhile, meanwhile.cluster:
-        os.kill(victim := min(client.run(os.getpid).values()), signal.SIGKILL)
-        until_replaced(client, victim)
-    with start_local(1) as other, other.cluster:
-        assert set(other.run(torch.get_num_threads).values()) == {os.cpu_count()}
 
 
 @pytest.mark.smoke
@@ -136,30 +123,6 @@ def test_a_start_that_is_stopped_leaves_no_cluster(presses, monkeypatch):
     until(lambda: not left())
 
 
-@on_linux
-@pytest.mark.weekly
-def test_a_cluster_of_the_users_own_is_as_dasks_settings_say(client):
-    settings = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": f"{LOOPBACK}:0", "silence_logs": 50}
-    with LocalCluster(**settings) as cluster, Client(cluster) as own:
-        assert set(own.run(os.getppid).values()) == {os.getpid()}
-        assert not any(own.run(lambda: "torch" in sys.modules).values())
-
-
-@on_linux  # where all of 127.* is this machine
-def test_workers_share_the_cores_of_their_own_host_alone(monkeypatch):
-    monkeypatch.setattr("daskrun.settings.CPU_COUNT", 12)
-    for name in THREADS:
-        monkeypatch.setenv(name, "4")
-    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "65536")
-    hosts = [*["127.0.0.2"] * 3, *["127.0.0.3"] * 2]
-    scheduler = {"cls": Scheduler, "options": {"host": LOOPBACK, "dashboard": False}}
-    workers = {number: {"cls": Worker, "options": {"host": host}} for number, host in enumerate(hosts)}
-    with SpecCluster(workers, scheduler) as cluster, Client(cluster) as client:
-        wrong, cores = unfit_for_pytorch(client)
-    said = [one for one in wrong if one.startswith("PyTorch")]
-    assert (cores, said) == (6, ["PyTorch uses 4 of the 6 cores that each could have"])
-
-
 @pytest.mark.parametrize("value", [0, True, 1.5, "two"])
 @pytest.mark.parametrize("name", ["n_workers", "threads_per_worker"])
 def test_wrong_numbers_are_refused(name, value):
@@ -204,7 +167,6 @@ class Chosen(Exception):
     def __init__(self, **settings):
         super().__init__()
         self.n_workers = settings["n_workers"]
-        self.threads = int(dask.config.get("distributed.nanny.pre-spawn-environ")["OMP_NUM_THREADS"])
 
 
 def instead_of_a_cluster(**settings):
@@ -213,20 +175,16 @@ def instead_of_a_cluster(**settings):
 
 @pytest.fixture
 def chosen(monkeypatch):
-    """Return what start_local chooses where this process sees so many GPUs, by these ids, connected to these cores."""
-    for name in THREADS:
-        os.environ.pop(name, None)  # for good: put back, they would count as the user's in the next cluster
+    """Return what start_local chooses where this process sees so many GPUs, by these ids."""
 
-    def choose(number, ids, cores=lambda gpu: range(CPU_COUNT)):
+    def choose(number, ids):
         monkeypatch.setattr("torch.cuda.is_available", lambda: number > 0)
         monkeypatch.setattr("torch.cuda.device_count", lambda: number)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ids)
-        dask_cuda = ModuleType("dask_cuda"), ModuleType("dask_cuda.utils")
-        dask_cuda[0].LocalCUDACluster, dask_cuda[1].get_cpu_affinity = instead_of_a_cluster, cores
-        for module in dask_cuda:
-            monkeypatch.setitem(sys.modules, module.__name__, module)
-        before = dask.config.get("distributed.nanny.pre-spawn-environ")
-        with dask.config.set({"distributed.nanny.pre-spawn-environ": before}), pytest.raises(Chosen) as caught:
+        dask_cuda = ModuleType("dask_cuda")
+        dask_cuda.LocalCUDACluster = instead_of_a_cluster
+        monkeypatch.setitem(sys.modules, "dask_cuda", dask_cuda)
+        with pytest.raises(Chosen) as caught:
             start_local()
         return caught.value
 
@@ -238,75 +196,30 @@ def test_slices_of_a_gpu_have_a_worker_each_though_a_process_sees_one(chosen):
     assert chosen(1, "GPU-1a").n_workers == 1
 
 
-@pytest.mark.parametrize(
-    ("n_workers", "socket_of", "threads"),
-    [
-        (1, {"0": 0}, 8),
-        (2, {"0": 0, "1": 1}, 8),
-        (2, {"0": 0, "1": 0}, 4),
-        (2, {"MIG-a": 1, "MIG-b": 1}, 4),
-        (2, {"4": 1, "1": 0, "0": 0}, 4),
-    ],
-)
-def test_a_worker_has_threads_for_the_cores_of_its_gpus_socket(n_workers, socket_of, threads, chosen, monkeypatch):
-    monkeypatch.setattr(local, "CPU_COUNT", 16)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
-    first_core = {gpu: 8 * socket for gpu, socket in socket_of.items()}
-    there = chosen(n_workers, ",".join(socket_of), lambda gpu: range(first_core[str(gpu)], first_core[str(gpu)] + 8))
-    assert (there.n_workers, there.threads) == (n_workers, threads)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 8})  # as Slurm may leave it
-    there = chosen(n_workers, ",".join(socket_of), lambda gpu: range(first_core[str(gpu)], first_core[str(gpu)] + 8))
-    assert there.threads == 1
-
-
 @pytest.mark.parametrize("ids", [None, "", "NoDevFiles", "0"])
-def test_a_gpu_that_pytorch_does_not_see_is_told_with_its_driver_unless_it_is_hidden(ids, tmp_path, monkeypatch):
-    driver = tmp_path / "proc/driver/nvidia/version"
-    driver.parent.mkdir(parents=True)
-    driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n")
-    monkeypatch.setattr(local, "ROOT", tmp_path)
+def test_a_gpu_that_pytorch_does_not_see_is_told_unless_it_is_hidden(ids, tmp_path, monkeypatch):
+    (tmp_path / "nvidiactl").touch()
+    monkeypatch.setattr(local, "DRIVER", tmp_path / "nvidiactl")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     if ids is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ids)
     monkeypatch.setattr(local, "LocalCluster", instead_of_a_cluster)
-    with warnings.catch_warnings(), pytest.raises(Chosen):
-        warnings.simplefilter("error")
-        start_local(1)  # a container may see the driver's version, and no device
-    (tmp_path / "dev").mkdir()
-    (tmp_path / "dev/nvidiactl").touch()
-    with (
-        pytest.warns(UserWarning, match="550.54.15.* 580 ") if ids in (None, "0") else nullcontext(),
-        pytest.raises(Chosen),
-    ):
+    with warnings.catch_warnings(record=True) as said, pytest.raises(Chosen):
+        warnings.simplefilter("always")
         start_local(1)
+    assert len(said) == (ids in (None, "0"))
 
 
 # A program's workers start wherever it comes from, or the last line that is printed says what to write
 
-SUM_IN_A_WORKER = """
-from daskrun import start_local
-
-def total():
-    import torch
-
-    numbers = torch.utils.data.TensorDataset(torch.arange(4))
-    return sum(int(batch.sum()) for (batch,) in torch.utils.data.DataLoader(numbers, num_workers=1))
-
-if __name__ == "__main__":
-    with start_local(1) as client, client.cluster:
-        print(client.submit(total).result(), __file__)
-"""
 forks = pytest.mark.parametrize("forks", [True, weekly(False)])
 
 
 @forks
-def test_the_last_line_of_a_script_that_each_worker_would_run_again_says_what_to_write(forks, tmp_path):
+def test_a_script_that_each_worker_would_run_again_is_told_what_to_write(forks, tmp_path):
     (tmp_path / "script.py").write_text("from daskrun import start_local\nstart_local(1)\n")
     done = python(tmp_path / "script.py", env={"DASK_DASKRUN__FORK_WORKERS": str(forks)})
-    *_, last = done.stderr.splitlines()
-    assert done.returncode == 1 and last.startswith("daskrun.errors.ClusterError")
-    assert last.endswith("if __name__ == '__main__':")
-    assert done.stderr.count("Traceback") == 1  # not one of each worker's
+    assert done.returncode == 1 and "if __name__ == '__main__':" in done.stderr
 
 
 AS_DASK_CUDA = """
@@ -328,7 +241,6 @@ torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
 def test_dask_cudas_workers_that_did_not_start_are_an_error_too(tmp_path):
     (tmp_path / "dask_cuda").mkdir()
     (tmp_path / "dask_cuda/__init__.py").write_text(AS_DASK_CUDA)
-    (tmp_path / "dask_cuda/utils.py").write_text("def get_cpu_affinity(gpu): return [0]")
     (tmp_path / "guarded.py").write_text(
         f"{ON_A_GPU}from daskrun import start_local\nif __name__ == '__main__':\n    print(start_local().nthreads())\n"
     )
@@ -337,8 +249,7 @@ def test_dask_cudas_workers_that_did_not_start_are_an_error_too(tmp_path):
     guarded = python(tmp_path / "guarded.py", env=env)
     assert guarded.returncode == 0 and "127.0.0.1" in guarded.stdout, guarded.stderr
     done = python(tmp_path / "script.py", env=env)
-    *_, last = done.stderr.splitlines()
-    assert done.returncode == 1 and last.endswith("if __name__ == '__main__':")
+    assert done.returncode == 1 and "if __name__ == '__main__':" in done.stderr
 
 
 @pytest.mark.weekly
@@ -350,13 +261,6 @@ def test_a_program_that_imports_pytorch_after_the_start_has_its_own_threads(tmp_
     )
     (tmp_path / "alone.py").write_text("import torch; print(torch.get_num_threads())")
     assert python("-c", program).stdout == python(tmp_path / "alone.py").stdout
-
-
-@pytest.mark.weekly
-@forks
-def test_a_script_on_standard_input_has_workers(forks, tmp_path):
-    done = python("-", input=SUM_IN_A_WORKER, cwd=tmp_path, env={"DASK_DASKRUN__FORK_WORKERS": str(forks)})
-    assert done.stdout == "6 <stdin>\n", done.stderr
 
 
 PRELOADS = """
@@ -382,21 +286,8 @@ def test_a_module_that_cannot_be_imported_beforehand_is_told_of_and_stops_no_sta
     assert done.stdout == "True\n" and "ValueError: not today" in done.stderr, done.stderr
 
 
-@pytest.mark.weekly
-def test_workers_start_and_have_children_whatever_tmpdir_and_the_working_directory_are_like(tmp_path):
-    (tmp_path / "script.py").write_text(SUM_IN_A_WORKER)
-    long, here = tmp_path / ("x" * 95), tmp_path / "here"  # sockets have short names
-    for folder in (long, here):
-        folder.mkdir()
-    (here / "tqdm.py").write_text("raise RuntimeError('this is no library')")
-    done = python(tmp_path / "script.py", cwd=here, env={"TMPDIR": str(long)})
-    assert done.stdout == f"6 {tmp_path}/script.py\n", done.stderr
-    assert not list(long.glob("pymp-*"))
-
-
 OF_USER = """
-import sys, daskrun
-from dask.distributed import LocalCluster, get_worker
+import daskrun
 
 def threads():
     import os, torch
@@ -406,8 +297,6 @@ if __name__ == "__main__":
     for _ in range(2):
         with daskrun.start_local(1) as client, client.cluster:
             print(*client.submit(threads).result())
-    with LocalCluster(n_workers=1, dashboard_address=None), daskrun.start_local(1) as client, client.cluster:
-        print(*client.submit(threads).result())
 """
 
 
@@ -432,4 +321,4 @@ def test_the_users_variables_win_in_each_cluster_of_a_program(tmp_path, set_by_u
         text=True,
         timeout=150,
     )
-    assert done.stdout.splitlines() == [found] * 3, done.stderr
+    assert done.stdout.splitlines() == [found] * 2, done.stderr

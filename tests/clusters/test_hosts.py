@@ -12,7 +12,7 @@ from waiting import until
 
 import daskrun
 from daskrun import JobError, WorkerDied, log_metrics
-from daskrun.horovod import available
+from workshop_utils.horovod import available, with_horovod
 from workshop_utils.photos import HELD_OUT, find_data
 from workshop_utils.shared import NotShared, new_shared_folder
 from workshop_utils.train import prepare, train
@@ -41,7 +41,7 @@ def test_horovods_ranks_meet_as_well(on_hosts):
         total = hvd.allreduce(torch.tensor([1.0 + hvd.rank()]), op=hvd.Sum)
         return total.item(), hvd.rank(), hvd.local_rank(), hvd.cross_rank(), socket.gethostname()
 
-    assert daskrun.run(on_hosts, sum_up, backend="horovod", time_limit=240) == [
+    assert daskrun.run(on_hosts, with_horovod(sum_up), backend=None, time_limit=240) == [
         (3.0, 0, 0, 0, "one"),
         (3.0, 1, 0, 1, "two"),
     ]

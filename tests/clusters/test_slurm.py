@@ -16,10 +16,10 @@ from slurm import missing, slurm
 from waiting import until
 
 import daskrun
-from daskrun.settings import THREADS, unfit_for_pytorch
+from daskrun.settings import THREADS
 from workshop_utils.checkpoint import checkpoint_exists, load_checkpoint
 from workshop_utils.classify import classify
-from workshop_utils.cluster import describe_workers, start_cluster
+from workshop_utils.cluster import describe_workers, start_cluster, unfit_for_pytorch
 from workshop_utils.photos import HELD_OUT, find_data, list_photos
 
 ROOT = Path(__file__).parents[2]

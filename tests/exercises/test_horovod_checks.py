@@ -6,8 +6,8 @@ import pytest
 import torch
 from answers import judged
 
-from daskrun.horovod import available
 from workshop_utils.exercises import NotYet, horovod
+from workshop_utils.horovod import available
 
 
 @pytest.fixture

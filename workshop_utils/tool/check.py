@@ -213,7 +213,7 @@ def _graphviz():
 
 
 def _environment(client):
-    from daskrun.settings import unfit_for_pytorch
+    from workshop_utils.cluster import unfit_for_pytorch
 
     wrong, _ = unfit_for_pytorch(client)
     _need(not wrong, "; ".join(wrong))

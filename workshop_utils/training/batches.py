@@ -5,14 +5,13 @@ nothing that came before: a resumed run draws the same.
 """
 
 import math
-import multiprocessing
 import operator
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from multiprocessing import resource_tracker
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
-from daskrun.pickling import send_by_value
 from workshop_utils.training.preemption import heed_sigterm_only_from, sigterm_blocked
 
 # What is drawn at random: the order of images in an epoch, what the datasets draw, and layers such as dropout.
@@ -93,19 +91,13 @@ def evaluation_batches(
 
 def batch_loader(dataset: Dataset, batches: list[list[int]], num_workers: int) -> DataLoader:
     """Return a DataLoader of `batches`, lists of indices that may change between epochs; its children live on."""
-    on_gpu, context = torch.cuda.is_available(), None
-    if num_workers:
-        send_by_value()  # the class of the dataset, its samples or its errors may be from a notebook's cell
-    if num_workers and on_gpu:  # a fork would copy the locks of threads and the state of CUDA
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["workshop_utils.photos"])
-        resource_tracker.ensure_running()  # while it starts, it unblocks SIGTERM, which the server must inherit blocked
+    forks = num_workers > 0 and sys.platform == "linux"  # as Python did before 3.14, in a tenth of a second
     return DataLoader(
         dataset,
         batch_sampler=batches,
         num_workers=num_workers,
-        pin_memory=on_gpu,
-        multiprocessing_context=context,
+        pin_memory=torch.cuda.is_available(),
+        multiprocessing_context="fork" if forks else None,
         persistent_workers=num_workers > 0,
         worker_init_fn=partial(_begin_child, os.getpid()),
     )
@@ -156,7 +148,6 @@ def derived_seed(seed: int, purpose: int, *where: int) -> int:
 
 def _begin_child(parent: int, _: int) -> None:
     """Run in each child before it reads."""
-    send_by_value()
     heed_sigterm_only_from(parent)
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from daskrun.errors import JobError, WorkersBusy, listed
 
 SUCCESSOR_S = 30.0  # how long a launch waits for the successor of a worker that has died
-KINDS = {True: "with a GPU", False: "without a GPU"}
 
 
 @dataclass(frozen=True)
@@ -27,27 +26,33 @@ class Worker:
     host: str
     name: str
     has_nanny: bool = True
-    has_gpu: bool = False
     status: str = "running"
     memory: str = ""
     tasks: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What a job may call it."""
+        return self.address, self.name, self.host, self.slot
 
 
 @dataclass(frozen=True)
 class Request:
     """Which workers a job wants.
 
-    attempt: its number, from 0, of at most `attempts`. fewest, most: how many; None for all of a kind. client: its id;
-    a job ends with its client. has_gpu: the kind, None for workers with a GPU where there are the `minimum`, else
-    without. stuck: why a worker cannot be had, though the scheduler takes it for idle, by address.
+    Attributes:
+        client: Its id; a job ends with its client.
+        fewest, most: How many; None for all.
+        among: Addresses, names, hosts or slots of those that it may have, none for any.
+        attempt: From 0, of at most `attempts`.
+        stuck: Why a worker can't be had, though the scheduler takes it for idle, by address.
     """
 
     job: str
     client: str
     fewest: int | None = None
     most: int | None = None
-    has_gpu: bool | None = None
-    minimum: int | None = None
+    among: tuple[str, ...] = ()
     attempt: int = 0
     attempts: int = 1
     stuck: Mapping[str, str] = field(default_factory=dict)
@@ -55,10 +60,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Claimed:
-    """The job owns these workers, in rank order. left_out: addresses of those of the other kind."""
+    """The job owns these workers, in rank order."""
 
     workers: tuple[Worker, ...]
-    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,34 +93,31 @@ class Claims:
 
     def __init__(self) -> None:
         self._slots: dict[str, _Slot] = {}
-        self._lost: dict[str, tuple[float, bool]] = {}  # slots whose worker has died: when, and whether it had a GPU
+        self._lost: dict[str, float] = {}  # slots whose worker has died, and when
 
     def claim(self, request: Request, workers: Sequence[Worker], now: float) -> Claimed | Denied:
         """Make idle workers the job's own, by host and name; or say why not, and change nothing.
 
         workers: all of the cluster.
         """
-        present = [worker for worker in workers if worker.status != "init"]
-        there = {worker.slot for worker in present}
-        self._lost = {
-            slot: (at, gpu) for slot, (at, gpu) in self._lost.items() if slot not in there and now < at + SUCCESSOR_S
-        }
-        of_kind = _of_one_kind(present, [gpu for _, gpu in self._lost.values()], request)
-        wanted = request.fewest or len(of_kind)
-        reasons = {worker.address: self._unfit(worker, request) for worker in of_kind}
-        idle = sorted((worker for worker in of_kind if not reasons[worker.address]), key=_by_host_and_name)
+        ready = [worker for worker in workers if worker.status != "init"]
+        there = {worker.slot for worker in ready}
+        self._lost = {slot: at for slot, at in self._lost.items() if slot not in there and now < at + SUCCESSOR_S}
+        present = [one for one in ready if not request.among or {*request.among} & {*one.names}]
+        wanted = request.fewest or len(present)
+        reasons = {worker.address: self._unfit(worker, request) for worker in present}
+        idle = sorted((worker for worker in present if not reasons[worker.address]), key=_by_host_and_name)
         if self._lost and (request.fewest is None or len(idle) < wanted):
             return Denied(WorkersBusy(f"Workers are starting again: {listed(self._lost)}."), may_change=True)
-        if len(of_kind) < max(wanted, 1):
-            return Denied(JobError(_too_few(present, request)))
+        if len(present) < max(wanted, 1):
+            return Denied(JobError(_too_few(len(present), request)))
         if len(idle) < wanted:
             soon = any(slot.is_ending for slot in self._slots.values())
             return Denied(WorkersBusy(_busy(wanted, reasons)), may_change=soon)
         self.release(request.job)
         chosen = idle[: request.most]
         self._slots |= {worker.slot: _Slot(request.job, request.client, worker, request.attempt) for worker in chosen}
-        left_out = sorted({worker.address for worker in present} - {worker.address for worker in of_kind})
-        return Claimed(tuple(chosen), tuple(left_out))
+        return Claimed(tuple(chosen))
 
     def begin(self, job: str, attempt: int, address: str) -> bool:
         """A rank has begun on the worker at this address. Return whether the worker belongs to its job and attempt."""
@@ -136,7 +137,7 @@ class Claims:
 
     def lose(self, worker: Worker, now: float) -> None:
         """A worker has died, and its nanny starts another one in its place."""
-        self._lost[worker.slot] = now, worker.has_gpu
+        self._lost[worker.slot] = now
 
     def lost(self) -> list[str]:
         """Return the slots whose worker has died, and whose successor isn't there."""
@@ -166,13 +167,9 @@ class Claims:
         """Return the attempt that the job is in."""
         return next((slot.attempt for slot in self._slots.values() if slot.job == job), None)
 
-    def owners_of(self, address: str) -> list[tuple[str, str, str]]:
-        """Return (job, client, id of the worker's process) of those that own the worker at this address."""
-        return [
-            (slot.job, slot.client, slot.worker.process)
-            for slot in self._slots.values()
-            if slot.worker.address == address
-        ]
+    def owners_of(self, address: str) -> list[tuple[str, str]]:
+        """Return (job, id of the worker's process) of those that own the worker at this address."""
+        return [(slot.job, slot.worker.process) for slot in self._slots.values() if slot.worker.address == address]
 
     def owned(self) -> dict[str, str]:
         """Return the job that owns each slot."""
@@ -203,34 +200,18 @@ def busy_with(tasks: Iterable[str]) -> str:
     return f"is busy with {sorted(set(tasks))}"
 
 
-def _of_one_kind(workers: Sequence[Worker], coming: Sequence[bool], request: Request) -> list[Worker]:
-    """Return the workers of the first kind that has enough, with those that are coming; of no kind if none has.
-
-    coming: whether each of those has a GPU.
-    """
-    kinds = KINDS if request.has_gpu is None else [request.has_gpu]
-    for has_gpu in kinds:
-        of_kind = [worker for worker in workers if worker.has_gpu == has_gpu]
-        if len(of_kind) + coming.count(has_gpu) >= (request.minimum or request.fewest or 1):
-            return of_kind
-    return []
-
-
 def _by_host_and_name(worker: Worker) -> tuple[str, int, str]:
     return worker.host, len(worker.name), worker.name  # 9 before 10
 
 
-def _too_few(workers: Sequence[Worker], request: Request) -> str:
+def _too_few(there: int, request: Request) -> str:
     fewest = request.fewest or 1
-    counts = {kind: sum(worker.has_gpu == has_gpu for worker in workers) for has_gpu, kind in KINDS.items()}
-    if all(counts.values()):
-        needed, there = f"{fewest} workers of one kind", " and ".join(f"{n} {kind}" for kind, n in counts.items())
-    else:
-        needed, there = f"{fewest} workers" if fewest > 1 else "1 or more workers", str(len(workers))
+    needed = f"{fewest} workers" if fewest > 1 else "1 or more workers"
+    has = f"the cluster has {there}" + (f" of {listed(request.among)}" if request.among else "")
     return (
-        f"The job needs {needed}, one for each rank, but the cluster has {there}: ask for fewer ranks, or start more "
+        f"The job needs {needed}, one for each rank, but {has}: ask for fewer ranks, or start more "
         "workers (an adaptive cluster starts them for tasks, not for ranks: write "
-        f"cluster.adapt(minimum={fewest}) there) and give launch wait_for_workers=60."
+        f"cluster.adapt(minimum={fewest}) there) and set wait_for_workers to a minute."
     )
 
 
@@ -239,5 +220,5 @@ def _busy(wanted: int, reasons: Mapping[str, str]) -> str:
     return (
         f"The job needs {wanted} idle workers, but {named}. "
         "Wait for that to end, end it (Ctrl-C where it runs, job.cancel(), client.cancel(futures) or "
-        "client.restart()), or give launch wait_for_workers."
+        "client.restart()), or set wait_for_workers."
     )

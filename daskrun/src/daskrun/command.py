@@ -13,22 +13,19 @@ from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 import click
-from click.core import ParameterSource
 from distributed import CancelledError, Client
-from distributed.diagnostics.plugin import WorkerPlugin
 
 from daskrun import __version__
 from daskrun.check_scheduler import reach
 from daskrun.client.job import Job
 from daskrun.client.limits import limits
 from daskrun.dashboard import PAGE
-from daskrun.errors import ClusterError, JobError, without_lines
-from daskrun.local import start_workers
-from daskrun.options import Command, duration, folder, in_options, ranks, stall, take_torchruns, variables
+from daskrun.errors import ClusterError, JobError, ScriptFailed
+from daskrun.local import start_local
+from daskrun.options import Command, commas, ranks, take_torchruns, variables
 from daskrun.script import script_here
 from daskrun.worker.output import Lines
 from daskrun.worker.process import ENDS
@@ -55,33 +52,25 @@ ANSWER_S = 30  # time limit for a scheduler's first answer
 )
 @click.option("--scheduler", envvar="DASK_SCHEDULER_ADDRESS", help="Address of a cluster.  [default: local workers]")
 @click.option("--scheduler-file", type=click.Path(exists=True), help="The file in which a scheduler has written it.")
+@click.option(
+    "--workers",
+    callback=commas,
+    metavar="NAMES",
+    help="Addresses, names or hosts of workers to run on.  [default: any]",
+)
 @click.option("--max-restarts", default=0, help="Starts after a rank has died, or ended with an error.")
-@click.option("--time-limit", callback=duration, help="How long the whole job may take, in seconds or such as '2 h'.")
+@click.option("--time-limit", help="How long the whole job may take, in seconds or such as '2 h'.")
 @click.option(
-    "--stall-after",
-    default="300",
-    callback=stall,
-    help="Time without output after which ranks are asked where they are; 0 for never.",
+    "--stall-after", default="300", help="Time without output after which ranks are asked where they are; 0 for never."
 )
-@click.option("--wait-for-workers", default="0", callback=duration, help="How long to wait for idle workers.")
-@click.option(
-    "--wait-for-successors",
-    default="30",
-    callback=duration,
-    help="How long to wait for another worker after one has died.",
-)
+@click.option("--wait-for-workers", default="0", help="How long to wait for idle workers.")
+@click.option("--wait-for-successors", default="30", help="How long to wait for another worker after one has died.")
 @click.option(
     "--log-dir",
-    type=click.Path(file_okay=False),
-    callback=folder,
+    type=click.Path(file_okay=False, path_type=Path),
     help="A folder in which each rank's output is added to its file.",
 )
-@click.option(
-    "--shutdown-timeout",
-    default="30",
-    callback=duration,
-    help="How long scripts have to end after a signal, or a failure.",
-)
+@click.option("--shutdown-timeout", default="30", help="How long scripts have to end after a signal, or a failure.")
 @click.option(
     "--start-method", type=click.Choice(["fork", "spawn"]), help="How ranks start; spawn starts new interpreters."
 )
@@ -104,10 +93,8 @@ def main(
     ship: bool,
     standalone: bool,
     module: bool,
-    virtual_local_rank: bool,
     script: str,
     arguments: tuple[str, ...],
-    n_workers: int | tuple[int, int] | None,
     names: tuple[str, ...],
     **settings: Any,
 ) -> None:
@@ -118,26 +105,24 @@ def main(
     if sys.stdout:
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal may lack a script's letters
     warnings.simplefilter("always", UserWarning)
-    warnings.showwarning = lambda message, *_: _print(f"{in_options(str(message))}\n")
+    warnings.showwarning = lambda message, *_: _print(f"{message}\n")
     stopped_by: list[int] = []
     caught = [number for number in ENDS if signal.getsignal(number) != signal.SIG_IGN]  # as nohup ignores SIGHUP
     for number in caught:
         signal.signal(number, signal.default_int_handler)
     try:
-        what = script_here(script, module, arguments, ship)
-        what = replace(what, environment=variables(names))
-        of_job = limits(n_workers, virtual_local_rank=virtual_local_rank, **settings)
-        is_local = _is_local(standalone, scheduler, scheduler_file)
+        what = replace(script_here(script, module, arguments, ship), environment=variables(names))
+        options = limits(**settings)
+        is_local = standalone or not (scheduler or scheduler_file)
         if is_local and not module and not Path(script).is_file():
             raise JobError(f"There is no file {script} here.")
-        if log_dir:
-            _make(log_dir)
-        client = _local(n_workers) if is_local else _joined(scheduler, scheduler_file)
-        _say_where_to_look(client)
-        with client:
+        output = _Output(log_dir)
+        with _local(settings["n_workers"]) if is_local else _joined(scheduler, scheduler_file) as client:
+            if client.run_on_scheduler(lambda: "distributed.dashboard.scheduler" in sys.modules):  # it has a dashboard
+                with suppress(KeyError):  # Dask's setting of the link names a variable that is not set
+                    click.echo(f"Where each rank is: {client.dashboard_link.removesuffix('/status')}{PAGE}", err=True)
             name = (script.rpartition(".")[2] if module else Path(script).stem).encode(errors="replace").decode()
-            output = _Output(log_dir)
-            with Job[None](client, what, name, of_job, show=output.show) as job:
+            with Job[None](client, what, name, options, show=output.show) as job:
                 output.job = job
 
                 def stop(number: int, _: object) -> None:
@@ -148,7 +133,8 @@ def main(
                     signal.signal(number, stop)
                 for _ in job.rows(keep=False):  # which the script has printed, too
                     pass
-                output.close()
+                if output.error:
+                    raise output.error
     except (RuntimeError, OSError, ValueError, ImportError, CancelledError) as error:
         logging.disable()  # of connections that end now: the error comes last
         click.echo(_last_words(error, stopped_by), err=True)
@@ -158,47 +144,9 @@ def main(
 take_torchruns(main)
 
 
-def _is_local(standalone: bool, scheduler: str | None, file: str | None) -> bool:
-    """Return whether to start workers; refuse an order to join others, too."""
-    source = click.get_current_context().get_parameter_source("scheduler")
-    if standalone and (file or source is ParameterSource.COMMANDLINE):
-        raise click.UsageError("--standalone starts workers, and --scheduler joins some: give one of them.")
-    if source is ParameterSource.COMMANDLINE and not scheduler:
-        raise click.UsageError("--scheduler is empty: give the address of a scheduler, or leave it out.")
-    return standalone or not (scheduler or file)
-
-
-def _make(log_dir: Path) -> None:
-    place = log_dir
-    try:
-        log_dir.mkdir(parents=True, exist_ok=True)
-        TemporaryFile(dir=log_dir).close()
-        for place in log_dir.glob("rank[0-9]*.log"):  # of an earlier job
-            if place.is_fifo():  # to open it would wait for a reader
-                raise OSError(errno.EINVAL, "It is no file")
-            place.open("a").close()
-    except OSError as error:
-        raise JobError(f"--log-dir: {place} cannot be written: {error.strerror}. Take another folder.") from error
-
-
 def _local(n_workers: int | tuple[int, int] | None) -> Client:
     click.echo("Starting local workers.", err=True)
-    client = start_workers(n_workers[1] if isinstance(n_workers, tuple) else n_workers, worker_preload=())
-    client.register_plugin(_GroupOfItsOwn())
-    return client
-
-
-def _say_where_to_look(client: Client) -> None:
-    if client.run_on_scheduler(lambda: "distributed.dashboard.scheduler" in sys.modules):  # else it has no dashboard
-        with suppress(KeyError):  # Dask's setting of the link names a variable that is not set
-            click.echo(f"Where each rank is: {client.dashboard_link.removesuffix('/status')}{PAGE}", err=True)
-
-
-class _GroupOfItsOwn(WorkerPlugin):
-    """Keeps a worker where the command's process group gets SIGTERM, as from timeout: its script may save."""
-
-    def setup(self, worker: Any) -> None:
-        os.setpgid(0, 0)
+    return start_local(n_workers[1] if isinstance(n_workers, tuple) else n_workers, worker_preload=())
 
 
 def _joined(address: str | None, file: str | None) -> Client:
@@ -216,10 +164,10 @@ def _last_words(error: Exception, stopped_by: list[int]) -> str:
     """Return what the command says of an error. stopped_by: the signals that were passed on before."""
     notes, said = getattr(error, "__notes__", []), str(error)
     if stopped_by:  # who stops it need not read again what the scripts have printed
-        name, how = signal.Signals(stopped_by[0]).name, without_lines(error)
-        notes = [] if how.endswith(f" {name}.") else notes  # of another end they say which rank's it was
-        said = f"Stopped by {name}. {how}"
-    return "\n".join(["", *map(in_options, [*notes, said])])
+        how = error.summary if isinstance(error, JobError) else said
+        notes = [] if isinstance(error, ScriptFailed) and -error.code in stopped_by else notes
+        said = f"Stopped by {signal.Signals(stopped_by[0]).name}. {how}"
+    return "\n".join(["", *notes, said])
 
 
 def _pass_on(job: Job, number: int, why: str = "") -> None:
@@ -235,46 +183,44 @@ def _pass_on(job: Job, number: int, why: str = "") -> None:
 
 
 class _Output:
-    """Prints what ranks print, and adds it to their files."""
+    """Prints what ranks print, and adds it to their files.
+
+    Attributes:
+        error: Of lines that could not be printed.
+    """
 
     def __init__(self, log_dir: Path | None) -> None:
         self.job: Job | None = None
+        self.error: OSError | None = None
         self._log_dir = log_dir
         self._begun: set[tuple[int, int]] = set()  # each (rank, attempt) that has lines in its file
-        self._lacks_lines = False
-        self._unheard: OSError | None = None
+        if log_dir:
+            log_dir.mkdir(parents=True, exist_ok=True)
+            (log_dir / "rank0.log").open("a").close()  # it's known at once whether it can be written
 
     def show(self, rank: int, attempt: int, lines: Lines) -> None:
-        """Show lines that a rank has printed."""
-        for is_error, some in groupby(lines, key=itemgetter(0)):
-            self._attempt("".join(f"[rank{rank}]: {line}\n" for _, line in some), is_error)
-        if self._log_dir:
-            try:
-                self._log(self._log_dir, rank, attempt, lines)
-            except OSError as error:  # the disk is full, or the folder is gone
-                if not self._lacks_lines:
-                    self._attempt(f"--log-dir: {self._log_dir} lacks lines from now on: {error.strerror}.\n")
-                self._lacks_lines = True
-
-    def close(self) -> None:
-        """Raise the OSError of lines that could not be printed."""
-        if self._unheard:
-            raise self._unheard
-
-    def _attempt(self, text: str, is_error: bool = True) -> None:
+        """Show lines that a rank has printed; where nobody reads them any more, send the scripts SIGTERM."""
         try:
-            _print(text, is_error)
-        except OSError as error:  # nobody reads it any more: the scripts may save
-            if not self._unheard and self.job:
+            for is_error, some in groupby(lines, key=itemgetter(0)):
+                _print("".join(f"[rank{rank}]: {line}\n" for _, line in some), is_error)
+        except OSError as error:
+            if not self.error and self.job:
                 _pass_on(self.job, signal.SIGTERM, f"{error}: not all that ranks print can be written. ")
-            self._unheard = error
+            self.error = error
+        try:
+            if self._log_dir:
+                self._log(self._log_dir / f"rank{rank}.log", (rank, attempt), lines)
+        except OSError as error:  # the disk is full, or the folder is gone
+            self._log_dir = None
+            with suppress(OSError):
+                _print(f"{error}: there are no more lines in --log-dir.\n")
 
-    def _log(self, log_dir: Path, rank: int, attempt: int, lines: Lines) -> None:
-        with (log_dir / f"rank{rank}.log").open("a", encoding="utf-8") as file:
-            if (rank, attempt) not in self._begun:
-                file.write(f"--- attempt {attempt}, {datetime.now():%Y-%m-%d %H:%M:%S} ---\n")
+    def _log(self, path: Path, begins: tuple[int, int], lines: Lines) -> None:
+        with path.open("a", encoding="utf-8") as file:
+            if begins not in self._begun:
+                file.write(f"--- attempt {begins[1]}, {datetime.now():%Y-%m-%d %H:%M:%S} ---\n")
             file.writelines(f"{line}\n" for _, line in lines)
-        self._begun.add((rank, attempt))
+        self._begun.add(begins)
 
 
 def _print(text: str, is_error: bool = True) -> None:

@@ -13,12 +13,16 @@ if TYPE_CHECKING:
 
     from daskrun.protocol import Ended
 
-LINES, ITS_LAST_LINES = "\n\n", " Its last lines:"  # between an error and what a script had printed
-GO_ON = "To go on after a death, give launch max_restarts, and let the function resume from a checkpoint."
+GO_ON = "To go on after a death, set max_restarts, and resume from a checkpoint."
 
 
 class JobError(RuntimeError):
     """A job cannot start, or ended otherwise than by its own function; the message says why and what to do."""
+
+    @property
+    def summary(self) -> str:
+        """The message without what a rank had printed."""
+        return str(self)
 
 
 class WorkersBusy(JobError):
@@ -30,11 +34,19 @@ class WorkerDied(JobError):
 
     Attributes:
         deaths: How the process of each dead rank ended; None for one whose worker has died, too.
+        output: The last lines of the last of these ranks.
     """
 
-    def __init__(self, message: str = "", deaths: "Mapping[int, Ended | None] | None" = None) -> None:
-        super().__init__(message)
-        self.deaths = dict(deaths or {})
+    def __init__(self, message: str = "", deaths: "Mapping[int, Ended | None] | None" = None, output: str = "") -> None:
+        super().__init__(message, deaths, output)
+        self.message, self.deaths, self.output = message, dict(deaths or {}), output
+
+    @property
+    def summary(self) -> str:
+        return self.message
+
+    def __str__(self) -> str:
+        return self.message + _with(self.output)
 
 
 class RankExited(JobError):
@@ -64,9 +76,13 @@ class ScriptFailed(JobError):
         super().__init__(path, rank, worker, code, output)  # pickle needs them all
         self.path, self.rank, self.worker, self.code, self.output = path, rank, worker, code, output
 
-    def __str__(self) -> str:
+    @property
+    def summary(self) -> str:
         how = signal.Signals(-self.code).name if self.code < 0 else f"exit code {self.code}"
-        return f"{self.path} ended with {how}.{with_lines(self.output)}"
+        return f"{self.path} ended with {how}."
+
+    def __str__(self) -> str:
+        return self.summary + _with(self.output)
 
 
 class SchedulerLost(JobError):
@@ -107,14 +123,8 @@ def warn(text: str) -> None:
         warnings.warn(text, stacklevel=level)
 
 
-def with_lines(output: str) -> str:
-    """Return what to add to an error for a rank's last lines."""
-    return f"{ITS_LAST_LINES}{LINES}{output}" if output else ""
-
-
-def without_lines(error: BaseException) -> str:
-    """Return what an error says, without what a script had printed."""
-    return str(error).partition(LINES)[0].removesuffix(ITS_LAST_LINES)
+def _with(output: str) -> str:
+    return f" Its last lines:\n\n{output}" if output else ""
 
 
 def add_note(error: BaseException | None, note: str) -> None:

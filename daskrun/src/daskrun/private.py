@@ -23,6 +23,14 @@ def stack_of(thread: int) -> Any:
     return sys._current_frames()[thread]
 
 
+def dynamic_classes() -> list[type]:
+    """Return the classes of a program's `__main__` that cloudpickle has made here."""
+    from cloudpickle import cloudpickle
+
+    classes = list(cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.values())
+    return [cls for cls in classes if cls.__module__ == "__main__" and cls.__qualname__ == cls.__name__]
+
+
 RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000"}  # calls that PyTorch's flight recorder keeps; it reads this once a process
 
 

@@ -5,7 +5,31 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-TOPIC = "daskrun-"  # of Dask's events: the id of a client follows; a message is (Event, job, …)
+TOPIC = "daskrun-"  # of Dask's events: the id of a job follows; a message is (Event, …)
+
+
+class JobState(StrEnum):
+    """What a job does, or has come to."""
+
+    WAITING = "waiting for workers"
+    STARTING = "starting"
+    RUNNING = "running"
+    ENDING = "ending its ranks"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    STOPPED = "stopped"
+
+
+class RankState(StrEnum):
+    """What a rank does, or has come to."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    DEAD = "dead"
+    STOPPED = "stopped"
 
 
 class Event(StrEnum):
@@ -59,13 +83,11 @@ class Assignment:
     """Which rank of which attempt a worker runs.
 
     Attributes:
-        client: The client's id.
         process: The id of the worker's process, which its successor doesn't share.
         starts_fresh: Whether the rank's process is a new interpreter, and no fork of the template.
     """
 
     attempt: AttemptId
-    client: str
     rank: int
     world_size: int
     max_restarts: int

@@ -5,13 +5,9 @@ import os
 import re
 import shlex
 import sys
-from collections import Counter
 from itertools import takewhile
-from multiprocessing import current_process
 
-from dask.system import CPU_COUNT
 from distributed import Client
-from distributed.comm import get_address_host
 
 from daskrun.errors import check_client
 
@@ -37,24 +33,6 @@ def worker_settings(torch_threads: int) -> dict[str, str]:
 def worker_environment(torch_threads: int) -> str:
     """Return `worker_settings` as lines to type in a shell before `dask worker`."""
     return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in worker_settings(torch_threads).items())
-
-
-def unfit_for_pytorch(client: Client) -> tuple[list[str], int]:
-    """Return (what is wrong with how a cluster's workers were started, cores that one of them could use)."""
-    check_client(client)
-    found = client.run(_how_started, on_error="ignore")
-    workers_on = Counter(get_address_host(worker) for worker in found)
-    wrong, cores = set(), 1
-    for worker, (trim, daemonic, threads, all_cores) in found.items():
-        share = max(1, all_cores // workers_on[get_address_host(worker)])
-        cores = max(cores, share)
-        if trim:
-            wrong.add(f"MALLOC_TRIM_THRESHOLD_ is {trim}, which makes training slower")
-        if daemonic:
-            wrong.add("they are daemonic, so that a DataLoader can have no children")
-        if trim and threads < share:  # without Dask's trim, somebody chose the threads, for workers still to come
-            wrong.add(f"PyTorch uses {threads} of the {share} cores that each could have")
-    return sorted(wrong), cores
 
 
 def known_workers(client: Client) -> dict[str, dict]:
@@ -113,8 +91,3 @@ def gpu_ids() -> list[str]:
         return [str(number) for number in range(n_gpus())]
     is_id = re.compile(r"\d+|(GPU|MIG)-.+").fullmatch
     return list(takewhile(is_id, (entry.strip() for entry in seen.split(","))))
-
-
-def _how_started():
-    trim = os.environ.get("MALLOC_TRIM_THRESHOLD_")
-    return trim, current_process().daemon, given_threads() or CPU_COUNT, CPU_COUNT

@@ -4,10 +4,10 @@ import re
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
+from tblib import pickling_support
 
 from daskrun.child.context import current
 from daskrun.child.stack import from_the_program
@@ -25,8 +25,6 @@ MAX_FRAMES = 30  # the innermost ones of a traceback that travels
 
 def failure(error: BaseException, store: "TCPStore | None", world_size: int) -> Failure:
     """Return what this rank's client is told of an error."""
-    from tblib import pickling_support
-
     follows, rank = may_follow(error), current().mine.rank  # type: ignore[union-attr]
     if not isinstance(error, Exception):  # it would end the client's own process
         end = _of_an_end(rank, error).with_traceback(error.__traceback__)
@@ -39,17 +37,9 @@ def failure(error: BaseException, store: "TCPStore | None", world_size: int) -> 
     if store and "default process group twice" in _text(str, error):
         add_note(error, "launch has made the group already: give launch backend=None, and the function makes its own.")
     with suppress(Exception):  # not every error takes it
-        _drop_what_cannot_travel(error)
         for one in _chain(error):
             one.__traceback__ = _innermost(from_the_program(one.__traceback__))
-    try:
-        pickling_support.install(*_chain(error))
-        pickled = cloudpickle.dumps(error)
-        cloudpickle.loads(pickled)
-    except Exception:  # pickling raises many kinds
-        error = _as_text(rank, error)
-        pickling_support.install(error)
-        pickled = cloudpickle.dumps(error)
+    error, pickled = _pickled(rank, error)
     text = _text(lambda one: "".join(traceback.format_exception(one)), error)[-MOST_TEXT:]
     return Failure(pickled, text, follows, last, returned)
 
@@ -85,16 +75,23 @@ def _chain(error: BaseException) -> list[BaseException]:
     return chain
 
 
-def _drop_what_cannot_travel(error: BaseException) -> None:
-    """Drop the causes of an error that cannot be pickled, and name them in a note."""
-    chain = _chain(error)
-    chain[-1].__cause__ = chain[-1].__context__ = None  # as of `raise error from error`, a circle
-    for effect, cause in reversed(list(pairwise(chain))):
-        try:
-            cloudpickle.loads(cloudpickle.dumps(cause))
-        except Exception:
-            effect.__cause__ = effect.__context__ = None
-            effect.add_note(f"Its cause cannot be sent: {_text(repr, cause)}")
+def _pickled(rank: int, error: BaseException) -> tuple[BaseException, bytes]:
+    """Return an error that can be sent: this one, else without its cause, else its text. And its bytes."""
+    for change in (lambda: error, lambda: _without_cause(error), lambda: _as_text(rank, error)):
+        with suppress(Exception):  # pickling raises many kinds
+            one = change()
+            pickling_support.install(*_chain(one))
+            pickled = cloudpickle.dumps(one)
+            cloudpickle.loads(pickled)
+            return one, pickled
+    raise AssertionError("a JobError can be pickled")
+
+
+def _without_cause(error: BaseException) -> BaseException:
+    cause = error.__cause__ or error.__context__
+    error.__cause__ = error.__context__ = None
+    add_note(error, f"Its cause cannot be sent: {_text(repr, cause)}" if cause else "")
+    return error
 
 
 def _as_text(rank: int, error: BaseException) -> JobError:

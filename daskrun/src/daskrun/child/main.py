@@ -121,10 +121,10 @@ def _run_function(function: Function, here: context.Context) -> bool:
 
     from daskrun.child.failure import failure
     from daskrun.child.process_group import in_process_group
-    from daskrun.pickling import packed, send_by_value
+    from daskrun.pickling import packed
+    from daskrun.private import dynamic_classes
 
-    _new_main_module()
-    send_by_value()
+    main_module = _new_main_module()
     store, told = None, False
 
     def call(its_store: Any) -> None:
@@ -132,6 +132,8 @@ def _run_function(function: Function, here: context.Context) -> bool:
         store = its_store
         try:
             fn, args, kwargs = cloudpickle.loads(function.call)
+            for cls in dynamic_classes():  # so that a DataLoader's processes can send objects of a notebook's classes
+                setattr(main_module, cls.__name__, cls)
             here.send("returned", packed(fn(*args, **kwargs)))
         except BaseException as error:
             tell(error)
@@ -146,12 +148,7 @@ def _run_function(function: Function, here: context.Context) -> bool:
             here.send("failed", failure(error, store, here.mine.world_size))
 
     try:
-        if function.backend == "horovod":
-            from daskrun.horovod import in_horovod
-
-            in_horovod(call, here)
-        else:
-            in_process_group(call, here, function.backend)
+        in_process_group(call, here, function.backend)
     except BaseException as error:
         tell(error)
     return not told

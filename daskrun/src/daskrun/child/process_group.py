@@ -12,7 +12,7 @@ from daskrun.errors import JobError, ranks_named
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
-BACKENDS = ("auto", "gloo", "nccl", "cpu:gloo,cuda:nccl", "horovod", None)
+BACKENDS = ("auto", "gloo", "nccl", "cpu:gloo,cuda:nccl", None)
 REACH_S = 20  # time limit for connecting to the store, which serves already; PyTorch may take twice as long
 JOIN_S = 300  # time limit for all ranks to arrive: each imports and unpickles at its own speed
 
@@ -85,7 +85,7 @@ def backend_for(backend: str, gpus: list[str]) -> str:
         without = [rank for rank, gpu in enumerate(gpus) if not gpu]
         raise JobError(
             f"{ranks_named(without).capitalize()} of {len(gpus)} {'has' if len(without) == 1 else 'have'} no GPU, and "
-            "the others have: take workers of one kind, or write backend='gloo'."
+            "the others have: name workers of one kind, as in workers=['gpu-0', 'gpu-1'], or write backend='gloo'."
         )
     return "cpu:gloo,cuda:nccl" if each_its_own else "gloo"
 

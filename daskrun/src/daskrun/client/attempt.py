@@ -7,7 +7,7 @@ import cloudpickle
 from distributed import Future
 
 from daskrun.claims import Worker
-from daskrun.errors import GO_ON, JobError, WorkerDied, add_note, ranks_named, with_lines
+from daskrun.errors import GO_ON, JobError, WorkerDied, add_note, ranks_named
 from daskrun.protocol import AttemptId, Ended, Failure
 from daskrun.why.verdict import how_it_ended, how_worker_ended
 
@@ -115,7 +115,7 @@ class Attempt:
         who = ranks_named(sorted(self.dead)).capitalize()
         text = " ".join([f"{who} died: {'; '.join(said)}.", *filter(None, dict.fromkeys(cures))])
         deaths = {rank: self.died[rank][0] if rank in self.died else None for rank in sorted(self.dead)}
-        error = WorkerDied(text + with_lines(printed), deaths)
+        error = WorkerDied(text, deaths, printed)
         for note in getattr(self.error, "__notes__", ()):  # of a rank that failed because of the death
             add_note(error, f"Another rank failed because of it. {note}")
         return error

@@ -1,22 +1,21 @@
 """What a job asks of Dask: its client, its scheduler, its workers."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import takewhile
 from signal import Signals
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
 
 from distributed import CancelledError, Client, Future
 
-from daskrun import dashboard, scheduler
+from daskrun import scheduler
 from daskrun.claims import Claimed, Denied, Request, Worker, busy_with
 from daskrun.client.attempt import Attempt
 from daskrun.client.limits import Limits
 from daskrun.errors import JobError, SchedulerLost
-from daskrun.protocol import TOPIC, Assignment, Function, Meeting, Outcome, Place, Script, places
+from daskrun.protocol import TOPIC, Assignment, Function, JobState, Meeting, Outcome, Place, Script, places
 from daskrun.why.look import Look
 from daskrun.why.looks import looks
 from daskrun.worker.rank import at_work, deliver, end, listen, run_rank, send_signal
@@ -30,16 +29,13 @@ LOST = (
     "or join a cluster, and launch again."
 )
 
-_shown_by: "WeakSet[Client]" = WeakSet()  # clients that have asked for the page of ranks
-# For each client, what hears the messages of each of its jobs: a client keeps its handler of a topic for good.
-_heard_by: "WeakKeyDictionary[Client, dict[str, Callable]]" = WeakKeyDictionary()
-
 
 class Cluster:
     """Dask, as one job sees it."""
 
     def __init__(self, client: Client, job: str) -> None:
         self.client_id, self._client, self._job = client.id, client, job
+        self._heard: Callable[..., None] | None = None
         self._gpus_seen: dict[str, str] = {}  # CUDA_VISIBLE_DEVICES of the workers, by address
 
     @property
@@ -54,21 +50,22 @@ class Cluster:
 
     def hear(self, heard: Callable[..., None]) -> None:
         """Call heard(kind, ...) with all that the job's ranks log, and that the scheduler says of its workers."""
-        if self._client not in _heard_by:
-            jobs = _heard_by[self._client] = {}
-            topic = TOPIC + self.client_id
-            self._client.subscribe_topic(topic, lambda event: _pass_on(jobs, *event[1]))
-        _heard_by[self._client][self._job] = heard
+        self._heard = heard
+        # A client keeps its handler of a topic for good, and with it what that refers to: this object alone.
+        self._client.subscribe_topic(TOPIC + self._job, lambda event: self._pass_on(*event[1]))
+
+    def _pass_on(self, *message: Any) -> None:
+        if self._heard is not None:
+            self._heard(*message)
 
     def hear_no_more(self) -> None:
         """Drop what is heard of the job from now on."""
-        _heard_by.get(self._client, {}).pop(self._job, None)
+        self._heard = None
+        with suppress(Exception):  # the client is closed
+            self._client.unsubscribe_topic(TOPIC + self._job)
 
     async def claim(self, request: Request) -> Claimed | Denied:
         """Claim workers; where some are at work on what the scheduler does not know, others instead."""
-        if self._client not in _shown_by:
-            await self._ask_scheduler(dashboard.show)
-            _shown_by.add(self._client)
         while True:
             answer = await self._ask_scheduler(scheduler.claim, request)
             if isinstance(answer, Denied):
@@ -83,13 +80,15 @@ class Cluster:
             await self.give_back()
             request = replace(request, stuck={**request.stuck, **stuck})
 
-    async def give_back(self, error: str = "") -> None:
+    async def give_back(self, state: JobState | None = None, error: str = "") -> None:
         """Give up what the job owns, where no attempt uses it. A scheduler that is lost knows of nothing.
 
-        error: with which the job has ended.
+        Args:
+            state: To which the job has come, None if it goes on.
+            error: With which it has ended.
         """
         with suppress(JobError):
-            await self._ask_scheduler(scheduler.give_back, self._job, error)
+            await self._ask_scheduler(scheduler.give_back, self._job, state, error)
 
     def submit(self, attempt: Attempt, limits: Limits) -> None:
         """Send each rank to its worker. Each begins, and waits for `introduce`.
@@ -100,13 +99,12 @@ class Cluster:
         for rank, (member, place) in enumerate(zip(attempt.members, _places(attempt, limits), strict=True)):
             mine = Assignment(
                 attempt.id,
-                self.client_id,
                 rank,
                 attempt.size,
                 limits.max_restarts,
                 member.process,
                 place,
-                limits.starts_fresh,
+                limits.start_method == "spawn",
             )
             futures.append(
                 self._client.submit(
@@ -204,11 +202,13 @@ class Cluster:
         except Exception as error:
             return [Look(rank, trouble=f"could not be looked at: {error!r}") for rank in late], ended
 
-    async def free(self, attempt: Attempt, again: bool, error: str, grace_s: float) -> None:
+    async def free(self, attempt: Attempt, state: JobState, error: str, grace_s: float) -> None:
         """End what is left of an attempt, and give its workers up.
 
-        again: the job keeps its slots for another attempt. error: with which the attempt has ended. grace_s: seconds
-        that ranks have after SIGTERM.
+        Args:
+            state: Of the job; with ENDING, it keeps its slots for another attempt.
+            error: With which the attempt has ended.
+            grace_s: Seconds that ranks have after SIGTERM.
         """
         if self._client.status in ("closing", "closed"):
             return  # the scheduler frees what belongs to a client that is gone
@@ -219,7 +219,7 @@ class Cluster:
                 await self._client.cancel(attempt.futures)
         with suppress(JobError):  # the scheduler is lost, and with it all that the job owned
             silent = [address for address in there if address not in answers]
-            await self._ask_scheduler(scheduler.free, attempt.id, again, error, silent)
+            await self._ask_scheduler(scheduler.free, attempt.id, state, error, silent)
 
     async def _look_for_work(self, workers: Sequence[Worker]) -> dict[str, str]:
         """Return why workers cannot be had, though the scheduler takes them for idle; note what GPUs they see."""
@@ -273,11 +273,6 @@ class Cluster:
         return {address: answer for one in answers for address, answer in one.items()}
 
 
-def workers_with_gpu(client: Client) -> set[str]:
-    """Return the addresses of the workers whose PyTorch sees a GPU. Raises SchedulerLost, JobError."""
-    return client.sync(Cluster(client, "")._ask_scheduler, scheduler.with_gpu)
-
-
 def tasks_lost(job: str) -> CancelledError:
     """Return the error of a job whose tasks were cancelled, and not by the job."""
     return CancelledError(f"{job} lost its tasks to client.cancel(), client.restart() or client.close().")
@@ -307,7 +302,7 @@ def visible_gpus(seen: Sequence[str], where: Sequence[Place]) -> tuple[str | Non
             if mine and len(mine) <= place.local_rank:
                 raise JobError(
                     f"Rank {rank} has LOCAL_RANK {place.local_rank} on its host, and its worker sees only "
-                    f"CUDA_VISIBLE_DEVICES={','.join(mine)}, so it would have no GPU of its own: give launch "
+                    f"CUDA_VISIBLE_DEVICES={','.join(mine)}, so it would have no GPU of its own: set "
                     "virtual_local_rank=True."
                 )
             visible.append(None)
@@ -325,8 +320,3 @@ def _gpus(visible: str) -> list[str]:
 def _places(attempt: Attempt, limits: Limits) -> list[Place]:
     hosts = [member.host for member in attempt.members]
     return places([f"{host} {rank}" for rank, host in enumerate(hosts)] if limits.virtual_local_rank else hosts)
-
-
-def _pass_on(jobs: Mapping[str, Callable], kind: str, job: str, *about: Any) -> None:
-    if heard := jobs.get(job):
-        heard(kind, *about)

@@ -13,26 +13,25 @@ from dataclasses import replace
 from signal import Signals
 from typing import Any
 
-from daskrun.claims import KINDS, Claimed, Denied, Request
+from distributed import CancelledError
+
+from daskrun.claims import Claimed, Denied, Request
 from daskrun.client.attempt import Attempt
 from daskrun.client.cluster import Cluster, tasks_lost
 from daskrun.client.limits import Limits
 from daskrun.client.state import State
 from daskrun.client.watch import Watch
 from daskrun.errors import (
-    ITS_LAST_LINES,
     JobError,
     RankExited,
     ScriptFailed,
     WorkerDied,
     add_note,
-    listed,
     own_mistake,
     ranks_do,
     ranks_named,
-    without_lines,
 )
-from daskrun.protocol import AttemptId, Event, Function, Script
+from daskrun.protocol import AttemptId, Event, Function, JobState, Script
 from daskrun.why.look import Look
 from daskrun.why.verdict import diagnosed, timed_out
 
@@ -49,15 +48,12 @@ class Ended(Exception):
         self.error = error
 
 
-def _in_a_line(error: BaseException) -> str:
-    """Return how an attempt has ended, as text."""
-    error = error.error if isinstance(error, Ended) else error
+def _text(error: BaseException) -> str:
+    """Return an error in a line."""
     with suppress(Exception):  # not every error has a text
-        said, _, printed = str(error).partition(ITS_LAST_LINES)
-        first, last = said.partition("\n")[0], printed.rstrip().rpartition("\n")[2]  # of a script, its error itself
-        last = "" if isinstance(error, WorkerDied) else last
-        said = f"{first} Its last line: {last}" if last else first
-        return f"{type(error).__name__}: {said}".rstrip()
+        said = error.summary if isinstance(error, JobError) else str(error)
+        last = error.output.rpartition("\n")[2] if isinstance(error, ScriptFailed) else ""  # its error itself
+        return " ".join(filter(None, [f"{type(error).__name__}: {said.partition(chr(10))[0]}", last]))
     return type(error).__name__
 
 
@@ -95,7 +91,7 @@ class Control(State):
         last = None
         while True:
             attempt = self.attempt = await self._claim(last)
-            again, ended = False, ""
+            ended = JobState.FINISHED, ""
             try:
                 failure = await self._attempt(attempt)
                 if failure is None:
@@ -104,18 +100,18 @@ class Control(State):
                     raise Ended(failure)
                 self.failures.append(failure)
                 self._tell_of(failure)
-                again, ended = True, _in_a_line(failure)
+                ended = JobState.ENDING, _text(failure)
             except BaseException as error:
-                ended = _in_a_line(error)
+                ended = self._ending(error)
                 raise
             finally:
-                await self._free(attempt, again, ended)
+                await self._free(attempt, *ended)
             last, self.attempt = attempt, None
 
     def _tell_of(self, failure: BaseException) -> None:
         """Have the user told at once of a failure that the job survives: the next row may be minutes away."""
         limits, n = self.limits, len(self.failures)
-        said = without_lines(failure) if isinstance(failure, JobError) else _in_a_line(failure)
+        said = failure.summary if isinstance(failure, JobError) else _text(failure)
         text = f"{said} Starting again ({n} of max_restarts={limits.max_restarts})"
         if self.attempt and self.attempt.gone:
             text += (
@@ -135,39 +131,35 @@ class Control(State):
         else:  # with n_workers=(fewest, most), take more workers if there are any, and fewer once the wait is over
             wanted, minimum, most = last.size, limits.fewest or last.size, max(last.size, limits.most or 0)
             patience_s = limits.wait_for_successors
-        has_gpu = last.members[0].has_gpu if last else None  # after a death, the kind stays
+        named = last.members if last and limits.workers else ()
         request = Request(
             job=self.job,
             client=self.cluster.client_id,
             most=most,
-            minimum=minimum,
-            has_gpu=has_gpu,
+            among=(*limits.workers, *(member.slot for member in named)),  # which a successor has, too
             attempt=number,
             attempts=limits.max_restarts + 1,
         )
         try:
             if last and self.is_last:  # since the last attempt's death
                 raise Ended(self.failures.pop())
-            claimed = await self._claim_patiently(request, wanted, self.loop.time() + patience_s)
+            claimed = await self._claim_patiently(request, minimum, wanted, self.loop.time() + patience_s)
             if isinstance(claimed, Denied):
                 raise Ended(self._not_resumed(claimed.error) if last else claimed.error)
         except BaseException as error:
             # Slots kept from the last attempt, or just claimed.
-            await self.cluster.give_back(_in_a_line(error))
+            await self.cluster.give_back(*self._ending(error))
             raise
-        if claimed.left_out and last is None:
-            self.warnings.append(
-                f"The job takes workers {KINDS[claimed.workers[0].has_gpu]} and leaves out "
-                f"{listed(claimed.left_out)}: ranks have to be of one kind."
-            )
         self.size = len(claimed.workers)
         return Attempt(AttemptId(self.job, number), claimed.workers)
 
-    async def _claim_patiently(self, request: Request, wanted: int | None, give_up: float) -> Claimed | Denied:
+    async def _claim_patiently(
+        self, request: Request, minimum: int | None, wanted: int | None, give_up: float
+    ) -> Claimed | Denied:
         """Ask for the most, else for as many as are wanted, until `give_up`; then for the minimum, and return a no."""
         while True:
             late = self.loop.time() >= give_up
-            sizes = [request.minimum] if late else list(dict.fromkeys([request.most, wanted]))
+            sizes = [minimum] if late else list(dict.fromkeys([request.most, wanted]))
             for fewest in sizes:
                 if self.stopped:
                     raise Ended(self.stopped)
@@ -224,20 +216,27 @@ class Control(State):
         if isinstance(error, (*self.limits.retry, ScriptFailed)):
             return error
         if self.limits.max_restarts and not self.is_last:
-            add_note(error, "It was not started again: max_restarts is for deaths; give launch retry for exceptions.")
+            add_note(error, "It was not started again: max_restarts is for deaths; set retry for exceptions.")
         raise Ended(error)
 
-    async def _free(self, attempt: Attempt, again: bool, error: str) -> None:
-        """End what is left of an attempt, and give up the workers. again: for another attempt."""
+    async def _free(self, attempt: Attempt, state: JobState, error: str) -> None:
+        """End what is left of an attempt, and give up the workers. state: ENDING if another attempt follows."""
         self.doing = "ending its ranks"
         if self._watch:
             self._watch.end()
         # Who cancels waits for no rank; a rank that has hung up before needs no time either.
         grace_s = 0 if self.stopped or attempt.results else self.limits.shutdown_timeout
-        await self.cluster.free(attempt, again, error, grace_s)
+        await self.cluster.free(attempt, state, error, grace_s)
         self._watch = None
 
     # --- its parts
+
+    def _ending(self, error: BaseException) -> tuple[JobState, str]:
+        """Return what the job has come to with an error, and a text for it."""
+        error = error.error if isinstance(error, Ended) else error
+        if error is self.stopped and isinstance(error, CancelledError):  # and no rank's own
+            return JobState.CANCELLED, _text(error)
+        return JobState.STOPPED if self.stop_signal else JobState.FAILED, _text(error)
 
     async def _until_or_end(self, condition: Callable[[], object], attempt: Attempt) -> None:
         """Wait until the condition holds; end the job if it is stopped before, or its time is up."""

@@ -12,7 +12,6 @@ from daskrun.child.process_group import BACKENDS
 from daskrun.client.job import Job
 from daskrun.client.limits import limits
 from daskrun.errors import check_client
-from daskrun.horovod import check_built
 from daskrun.pickling import pickled
 from daskrun.protocol import Function
 
@@ -27,6 +26,7 @@ def launch(
     kwargs: Mapping[str, Any] | None = None,
     backend: str | None = "auto",
     n_workers: int | tuple[int, int] | None = None,
+    workers: str | Sequence[str] = (),
     time_limit: float | str | None = None,
     max_restarts: int = 0,
     retry: type[BaseException] | Sequence[type[BaseException]] = (),
@@ -57,9 +57,9 @@ def launch(
         kwargs: Its keyword arguments.
         backend: "nccl", "gloo", or "auto" for NCCL if every rank has a GPU of its own (tensors on the CPU then still go
             through gloo), else gloo. None makes no group, for a function that calls ``init_process_group`` itself.
-            "horovod" makes none either: ``hvd.init()`` has been called before the function runs.
         n_workers: The world size; a pair (fewest, most) for as many as are idle, such as (2, 4); None for all workers.
-            If only some workers have a GPU, those are taken if they're enough, else the others; a warning says which.
+        workers: Addresses, names or hosts of those that it may run on, as for ``client.submit``; by default any. Where
+            only some have a GPU, name those that have, or those that haven't.
         time_limit: How long the whole job may take; None for no limit.
         max_restarts: How often the function is started again, on all ranks, after the death of a rank; it should then
             continue from its checkpoint. The caller is warned of each death at once.
@@ -71,7 +71,7 @@ def launch(
             takes minutes if Slurm or Kubernetes has to start them. After that, a pair goes on with those that remain. A
             pair takes more than before, if they're there.
         stall_after: How long no rank may log or print anything until the caller is warned, with the text of
-            ``Job.explain()``; the job goes on. None for no warning.
+            ``Job.explain()``; the job goes on. None or 0 for no warning.
         shutdown_timeout: How long ranks have to end after SIGTERM, which they get when another one has failed.
         start_method: "spawn" starts a new interpreter for each rank, in seconds; "fork", the default on Linux, forks.
         virtual_local_rank: Whether each rank counts as a host of its own: LOCAL_RANK is 0, and its GPU is cuda:0.
@@ -79,7 +79,7 @@ def launch(
     Raises:
         ValueError: For an invalid option.
         TypeError: If the function can't be called with these arguments, or can't be pickled with them.
-        JobError: If the cluster has too few workers, or Horovod isn't built.
+        JobError: If the cluster has too few workers.
         WorkersBusy: If they're busy, for this client or another, or paused.
 
     What the ranks raise comes from ``Job.result``.
@@ -94,13 +94,12 @@ def launch(
     check_client(client)
     if backend not in BACKENDS:
         raise ValueError(f"backend is {backend!r}: write one of {', '.join(map(str, BACKENDS))}.")
-    if backend == "horovod":
-        check_built()
     options = limits(
         n_workers,
         time_limit,
         max_restarts,
         stall_after,
+        workers=workers,
         retry=retry,
         start_method=start_method,
         virtual_local_rank=virtual_local_rank,

@@ -41,8 +41,7 @@ class Look(NamedTuple):
 
     stack: text, from that code's first line on. calls: in order. groups: the process groups that the rank is in.
     trouble: why its process does not answer, or why else there is nothing to say; empty where there is. waits: whether
-    it is in code of PyTorch that waits for other ranks, as far as Python's frames show. is_mute: whether its process
-    lives, it seems, and does not answer.
+    it is in code of PyTorch that waits for other ranks, as far as Python's frames show.
     """
 
     rank: int
@@ -52,7 +51,6 @@ class Look(NamedTuple):
     groups: tuple[str, ...] = ()
     trouble: str = ""
     waits: bool = False
-    is_mute: bool = False
 
     @property
     def called(self) -> str:
@@ -85,7 +83,7 @@ def silent(rank: int, pid: int, status: str, cpu: float, written: str) -> Look:
         does = f"uses {cpu:.1f} of a core" if cpu >= BUSY else "waits"
         where = f"{about} {does}, at {place}" if place else f"{about} {does}"
         why = f"does not answer: {where}. Native code there may hold Python's lock (the GIL), or its machine is busy"
-    return Look(rank, place, stack, trouble=why, is_mute=True)
+    return Look(rank, place, stack, trouble=why)
 
 
 def is_in_waiting_code(frames: list[traceback.FrameSummary]) -> bool:

@@ -1,7 +1,6 @@
 """How the ranks of a job look: asked by the scheduler, which does not need the job's client for it."""
 
 import asyncio
-import time
 from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
@@ -12,11 +11,10 @@ from daskrun.claims import Worker
 from daskrun.protocol import AttemptId
 from daskrun.scheduler import ask, known
 from daskrun.why.look import Look
-from daskrun.why.verdict import late, not_begun, unreachable
+from daskrun.why.verdict import not_begun, unreachable
 from daskrun.worker.rank import look
 
 LOOK_S = 6  # time limit for a worker's answer
-LATE_S = 1  # after the first answer: what was seen then cannot be compared with what was seen before
 
 
 async def looks(
@@ -28,11 +26,10 @@ async def looks(
     """
     looking = dumps(partial(look, attempt))
     answers = await asyncio.gather(*(_answer(dask_scheduler, worker.address, looking) for worker in ranks.values()))
-    in_time_s = min((took_s for *_, took_s in answers), default=0) + LATE_S
     seen, ended = [], []
-    for (rank, worker), (there, found, took_s) in zip(ranks.items(), answers, strict=True):
+    for (rank, worker), (there, found) in zip(ranks.items(), answers, strict=True):
         if found:
-            seen.append(found if found.is_mute or took_s < in_time_s else late(found, took_s))
+            seen.append(found)
         elif rank in begun:
             if there:
                 ended.append(rank)
@@ -43,11 +40,9 @@ async def looks(
     return sorted(seen), ended
 
 
-async def _answer(scheduler: Any, address: str, looking: bytes) -> tuple[bool, Look | None, float]:
-    """Return (whether a worker answers, how its rank looks, the seconds that it took)."""
-    begin = time.monotonic()
+async def _answer(scheduler: Any, address: str, looking: bytes) -> tuple[bool, Look | None]:
+    """Return (whether a worker answers, how its rank looks)."""
     try:
-        there, found = await asyncio.wait_for(ask(scheduler, address, looking), LOOK_S)
+        return await asyncio.wait_for(ask(scheduler, address, looking), LOOK_S)
     except TimeoutError:
-        there, found = False, None
-    return there, found, time.monotonic() - begin
+        return False, None

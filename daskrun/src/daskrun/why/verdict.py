@@ -73,13 +73,7 @@ def stacks(looks: Sequence[Look]) -> str:
 def unreachable(rank: int) -> Look:
     """Return the look at a rank whose worker does not answer."""
     why = "it may be stopped, or its host, or the network to it, is lost"
-    return Look(rank, trouble=f"cannot be asked, as its worker does not answer: {why}", is_mute=True)
-
-
-def late(look: Look, seconds: float) -> Look:
-    """Return a look that came late, without what would be compared with those that came before."""
-    why = "it was stopped, native code held Python's lock (the GIL), or its machine is busy"
-    return Look(look.rank, look.place, look.stack, trouble=look.trouble or f"took {seconds:.1f} s to answer: {why}")
+    return Look(rank, trouble=f"cannot be asked, as its worker does not answer: {why}")
 
 
 def stalled(seconds: float, looks: Sequence[Look], ended: Sequence[int]) -> str:

@@ -3,7 +3,6 @@
 import codecs
 import fcntl
 import os
-import re
 import selectors
 import struct
 import termios
@@ -16,7 +15,6 @@ FULL = 64 * 1024  # bytes, as many as a pipe holds
 BUSY_S = 0.01  # between two batches of a script that prints much; with none, a scheduler and a screen would fall behind
 REST_S = 1  # after which what has no newline is shown
 BAR_S = 5  # between two states of a progress bar that are shown
-AFTER_LINE = re.compile(r"(?<=\n)|(?<=\r)(?=[^\r\n])")  # a last \r may be half of \r\n
 LONGEST = 2**20  # characters of a line, after which it goes on as another one
 
 Lines = list[tuple[bool, str]]  # of each line: whether it was printed as an error, and its text
@@ -77,35 +75,20 @@ def _n_waiting(pipe: int) -> int:
 
 
 class _Stream:
-    """One of a process's streams, made into lines."""
+    """One of a process's streams, made into lines; of the states of a progress bar, the last one."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._rest = ""  # after the last end of a line
-        self._heard = self._bar_shown = 0.0
-        self._in_bar = False
+        self._rest = ""  # after the last newline
+        self._heard = self._shown = 0.0
 
     def lines(self, data: bytes, is_last: bool) -> Iterable[str]:
         """Return the lines that are complete with this, or wait for their end too long; all if it is the last."""
-        *whole, rest = AFTER_LINE.split(self._rest + self._decoder.decode(data, is_last))
+        *whole, rest = (self._rest + self._decoder.decode(data, is_last)).split("\n")
         now = time.monotonic()
-        if data:
-            self._heard = now
-        shown = [line for line in whole if self._is_shown(line, now)]
-        is_quiet = now > max(self._heard + REST_S, self._bar_shown + BAR_S)
-        if rest.strip("\r") and (is_last or is_quiet or len(rest) > LONGEST):
-            shown.append(rest)
-            rest, self._bar_shown = "", now if self._in_bar else 0.0
+        self._heard = now if data else self._heard
+        is_quiet = now > self._heard + REST_S or ("\r" in rest and now > self._shown + BAR_S)
+        if rest and (is_last or is_quiet or len(rest) > LONGEST):
+            whole, rest, self._shown = [*whole, rest], "", now
         self._rest = rest
-        return [line.rstrip("\r\n") for line in shown]
-
-    def _is_shown(self, line: str, now: float) -> bool:
-        """Return whether to show a line: not each state of a progress bar, which ends with \\r."""
-        self._in_bar = line.endswith("\r")
-        if not self._in_bar:
-            self._bar_shown = 0.0
-        elif not line.strip("\r") or now < self._bar_shown + BAR_S:
-            return False
-        else:
-            self._bar_shown = now
-        return True
+        return [line.rstrip("\r").rpartition("\r")[2] for line in whole]

@@ -191,7 +191,7 @@ class _Log:
 
     def about_job(self, kind: Event, *about: Any) -> None:
         """Send a message."""
-        self.worker.log_event(TOPIC + self.mine.client, (str(kind), self.mine.attempt.job, *about))
+        self.worker.log_event(TOPIC + self.mine.attempt.job, (str(kind), *about))
 
     def fail(self, error: Exception, may_follow: bool = False) -> None:
         """Send an error that is raised here, not by the rank's program."""

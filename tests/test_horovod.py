@@ -10,7 +10,8 @@ import torch
 from waiting import settled, until
 
 import daskrun
-from daskrun import JobError, horovod
+from workshop_utils import horovod
+from workshop_utils.horovod import with_horovod
 
 built = pytest.mark.skipif(not horovod.available(), reason="Horovod is not built: make horovod")
 
@@ -22,7 +23,7 @@ def ranks(client, **options):
         total = hvd.allreduce(torch.tensor([1.0 + hvd.rank()]), op=hvd.Sum)
         return hvd.rank(), hvd.size(), hvd.local_rank(), total.item()
 
-    return daskrun.run(client, who, backend="horovod", **options)
+    return daskrun.run(client, with_horovod(who), backend=None, **options)
 
 
 @built
@@ -48,7 +49,7 @@ def test_training_goes_on_from_its_checkpoint_after_a_death(client, tmp_path):
                 os.kill(os.getpid(), signal.SIGKILL)
         return first, step
 
-    job = daskrun.launch(client, count, tmp_path / "step", 5, backend="horovod", max_restarts=1)
+    job = daskrun.launch(client, with_horovod(count), tmp_path / "step", 5, backend=None, max_restarts=1)
     (first, last), other = job.result()
     assert other == (first, last) and last == 9
     assert first in (5, 6, 7), "it did not resume"  # rank 0 may have been a step ahead of the kill, or behind
@@ -74,7 +75,7 @@ def test_it_listens_on_the_workers_address_while_it_runs_and_nowhere_afterwards(
         return threads, sorted(name for name in os.environ if name.startswith("HOROVOD"))
 
     before = set().union(*settled(client).run(ports).values())
-    listened = {address for found in daskrun.run(client, listening, backend="horovod") for address in found}
+    listened = {address for found in daskrun.run(client, with_horovod(listening), backend=None) for address in found}
     assert {ip for ip, _ in listened} == {"127.0.0.1"}
     until(lambda: not ({port for _, port in listened} - before) & set().union(*client.run(ports).values()))
     assert set(map(str, client.run(kept).values())) == {"([], [])"}
@@ -123,20 +124,22 @@ def test_with_equal_seeds_and_data_its_losses_are_those_of_ddp(client):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         return [step_of(model, optimizer, step, rank) for step in range(20)]
 
-    theirs = torch.tensor([losses for _, losses in daskrun.run(client, losses_under_horovod, backend="horovod")])
+    theirs = torch.tensor(
+        [losses for _, losses in daskrun.run(client, with_horovod(losses_under_horovod), backend=None)]
+    )
     ours = torch.tensor(daskrun.run(client, under_ddp))
     assert theirs.shape == (2, 20) and theirs[:, -5:].mean() < 0.5 * theirs[:, 0].mean()
     assert ((theirs - ours).abs() / ours).max() <= 1e-3
 
 
-def test_where_it_is_not_built_a_launch_says_so(client, monkeypatch):
+def test_where_it_is_not_built_a_launch_says_so(monkeypatch):
     monkeypatch.setattr(horovod, "available", lambda: False)
-    with pytest.raises(JobError, match="make horovod"):
-        daskrun.run(client, print, backend="horovod")
+    with pytest.raises(RuntimeError, match="make horovod"):
+        with_horovod(print)
 
 
 @built
 @pytest.mark.gpu
 def test_a_rank_with_a_gpu_trains_on_it(client):
-    ((device, losses),) = daskrun.run(client, losses_under_horovod, n_workers=1, backend="horovod")
+    ((device, losses),) = daskrun.run(client, with_horovod(losses_under_horovod), n_workers=1, backend=None)
     assert device == "cuda" and sum(losses[-5:]) < 2.5 * losses[0]
