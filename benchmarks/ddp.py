@@ -25,8 +25,7 @@ from sharing import start_sharing
 from torch.nn.parallel import DistributedDataParallel
 
 import daskrun
-from daskrun.settings import known_workers
-from workshop_utils.cluster import start_cluster
+from workshop_utils.cluster import known_workers, start_cluster
 
 BATCH_SIZE = 16  # images of 224 x 224 on each rank
 GPU_BATCHES = (32, 128)  # images a step, over all ranks, where one GPU is compared with itself

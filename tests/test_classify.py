@@ -393,7 +393,7 @@ def test_int8_names_photos_weights_and_processors_that_it_cannot_use(client, pat
 
 
 def test_int8_is_refused_on_a_gpu(client, paths, monkeypatch):
-    monkeypatch.setattr(module, "has_gpu", lambda: True)
+    monkeypatch.setattr(module, "_sees_gpu", lambda: True)
     with pytest.raises(ValueError, match="'int8', which is for CPUs, but a worker has a GPU"):
         classify(client, paths, precision="int8")
 

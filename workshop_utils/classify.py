@@ -1,5 +1,6 @@
 """Classify many photos on a Dask cluster: each worker loads the model once, and decodes during the forward pass."""
 
+import asyncio
 import math
 import os
 import uuid
@@ -19,7 +20,7 @@ from distributed import Client, Future, secede
 from torch import nn
 
 from daskrun.errors import SchedulerLost, check_client
-from daskrun.settings import has_gpu
+from daskrun.settings import n_gpus
 from workshop_utils.arguments import whole_number
 from workshop_utils.checkpoint import WeightsError
 from workshop_utils.photos import class_folder, read_files
@@ -118,7 +119,7 @@ def classify_stream(
     batch_size = whole_number("batch_size", batch_size, 1)
     precision_of(precision, (*PRECISIONS, "int8"))  # raises ValueError for an unknown one
     photos: Iterator[str] = (os.fspath(path) if isinstance(path, os.PathLike) else str(path) for path in paths)
-    on_gpu = any(client.run(has_gpu, on_error="ignore").values())
+    on_gpu = any(client.run(_sees_gpu, on_error="ignore").values())
     _leave_the_pool()
     calibration = None
     if precision == "int8":
@@ -333,3 +334,7 @@ def _rows(
             correct = None if truth is None else index == truth
             rows.append((path, breed, loaded.categories[index], probability, correct, None))
     return rows
+
+
+async def _sees_gpu() -> bool:
+    return bool(await asyncio.to_thread(n_gpus))  # a worker's event loop goes on while PyTorch is imported

@@ -23,7 +23,7 @@ from tornado.web import RequestHandler
 
 from daskrun import ClusterError, dashboard, reach, start_local, worker_environment
 from daskrun.errors import check_client
-from daskrun.settings import given_threads, known_workers, n_gpus
+from daskrun.settings import given_threads, n_gpus
 from workshop_utils.object_store import spare_loopback_the_proxy
 from workshop_utils.progress import waiting
 
@@ -228,6 +228,15 @@ def _close_earlier():
         if earlier.cluster.status == Status.running:
             earlier.shutdown() if earlier.status == "running" else earlier.cluster.close()
             print("The cluster that this notebook started before is closed.")
+
+
+def known_workers(client: Client) -> dict[str, dict]:
+    """Return what the scheduler knows of each worker, by address.
+
+    `Client.scheduler_info` may answer without any worker: a periodic call, which asks for none, overwrites its answer.
+    """
+    check_client(client)
+    return client.sync(client.scheduler.identity, n_workers=-1)["workers"]  # type: ignore[union-attr]
 
 
 def unfit_for_pytorch(client: Client) -> tuple[list[str], int]:

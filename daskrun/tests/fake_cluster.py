@@ -17,7 +17,7 @@ from daskrun.client.cluster import Cluster
 from daskrun.client.control import Control
 from daskrun.client.limits import Limits
 from daskrun.errors import JobError
-from daskrun.protocol import TOPIC, Ended, Event, Failure, Outcome
+from daskrun.protocol import TOPIC, Ended, Event, Failure
 
 ENDS_BY_S = 3600  # virtual seconds by which every job has ended
 
@@ -71,7 +71,7 @@ class Future:
     """What `client.submit` returns for a rank."""
 
     def __init__(self, key, home):
-        self.key, self.home, self.status, self.error, self.outcome = key, home, "pending", None, Outcome(None)
+        self.key, self.home, self.status, self.error, self.outcome = key, home, "pending", None, None
         self.is_over = asyncio.Event()
 
     def end(self, status, error=None):
@@ -190,7 +190,9 @@ class World:
         """Launch a job; return its Control. plans: by (attempt, rank)."""
         name = f"job{len(self.controls)}"
         self.clients[name] = client = Client(self, name, dict(plans))
-        self.controls[name] = control = Control(Cluster(client, name), name, None, Limits(*size, **dict(limits)))
+        self.controls[name] = control = Control(
+            Cluster(client, name), name, None, Limits(size if size[0] else None, **dict(limits))
+        )
         self.running.append(self.loop.create_task(control.run()))
         return control
 
@@ -314,6 +316,8 @@ class World:
         self.n_processes += 1
         where = slot if self.is_address_kept else f"{slot}{self.n_processes}"
         self.processes[slot] = Process(slot, self.n_processes, f"tcp://{where}")
+        for plugin in self.plugins.values():
+            plugin.add_worker(self, f"tcp://{where}")
         for future in self.futures if self.is_address_kept else ():
             if future.home and future.home.slot == slot:
                 future.end("finished")  # it was started a second time
@@ -333,9 +337,6 @@ class World:
 
     def at_work(self, process):
         return [("a rank", process.rank)] * bool(process.rank), ""
-
-    def listen(self, process, attempt):
-        return "host", 1, ""
 
     def deliver(self, process, attempt, meeting):
         pass
@@ -362,7 +363,7 @@ class World:
         if not future.cancelled() and self.owned().get(process.slot) != mine.attempt.job:
             self.wrongs.append(f"rank {mine.rank} of {mine.attempt} begins on {process}, which is not the job's")
         process.rank = mine.attempt, mine.rank
-        await self.tell(process, mine, Event.BEGAN, process.address)
+        await self.tell(process, mine, Event.BEGAN, process.address, *["host", 1] * (mine.rank == 0))
         await asyncio.sleep(300 if future.cancelled() else plan.takes_s)  # nobody tells it where to meet the others
         if process.rank != (mine.attempt, mine.rank):  # it was ended
             return
@@ -375,7 +376,7 @@ class World:
         if "hangs" not in plan.how and process.is_alive and process.rank == (mine.attempt, mine.rank):
             process.rank = None
             await self.way()
-            future.outcome = Outcome(b"result" if plan.how == "returns" else None)
+            future.outcome = b"result" if plan.how == "returns" else None
             if plan.how == "breaks":
                 future.end("error", JobError("a mistake of the launcher's"))
             future.end("finished")

@@ -22,7 +22,7 @@ limits = st.fixed_dictionaries(
         "wait_for_workers": st.sampled_from([1, 20]),
         "stall_after": st.just(1),
     },
-)
+).filter(lambda chosen: chosen["max_restarts"] or not chosen["retry"])
 sizes = st.sampled_from([(None, None), (1, 1), (2, 2), (1, 2), (1, 3), (3, 3)])
 launches = st.tuples(
     when, st.just("launch"), st.dictionaries(st.tuples(st.integers(0, 2), st.integers(0, 2)), plans), sizes, limits

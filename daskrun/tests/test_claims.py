@@ -34,7 +34,7 @@ def test_a_job_that_goes_on_with_fewer_workers_gives_up_the_others_place():
     claims = Claims()
     claims.claim(Request("one", "kernel", 3, 3), [A, B, C], 0)
     claims.end_attempt("one")
-    claims.lose(A, 0)
+    claims.lose(A.slot, 0)
     assert names(claims.claim(Request("one", "kernel", 2, 3, attempt=1), [B, C], SUCCESSOR_S + 1)) == ["b", "c"]
     assert set(claims.owned()) == {B.slot, C.slot}
     successor = dataclasses.replace(A, process="new")
@@ -45,14 +45,14 @@ def after_a_death(*dead):
     """Return the claims after these workers have died, at 0 s."""
     claims = Claims()
     for worker in dead:
-        claims.lose(worker, 0)
+        claims.lose(worker.slot, 0)
     return claims
 
 
 def test_a_successor_belongs_to_the_job_that_goes_on_and_to_nobody_else():
     claims = Claims()
     claims.claim(Request("one", "kernel"), [A, B], 0)
-    claims.lose(A, 0)
+    claims.lose(A.slot, 0)
     successor = dataclasses.replace(A, address="tcp://new", process="new")
     assert "belongs to the job one" in str(claims.claim(Request("two", "other", 1, 1), [successor, B], 1).error)
     assert names(claims.claim(Request("one", "kernel", 2, 2), [successor, B], 1)) == ["a", "b"]
@@ -103,7 +103,7 @@ def test_a_job_takes_only_the_workers_that_it_names_and_their_successors():
     assert names(claims.claim(request, [A, B, C], 0)) == ["b", "c"]
     assert "has 1 of gpu, a" in str(Claims().claim(Request("one", "k", 2, 2, among=("gpu", "a")), [A, B], 0).error)
     claims.end_attempt("one")
-    claims.lose(C, 0)
+    claims.lose(C.slot, 0)
     successor = dataclasses.replace(C, address="tcp://new", process="new")
     again = Request("one", "kernel", 2, 2, among=("b", "tcp://c", B.slot, C.slot), attempt=1)
     assert names(claims.claim(again, [A, B, successor], 1)) == ["b", "c"]

@@ -212,27 +212,6 @@ def test_a_failed_ranks_traceback_comes_last_as_python_prints_it(client, tmp_pat
     assert code == 1
 
 
-@pytest.mark.parametrize(("failure", "code"), [("raise ValueError('size mismatch\\n' * 50)", 1), ("sys.exit(3)", 3)])
-def test_a_failure_is_one_also_where_gloos_threads_abort_the_process_at_its_end(client, tmp_path, failure, code):
-    write(
-        tmp_path,
-        "import atexit, os, sys, time",
-        "if os.environ['RANK'] == '0': time.sleep(1000)",
-        "atexit.register(os.abort)",
-        "print('last')",
-        failure,
-    )
-    end, _, err = run(client, tmp_path, "--max-restarts", 1, "script.py")
-    assert f"script.py ended with exit code {code}. Its last lines:" in err and "died" not in err
-    assert end == 1
-
-
-def test_a_script_that_aborts_after_its_end_is_told_so(client, tmp_path):
-    write(tmp_path, "import atexit, os", "atexit.register(os.abort)")
-    end, _, err = run(client, tmp_path, "script.py")
-    assert "was ended by SIGABRT after the script's last line" in err and end == 1
-
-
 def test_what_a_script_opens_where_our_pipes_were_stays_as_it_is(client, tmp_path):
     write(
         tmp_path,

@@ -168,7 +168,8 @@ def test_a_worker_that_dies_while_it_sends_its_result_is_a_death(restarts, is_ad
 
 
 @pytest.mark.parametrize(
-    "what", ["scheduler.worker_ends", "cluster.looks", "control.timed_out", "watch.stalled", "attempt.how_worker_ended"]
+    "what",
+    ["scheduler.worker_ends", "cluster.looks", "control.timed_out", "control.stalled", "attempt.how_worker_ended"],
 )
 def test_a_diagnosis_that_fails_ends_no_job_and_hides_no_error(what):
     what = f"daskrun.{what}" if "scheduler" in what else f"daskrun.client.{what}"
@@ -179,7 +180,7 @@ def test_a_diagnosis_that_fails_ends_no_job_and_hides_no_error(what):
         assert isinstance(control.error, TimeoutError)
 
 
-@pytest.mark.parametrize("what", ["submit", "introduce", "ended", "results"])
+@pytest.mark.parametrize("what", ["submit", "introduce", "result"])
 def test_a_mistake_of_the_launcher_ends_the_job_and_says_so(what):
     with mock.patch(f"daskrun.client.cluster.Cluster.{what}", side_effect=ZeroDivisionError):
         control, _ = ended(SHORT, SHORT)

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from distributed import CancelledError, Client, LocalCluster, wait
 from processes import dask_cluster
-from waiting import awake, interrupted, settled, until, wait_for, waits
+from waiting import awake, interrupted, owned, settled, until, wait_for, waits
 
 import daskrun
 from daskrun import Job, JobError, SchedulerLost, WorkerDied, WorkersBusy, log_metrics, scheduler
@@ -319,11 +319,11 @@ def test_a_job_can_be_cancelled_at_any_time(client, gate):
 def test_a_restart_of_the_cluster_ends_the_job_and_frees_what_another_has_left_behind(client, gate):
     job = awake(daskrun.launch(settled(client), waits, gate, n_workers=1, max_restarts=3), n_ranks=1)
     client.run_on_scheduler(scheduler.claim, Request("left", client.id, 1, 1))
-    assert len(client.run_on_scheduler(scheduler.owned)) == 2
+    assert len(owned(client)) == 2
     client.restart()
     with pytest.raises(CancelledError, match="client.restart()"):
         job.result()
-    assert job.failures == [] and client.run_on_scheduler(scheduler.owned) == {}
+    assert job.failures == [] and owned(client) == {}
     client.run_on_scheduler(scheduler.give_back, "left", "It was made up.")  # else the page shows that it waits
 
 
@@ -353,7 +353,7 @@ def test_an_interrupt_during_the_launch_frees_the_workers(client, gate):
     until(lambda: any(client.processing().values()))
     with pytest.raises(KeyboardInterrupt), interrupted(daskrun.launch):
         daskrun.launch(client, waits, gate, wait_for_workers=1000)
-    assert client.run_on_scheduler(scheduler.owned) == {}
+    assert owned(client) == {}
     gate.touch()
     wait(task)
 
@@ -380,7 +380,7 @@ def test_a_job_of_a_kernel_that_was_killed_does_not_keep_its_workers(client, gat
     command = [sys.executable, "-c", KERNEL, client.scheduler.address, gate]
     kernel = subprocess.Popen(command, cwd=Path(__file__).parent)
     try:
-        until(lambda: len(client.run_on_scheduler(scheduler.owned)) == 2)
+        until(lambda: len(owned(client)) == 2)
         until(lambda: all(client.run(n_ranks).values()))
     finally:
         kernel.kill()

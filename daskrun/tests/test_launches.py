@@ -14,14 +14,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from distributed import CancelledError, Client
-from waiting import awake, settled, until, wait_for
+from waiting import awake, owned, settled, until, wait_for
 
 import daskrun
-from daskrun import WorkersBusy, log_metrics, scheduler
+from daskrun import WorkersBusy, log_metrics
 from daskrun.child.failure import may_follow
 from daskrun.client.cluster import Cluster
 from daskrun.protocol import TOPIC
-from daskrun.settings import known_workers
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
 
@@ -31,7 +30,7 @@ def pause_above(fraction, dask_worker=None):
 
 
 def status_of(client, address):
-    return known_workers(client)[address]["status"]
+    return client.scheduler_info(n_workers=-1)["workers"][address]["status"]
 
 
 @pytest.fixture
@@ -66,7 +65,7 @@ def test_nothing_of_a_job_stays_on_the_scheduler(client):
     before = client.run_on_scheduler(kept)  # by other tests
     job = daskrun.launch(client, work)
     assert len(job.result()) == len(job.metrics()) == 2
-    assert client.run_on_scheduler(scheduler.owned) == {}
+    assert owned(client) == {}
     del job
     gc.collect()  # a job that failed is in its own error's traceback
     until(lambda: client.run_on_scheduler(kept) <= before)

@@ -28,6 +28,11 @@ def until(condition, what=lambda: "what was awaited did not come"):
     return found
 
 
+def owned(client):
+    """Return the job that owns each worker."""
+    return client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.plugins["daskrun"].claims.owned())
+
+
 def until_replaced(client, pid):
     """Return once the workers are as many as before this one's process died."""
     n_workers = len(client.cluster.worker_spec)

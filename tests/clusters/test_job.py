@@ -20,7 +20,7 @@ from waiting import until
 
 import daskrun
 from daskrun import JobError
-from daskrun.settings import known_workers, worker_settings
+from daskrun.settings import worker_settings
 from workshop_utils.object_store import LOOPBACK
 
 ROOT = Path(__file__).parents[2]
@@ -76,7 +76,7 @@ def die_once(marker):
 def test_ranks_are_of_one_kind_and_stay_so_after_a_death(start_workers, tmp_path):
     client = start_workers("gpu", "cpu-0", "cpu-1")  # which say so themselves: Dask's announcements are wrong
 
-    address = {worker["name"]: address for address, worker in known_workers(client).items()}
+    address = {worker["name"]: address for address, worker in client.scheduler_info(n_workers=-1)["workers"].items()}
     with pytest.warns(UserWarning, match=f"with a GPU.*{address['cpu-0']}"):
         assert daskrun.run(client, name, backend="gloo") == ["gpu"]
     with pytest.warns(UserWarning, match=f"without a GPU.*{address['gpu']}"):

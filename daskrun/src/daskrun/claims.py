@@ -25,7 +25,6 @@ class Worker:
     slot: str
     host: str
     name: str
-    has_nanny: bool = True
     status: str = "running"
     memory: str = ""
     tasks: tuple[str, ...] = ()
@@ -107,8 +106,9 @@ class Claims:
         wanted = request.fewest or len(present)
         reasons = {worker.address: self._unfit(worker, request) for worker in present}
         idle = sorted((worker for worker in present if not reasons[worker.address]), key=_by_host_and_name)
-        if self._lost and (request.fewest is None or len(idle) < wanted):
-            return Denied(WorkersBusy(f"Workers are starting again: {listed(self._lost)}."), may_change=True)
+        starting = [*self._lost, *(worker.slot for worker in workers if worker.status == "init")]
+        if starting and (request.fewest is None or len(idle) < wanted):
+            return Denied(WorkersBusy(f"Workers are starting: {listed(dict.fromkeys(starting))}."), may_change=True)
         if len(present) < max(wanted, 1):
             return Denied(JobError(_too_few(len(present), request)))
         if len(idle) < wanted:
@@ -135,9 +135,9 @@ class Claims:
             if slot.job == job:
                 slot.attempt, slot.is_ending = None, for_good
 
-    def lose(self, worker: Worker, now: float) -> None:
+    def lose(self, slot: str, now: float) -> None:
         """A worker has died, and its nanny starts another one in its place."""
-        self._lost[worker.slot] = now
+        self._lost[slot] = now
 
     def lost(self) -> list[str]:
         """Return the slots whose worker has died, and whose successor isn't there."""

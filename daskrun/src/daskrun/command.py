@@ -21,11 +21,11 @@ from distributed import CancelledError, Client
 from daskrun import __version__
 from daskrun.check_scheduler import reach
 from daskrun.client.job import Job
-from daskrun.client.limits import limits
+from daskrun.client.limits import Limits
 from daskrun.dashboard import PAGE
 from daskrun.errors import ClusterError, JobError, ScriptFailed
 from daskrun.local import start_local
-from daskrun.options import Command, commas, ranks, take_torchruns, variables
+from daskrun.options import Command, ranks, take_torchruns, variables
 from daskrun.script import script_here
 from daskrun.worker.output import Lines
 from daskrun.worker.process import ENDS
@@ -54,9 +54,8 @@ ANSWER_S = 30  # time limit for a scheduler's first answer
 @click.option("--scheduler-file", type=click.Path(exists=True), help="The file in which a scheduler has written it.")
 @click.option(
     "--workers",
-    callback=commas,
     metavar="NAMES",
-    help="Addresses, names or hosts of workers to run on.  [default: any]",
+    help="Addresses, names or hosts of workers, with commas between them.  [default: any]",
 )
 @click.option("--max-restarts", default=0, help="Starts after a rank has died, or ended with an error.")
 @click.option("--time-limit", help="How long the whole job may take, in seconds or such as '2 h'.")
@@ -112,7 +111,7 @@ def main(
         signal.signal(number, signal.default_int_handler)
     try:
         what = replace(script_here(script, module, arguments, ship), environment=variables(names))
-        options = limits(**settings)
+        options = Limits(**settings)
         is_local = standalone or not (scheduler or scheduler_file)
         if is_local and not module and not Path(script).is_file():
             raise JobError(f"There is no file {script} here.")

@@ -6,7 +6,6 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from multiprocessing import current_process, forkserver, set_forkserver_preload
 from pathlib import Path
 from threading import Lock
@@ -192,6 +191,5 @@ def _start_to_its_end(Cluster: type, settings: dict[str, Any]) -> Client:
         try:
             return starting.result()
         except KeyboardInterrupt:
-            with suppress(Exception):
-                starting.add_done_callback(lambda started: started.exception() or started.result().shutdown())
+            starting.add_done_callback(lambda started: started.exception() or started.result().shutdown())
             raise

@@ -30,11 +30,6 @@ def ranks(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
     return (fewest, *most) if most else fewest
 
 
-def commas(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
-    """Return what stands between commas."""
-    return tuple(value.split(",")) if value else ()
-
-
 class Command(click.Command):
     """Says where a script's options belong."""
 

@@ -35,7 +35,7 @@ class RankState(StrEnum):
 class Event(StrEnum):
     """What a message about a job says. Those of a rank begin with (attempt, rank)."""
 
-    BEGAN = "began"  # (attempt, rank, address): the worker has started on this rank
+    BEGAN = "began"  # (attempt, rank, address; of rank 0, host and port of the store): it has started
     FAILED = "failed"  # (attempt, rank, Failure's fields): its code raised an error
     DIED = "died"  # (attempt, rank, its last lines, Ended's fields): its process was killed, or crashed
     ROW = "row"  # (row,) of metrics
@@ -194,8 +194,6 @@ class Ended(NamedTuple):
         out_of_memory: Whether the kernel killed a process of this control group for want of memory meanwhile.
         limit_bytes: The worker's memory limit, if the rank was ended because of it, else 0.
         stacks: What faulthandler wrote.
-        own_code: The exit code with which its program had come to its end before, None if it hadn't.
-        signalled: The signal that its job was stopped with, 0 if it wasn't.
     """
 
     code: int
@@ -203,14 +201,6 @@ class Ended(NamedTuple):
     out_of_memory: bool = False
     limit_bytes: int = 0
     stacks: str = ""
-    own_code: int | None = None
-    signalled: int = 0
-
-
-class Outcome(NamedTuple):
-    """What the task of a rank returns: the function's pickled result, None where the rank failed or died."""
-
-    result: bytes | None
 
 
 class Snapshot(NamedTuple):

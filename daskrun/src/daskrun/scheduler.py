@@ -38,7 +38,7 @@ class ClaimsPlugin(SchedulerPlugin):
     def __init__(self, scheduler: Scheduler) -> None:
         self.claims, self.history = Claims(), History()
         self._scheduler = scheduler
-        self._known: dict[str, Worker] = {}  # by address, as of the last claim
+        self._nannies = {address: state.nanny for address, state in scheduler.workers.items()}
         self._background: set[asyncio.Task] = set()
 
     def restart(self, scheduler: Scheduler) -> None:
@@ -48,20 +48,23 @@ class ClaimsPlugin(SchedulerPlugin):
         if finish == "memory" and type(key) is tuple and key[0] in self.history.jobs:
             self.history.returns(*key)
 
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        self._nannies[worker] = scheduler.workers[worker].nanny
+
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:
         for job, process in self.claims.owners_of(worker):
             scheduler.log_event(TOPIC + job, (str(Event.GONE), process))
-        gone = self._known.pop(worker, None)
-        if gone and gone.has_nanny and not why_closed(scheduler, worker):
-            self.claims.lose(gone, time.monotonic())
+        nanny = self._nannies.pop(worker, None)
+        if nanny and not why_closed(scheduler, worker):
+            self.claims.lose(nanny, time.monotonic())
 
     def log_event(self, topic: str, msg: Any) -> None:
         job = topic.removeprefix(TOPIC)
         if job not in self.history.jobs:  # or it's over: nobody asks for it
             return
         kind, *about = msg
-        if kind == Event.BEGAN and not self.claims.begin(job, about[0], about[-1]):  # its attempt was over before it
-            self.end_rank(AttemptId(job, about[0]), about[-1])
+        if kind == Event.BEGAN and not self.claims.begin(job, about[0], about[2]):  # its attempt was over before it
+            self.end_rank(AttemptId(job, about[0]), about[2])
         truncate_topic(self._scheduler, topic)  # the client has been sent it, and nobody asks for the past
         self.history.hears(kind, job, about, time.monotonic())
 
@@ -100,10 +103,6 @@ class ClaimsPlugin(SchedulerPlugin):
 
         await asyncio.gather(*map(ask, self.claims.lost()))
 
-    def remember(self, workers: Sequence[Worker]) -> None:
-        """Note what is known of workers, for the day when they die."""
-        self._known |= {worker.address: worker for worker in workers}
-
     def _do(self, work: Coroutine) -> asyncio.Task:
         task = asyncio.ensure_future(work)
         self._background.add(task)
@@ -120,7 +119,6 @@ async def claim(request: Request, dask_scheduler: Any = None) -> Claimed | Denie
     plugin.history.asks(request, time.monotonic())
     await plugin.give_up_lost_nannies()
     workers = known(list(dask_scheduler.workers), dask_scheduler)
-    plugin.remember(workers)
     answer = plugin.claims.claim(request, workers, time.monotonic())
     if isinstance(answer, Claimed):
         plugin.history.begins(request.job, answer.workers)
@@ -186,11 +184,6 @@ def give_back(job: str, state: JobState | None = None, error: str = "", dask_sch
         plugin.history.ends(job, state, error)
 
 
-def owned(dask_scheduler: Any = None) -> dict[str, str]:
-    """Return the job that owns each worker, by its nanny's address or, without one, its own."""
-    return _plugin(dask_scheduler).claims.owned()
-
-
 def history_of(scheduler: Scheduler) -> History:
     """Return what the cluster's jobs have done so far."""
     return _plugin(scheduler).history
@@ -223,7 +216,6 @@ def _known(state: WorkerState) -> Worker:
         slot=state.nanny or state.address,
         host=state.host,
         name=str(state.name),
-        has_nanny=state.nanny is not None,
         status=state.status.name,
         memory=f"{format_bytes(state.memory.process)} of {format_bytes(state.memory_limit)}",
         tasks=tuple(task_name(task.key) for task in state.processing),

@@ -1,15 +1,10 @@
 """What PyTorch needs of Dask workers, however they are started."""
 
-import asyncio
 import os
 import re
 import shlex
 import sys
 from itertools import takewhile
-
-from distributed import Client
-
-from daskrun.errors import check_client
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # PyTorch uses the smallest of them
 # Of NVIDIA, of NVIDIA's Jetson boards, of WSL, of AMD.
@@ -35,15 +30,6 @@ def worker_environment(torch_threads: int) -> str:
     return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in worker_settings(torch_threads).items())
 
 
-def known_workers(client: Client) -> dict[str, dict]:
-    """Return what the scheduler knows of each worker, by address.
-
-    `Client.scheduler_info` may answer without any worker: a periodic call, which asks for none, overwrites its answer.
-    """
-    check_client(client)
-    return client.sync(client.scheduler.identity, n_workers=-1)["workers"]  # type: ignore[union-attr]
-
-
 def given_threads() -> int | None:
     """Return how many threads this process's variables give PyTorch, None where they do not say."""
     outermost = [os.environ.get(name, "").partition(",")[0].strip() for name in THREADS]
@@ -60,11 +46,6 @@ def n_gpus() -> int:
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-async def has_gpu() -> bool:
-    """Return whether PyTorch sees a GPU in this process. A worker's event loop goes on meanwhile."""
-    return bool(await asyncio.to_thread(n_gpus))
 
 
 def own_gpu_first(position: int) -> dict[str, str]:

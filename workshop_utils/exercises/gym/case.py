@@ -12,7 +12,7 @@ from distributed import Client
 
 import daskrun
 from daskrun import Job
-from daskrun.settings import known_workers
+from workshop_utils.cluster import known_workers
 from workshop_utils.dogs.sketches import DRAWING_VERSION, write_sketches
 from workshop_utils.exercises import Answer, expect
 from workshop_utils.exercises.gym.faults import (

@@ -9,8 +9,8 @@ import psutil
 from distributed import Client
 
 from daskrun import Job
-from daskrun.settings import known_workers
 from daskrun.worker.rank import rank_pids
+from workshop_utils.cluster import known_workers
 
 OWN_LINES = "Run out-of-band function"  # what a worker logs whenever it is asked
 COLUMNS = ["worker", "pid", "state", "cpu_percent", "memory_mb", "limit_mb", "n_threads", "torch_threads", "children"]

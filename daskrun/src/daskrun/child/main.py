@@ -67,20 +67,16 @@ def _run_program(order: Order, here: context.Context) -> int:
     """Run a function or a script, and return the exit code."""
     if "PYTHONBREAKPOINT" not in os.environ:
         sys.breakpointhook = _refuse_breakpoint
-    code = 0
     try:
         os.chdir(order.folder)
         if isinstance(order.program, Script):
             _run_script(order.program, order.beside)
         elif isinstance(order.program, Function):
             sys.path[:] = order.sys_path or ()
-            code = 0 if _run_function(order.program, here) else 1
+            return 0 if _run_function(order.program, here) else 1
     except BaseException as error:
-        code = _exit_code(error)
-    if context.current():  # and no fork of the program
-        with suppress(OSError):  # the program has closed it
-            here.send("done", code)
-    return code
+        return _exit_code(error)
+    return 0
 
 
 def _exit_code(error: BaseException) -> int:

@@ -1,29 +1,24 @@
 """The template: a process that has imported PyTorch, and forks a rank whenever a worker asks for one.
 
-It has no Dask, and no thread that a fork would lose. Its socket is in a folder of its user's own. A request has an
-environment, a working directory and file descriptors; the answers are {"pid": …}, or {"refused": …} where a fork
-wouldn't be what was asked for, and at the end how the process ended.
+It has no Dask, and no thread that a fork would lose. Its socket is in a folder of its user's own. A request is
+(variables, number of file descriptors that follow). The answer is the fork's process id, or a text where a fork
+wouldn't be what was asked for, and at its end (exit code or minus a signal, the most bytes that it had).
 """
 
 import gc
-import json
 import os
 import selectors
 import shutil
 import signal
 import socket
-import struct
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
 from pathlib import Path
-from typing import Any
 
 LOOK_S = 1.0  # between two looks whether the process that has started the template lives
-ANSWER_S = 10.0  # for a worker to send the rest of its request
-MOST_FDS = 8
-HEAD = struct.Struct("!Q")
 # Variables that libraries read when they're imported, or that the interpreter reads when it starts.
 READ_AT_IMPORT = (
     *("ATEN_", "GLIBC_", "GOMP_", "KMP_", "LANG", "LC_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_"),
@@ -71,14 +66,6 @@ def import_all(names: list[str]) -> str:
     return ""
 
 
-@dataclass
-class Child:
-    """A process that was forked for a worker, which waits at `connection` for its end."""
-
-    pid: int
-    connection: socket.socket
-
-
 class Template:
     """Forks children for workers, and says how they end."""
 
@@ -86,7 +73,7 @@ class Template:
         self._listener, self._parent, self._unfit = listener, parent, unfit
         self._imported = read_at_import(os.environ)
         self._n_threads = n_threads()
-        self._children: dict[int, Child] = {}
+        self._children: dict[int, Connection] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, None)
         woken, wakes = os.pipe()
@@ -102,8 +89,8 @@ class Template:
         while os.getppid() == self._parent:
             for key, _ in self._selector.select(LOOK_S):
                 if key.fileobj is self._listener:
-                    connection, _ = self._listener.accept()
-                    if fds := self._fork(connection):
+                    accepted, _ = self._listener.accept()
+                    if fds := self._fork(Connection(accepted.detach())):
                         return fds
                 elif key.fd == self._fds[0]:
                     with suppress(BlockingIOError):
@@ -111,35 +98,31 @@ class Template:
                 else:  # the worker has ended, or wants no more of its child
                     self._end(key.data)
             self._reap()
-        for child in self._children.values():
-            _kill_group(child.pid)
+        for pid in self._children:
+            _kill_group(pid)
         return None
 
-    def _fork(self, connection: socket.socket) -> list[int] | None:
+    def _fork(self, connection: Connection) -> list[int] | None:
         fds: list[int] = []
         try:
-            connection.settimeout(ANSWER_S)
-            head, fds, _, _ = socket.recv_fds(connection, HEAD.size, MOST_FDS)
-            request = json.loads(_receive(connection, HEAD.unpack(head)[0]))
-            if why := self._refuses(request):
-                _answer(connection, refused=why)
-                return None
-            pid = os.fork()
-            if not pid:
-                self._become(request)
+            environment, n_fds = connection.recv()
+            fds = [recv_handle(connection) for _ in range(n_fds)]
+            why, pid = self._refuses(environment), 0
+            if not why and not (pid := os.fork()):
+                self._become(environment)
                 return fds
-            child = Child(pid, connection)
-            self._children[pid] = child
-            self._selector.register(connection, selectors.EVENT_READ, child)
-            _answer(connection, pid=pid)
-        except (OSError, ValueError, struct.error):  # whoever asked has ended
+            if pid:
+                self._children[pid] = connection
+                self._selector.register(connection, selectors.EVENT_READ, pid)
+            connection.send(why or pid)
+        except (OSError, EOFError):  # whoever asked has ended
             connection.close()
         for fd in fds:
             os.close(fd)
         return None
 
-    def _refuses(self, request: dict[str, Any]) -> str:
-        asked = read_at_import(request["environment"])
+    def _refuses(self, environment: Mapping[str, str]) -> str:
+        asked = read_at_import(environment)
         if differing := sorted(name for name, _ in asked.items() ^ self._imported.items()):
             return f"environment: {', '.join(dict.fromkeys(differing))}"
         if self._unfit:
@@ -149,18 +132,18 @@ class Template:
         torch = sys.modules["torch"]
         return "CUDA is initialized in the template" if torch.cuda.is_initialized() else ""
 
-    def _become(self, request: dict[str, Any]) -> None:
+    def _become(self, environment: Mapping[str, str]) -> None:
         """Make this fork a process of its own."""
         signal.set_wakeup_fd(-1)
         self._selector.close()
         self._listener.close()
-        for child in self._children.values():
-            child.connection.close()
+        for connection in self._children.values():
+            connection.close()
         for fd in self._fds:
             os.close(fd)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.environ.clear()
-        os.environ.update(request["environment"])
+        os.environ.update(environment)
         gc.enable()
         import random
 
@@ -171,37 +154,23 @@ class Template:
         np.random.seed()
         sys.modules["torch"].default_generator.seed()
 
-    def _end(self, child: Child) -> None:
-        self._selector.unregister(child.connection)
-        child.connection.close()
-        _kill_group(child.pid)
+    def _end(self, pid: int) -> None:
+        self._selector.unregister(self._children[pid])
+        self._children[pid].close()
+        _kill_group(pid)
 
     def _reap(self) -> None:
-        for pid, child in list(self._children.items()):
+        for pid, connection in list(self._children.items()):
             with suppress(ChildProcessError):
                 ended, status, usage = os.wait4(pid, os.WNOHANG)
                 if not ended:
                     continue
                 del self._children[pid]
-                if child.connection.fileno() >= 0:
-                    self._selector.unregister(child.connection)
+                if not connection.closed:
+                    self._selector.unregister(connection)
                     with suppress(OSError):
-                        code = os.waitstatus_to_exitcode(status)
-                        _answer(child.connection, code=code, peak_bytes=usage.ru_maxrss * 1024)
-                    child.connection.close()
-
-
-def _answer(connection: socket.socket, **about: object) -> None:
-    connection.sendall(json.dumps(about).encode() + b"\n")
-
-
-def _receive(connection: socket.socket, n_bytes: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < n_bytes:
-        if not (part := connection.recv(min(2**16, n_bytes - len(parts)))):
-            raise ValueError("the request is not complete")
-        parts += part
-    return bytes(parts)
+                        connection.send((os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024))
+                    connection.close()
 
 
 def _kill_group(pid: int) -> None:

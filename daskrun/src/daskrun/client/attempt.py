@@ -8,7 +8,7 @@ from distributed import Future
 
 from daskrun.claims import Worker
 from daskrun.errors import GO_ON, JobError, WorkerDied, add_note, ranks_named
-from daskrun.protocol import AttemptId, Ended, Failure
+from daskrun.protocol import AttemptId, Ended, Failure, Place
 from daskrun.why.verdict import how_it_ended, how_worker_ended
 
 ABORT = -6  # exit code of a process that NCCL or gloo aborts, as where another rank is gone
@@ -18,16 +18,23 @@ ABORT = -6  # exit code of a process that NCCL or gloo aborts, as where another 
 class Attempt:
     """One start of a job's program on all ranks, and what is known of them. Ranks are numbered from 0.
 
-    members: workers, in rank order. over: ranks whose task has ended. gone: ranks whose worker has died. died: how the
-    processes of the other dead ranks ended, with the last lines that each had printed. results: pickled, once all are
-    here. error: the first that a rank told, with failed_rank; one that cannot come of another rank's end takes the
-    place of one that can. cause: the rank that failed or died first, as far as that is sure.
+    Attributes:
+        members: Workers, in rank order.
+        places: Of the ranks.
+        results: Pickled, by rank.
+        over: Ranks whose task has ended.
+        gone: Ranks whose worker has died.
+        died: How the processes of the other dead ranks ended, with the last lines that each had printed.
+        error: The first that a rank told, with failed_rank; one that can't come of another rank's end takes the place
+            of one that can.
+        cause: The rank that failed or died first, as far as that is sure.
     """
 
     id: AttemptId
     members: tuple[Worker, ...]
+    places: list[Place]
     futures: list[Future] = field(default_factory=list)
-    results: list[bytes] = field(default_factory=list)
+    results: dict[int, bytes] = field(default_factory=dict)
     begun: set[int] = field(default_factory=set)
     over: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)
@@ -85,6 +92,12 @@ class Attempt:
         self.died[rank] = ended, said
         if ended.code != ABORT:
             self._set_cause(rank)
+
+    def lose_worker(self, process: str) -> None:
+        """A worker's process is gone."""
+        for rank, member in enumerate(self.members):
+            if member.process == process and rank not in self.over:
+                self.lose(rank)
 
     def lose(self, rank: int) -> None:
         """A rank's worker has died."""

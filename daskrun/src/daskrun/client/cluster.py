@@ -15,10 +15,10 @@ from daskrun.claims import Claimed, Denied, Request, Worker, busy_with
 from daskrun.client.attempt import Attempt
 from daskrun.client.limits import Limits
 from daskrun.errors import JobError, SchedulerLost
-from daskrun.protocol import TOPIC, Assignment, Function, JobState, Meeting, Outcome, Place, Script, places
+from daskrun.protocol import TOPIC, Assignment, Function, JobState, Meeting, Place, Script
 from daskrun.why.look import Look
 from daskrun.why.looks import looks
-from daskrun.worker.rank import at_work, deliver, end, listen, run_rank, send_signal
+from daskrun.worker.rank import at_work, deliver, end, run_rank, send_signal
 
 ANSWER_S = 15  # time limit for a worker's answer
 LOOK_S = 5  # time limit for an answer that takes no time on a worker that runs
@@ -96,7 +96,7 @@ class Cluster:
         The futures are set at once: another thread takes their presence as a sign that all ranks are sent.
         """
         futures = []
-        for rank, (member, place) in enumerate(zip(attempt.members, _places(attempt, limits), strict=True)):
+        for rank, (member, place) in enumerate(zip(attempt.members, attempt.places, strict=True)):
             mine = Assignment(
                 attempt.id,
                 rank,
@@ -118,53 +118,37 @@ class Cluster:
             )
         attempt.futures = futures
 
-    async def introduce(self, attempt: Attempt, program: Function | Script, limits: Limits) -> None:
+    async def introduce(self, attempt: Attempt, program: Function | Script, host: str, port: int) -> None:
         """Tell the ranks where they meet, at rank 0's worker, and what they run.
 
         Raises JobError. Where a worker dies meanwhile, or the scheduler, that is heard.
         """
-        first = attempt.members[0].address
-        found = await self.ask_workers([first], listen, attempt.id)
-        if first not in found:
-            return
-        host, port, error = found[first]
-        if error:
-            raise JobError(f"Worker {first} of rank 0 cannot listen for the other ranks: {error}.")
         seen = [self._gpus_seen.get(member.address, "") for member in attempt.members]
-        meeting = Meeting(host, port, program, visible_gpus(seen, _places(attempt, limits)))
+        meeting = Meeting(host, port, program, visible_gpus(seen, attempt.places))
         addresses = [member.address for member in attempt.members]
         with suppress(OSError):
             await self._client.run(deliver, attempt.id, meeting, workers=addresses, on_error="return")
 
-    async def ended(self, future: Future) -> BaseException | None:
-        """Wait until a rank's task is over; return its error, which is one of Dask's or a mistake of ours.
+    async def result(self, future: Future) -> bytes | None:
+        """Wait until a rank's task is over, and return its result; None where it failed, or died, or lost that.
 
-        Raises CancelledError of `distributed` if somebody cancelled the task, and SchedulerLost.
+        If its worker dies meanwhile, this may wait for ever.
+
+        Raises:
+            CancelledError: Of ``distributed``, if somebody canceled the task.
+            SchedulerLost: A JobError.
+            Exception: One of Dask's, or a mistake of ours.
         """
         # Not distributed.wait, which waits in the loop of the client that was made last.
         error = await future.exception()
+        if not error and not future.cancelled():  # errors="raise" would leave an error that nobody retrieves
+            for result in await self._client.gather([future], errors="skip"):
+                return result
         if future.cancelled():
             raise SchedulerLost(LOST) if self.is_lost else tasks_lost(self._job)
-        return error
-
-    async def results(self, attempt: Attempt) -> list[bytes]:
-        """Return what the ranks returned, pickled. Raises JobError where one was lost with its worker."""
-        # errors="raise" would leave an error that nobody retrieves.
-        outcomes: list[Outcome] = await self._client.gather(attempt.futures, errors="skip")
-        found = [outcome.result for outcome in outcomes if outcome.result is not None]
-        if len(found) < attempt.size:
-            if self.is_lost:
-                raise SchedulerLost(LOST)
-            if any(future.cancelled() for future in attempt.futures):
-                raise tasks_lost(self._job)
-            raise JobError("A rank's result was lost with its worker while it was fetched: launch the job again.")
-        return found
-
-    async def is_kept(self, future: Future) -> bool:
-        """Whether the rank's result is still there: an adaptive cluster moves it before it retires a worker."""
-        with suppress(OSError):  # the scheduler is lost
-            return future.status == "finished" and any((await self._client.who_has([future])).values())
-        return False
+        if error:
+            raise error
+        return None
 
     async def known(self, members: Sequence[Worker]) -> list[Worker | None]:
         """Return what the scheduler knows of these workers now; None for one that is gone."""
@@ -315,8 +299,3 @@ def _gpus(visible: str) -> list[str]:
     """Return the GPUs that a value of CUDA_VISIBLE_DEVICES names; CUDA sees none after -1."""
     gpus = [gpu.strip() for gpu in visible.split(",")]
     return list(takewhile(lambda gpu: gpu not in ("", "-1", "NoDevFiles"), gpus))
-
-
-def _places(attempt: Attempt, limits: Limits) -> list[Place]:
-    hosts = [member.host for member in attempt.members]
-    return places([f"{host} {rank}" for rank, host in enumerate(hosts)] if limits.virtual_local_rank else hosts)

@@ -7,20 +7,20 @@ time limit? While workers are claimed, ranks run and results are fetched.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from signal import Signals
+from types import TracebackType
 from typing import Any
 
-from distributed import CancelledError
+from distributed import CancelledError, KilledWorker
 
 from daskrun.claims import Claimed, Denied, Request
 from daskrun.client.attempt import Attempt
 from daskrun.client.cluster import Cluster, tasks_lost
 from daskrun.client.limits import Limits
-from daskrun.client.state import State
-from daskrun.client.watch import Watch
 from daskrun.errors import (
     JobError,
     RankExited,
@@ -31,13 +31,16 @@ from daskrun.errors import (
     ranks_do,
     ranks_named,
 )
-from daskrun.protocol import AttemptId, Event, Function, JobState, Script
+from daskrun.protocol import AttemptId, Event, Failure, Function, JobState, Script, places
+from daskrun.protocol import Ended as EndedProcess
 from daskrun.why.look import Look
-from daskrun.why.verdict import diagnosed, timed_out
+from daskrun.why.verdict import check_can_begin, diagnosed, stalled, timed_out
+from daskrun.worker.output import Lines
 
 SETTLE_S = 1.0  # wait after a rank's error: the death that caused it may be reported later
 GATHER_S = 0.1  # wait after a death, so that one message names all workers that died together
 POLL_S = 0.2  # poll interval while claiming
+START_S = 300  # time limit for all ranks to begin
 
 
 class Ended(Exception):
@@ -57,14 +60,56 @@ def _text(error: BaseException) -> str:
     return type(error).__name__
 
 
-class Control(State):
-    """A job's life. All of it happens on the client's event loop."""
+class Control:
+    """A job's life. All of it happens on the client's event loop.
+
+    Attributes:
+        doing: A phrase for ``repr``.
+        attempt: None until workers are claimed.
+        size: Its world size, or the last one's.
+        failures: That the job survived.
+        rows: Metrics so far.
+        output: What ranks have printed and nothing has shown, as (rank, attempt, lines).
+        warnings: For the job's caller.
+        stopped: Why the job has to end, None while it may go on.
+        stop_signal: With which its user stopped it, 0 for none.
+        traceback: Of the error, as it came from its rank.
+        is_over: Whether ``results`` or ``error`` is there, and the workers are free.
+    """
 
     def __init__(self, cluster: Cluster, job: str, program: Function | Script, limits: Limits) -> None:
-        super().__init__(cluster, job, limits)
-        self._program = program
-        self._watch: Watch | None = None
+        self.cluster, self.job, self.limits, self.loop = cluster, job, limits, cluster.loop
+        self.doing, self.size, self.stop_signal, self.is_over = "waiting for workers", 0, 0, False
+        self.attempt: Attempt | None = None
+        self.failures: list[BaseException] = []
+        self.rows: list[dict[str, Any]] = []
+        self.output: deque[tuple[int, int, Lines]] = deque()
+        self.warnings: list[str] = []
+        self.stopped: BaseException | None = None
+        self.results: list[bytes] = []
+        self.error: BaseException | None = None
+        self.traceback: TracebackType | None = None
+        self._program, self._heard_at, self._news = program, 0.0, asyncio.Event()
         self._deadline = None if limits.time_limit is None else self.loop.time() + limits.time_limit
+        self._tasks: list[asyncio.Task] = []  # what is done beside the job while an attempt runs
+
+    def stop(self, error: BaseException) -> None:
+        """End the job with this error, or now if its end is certain; to be called on the loop."""
+        if self.stopped is None and not self.is_over:
+            self.stopped = error
+            self.tell_all()
+
+    async def until(self, condition: Callable[[], object], seconds: float | None = None) -> None:
+        """Wait until the condition holds, or for so many seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not condition():
+                    await self._news.wait()
+
+    def tell_all(self) -> None:
+        """Let all who wait look again whether their condition holds."""
+        self._news.set()
+        self._news = asyncio.Event()
 
     # --- the job, from top to bottom
 
@@ -95,8 +140,8 @@ class Control(State):
             try:
                 failure = await self._attempt(attempt)
                 if failure is None:
-                    return attempt.results
-                if self.is_last or len(self.failures) == self.limits.max_restarts:
+                    return [attempt.results[rank] for rank in range(attempt.size)]
+                if self.stop_signal or len(self.failures) == self.limits.max_restarts:
                     raise Ended(failure)
                 self.failures.append(failure)
                 self._tell_of(failure)
@@ -114,10 +159,7 @@ class Control(State):
         said = failure.summary if isinstance(failure, JobError) else _text(failure)
         text = f"{said} Starting again ({n} of max_restarts={limits.max_restarts})"
         if self.attempt and self.attempt.gone:
-            text += (
-                f"; another worker has wait_for_successors={limits.wait_for_successors:g} seconds to take the place of "
-                "one that died"
-            )
+            text += f", once another worker is there (wait_for_successors={limits.wait_for_successors:g})"
         self.warnings.append(f"{text}.")
 
     async def _claim(self, last: Attempt | None) -> Attempt:
@@ -131,17 +173,17 @@ class Control(State):
         else:  # with n_workers=(fewest, most), take more workers if there are any, and fewer once the wait is over
             wanted, minimum, most = last.size, limits.fewest or last.size, max(last.size, limits.most or 0)
             patience_s = limits.wait_for_successors
-        named = last.members if last and limits.workers else ()
+        named = last.members if last and limits.names else ()
         request = Request(
             job=self.job,
             client=self.cluster.client_id,
             most=most,
-            among=(*limits.workers, *(member.slot for member in named)),  # which a successor has, too
+            among=(*limits.names, *(member.slot for member in named)),  # which a successor has, too
             attempt=number,
             attempts=limits.max_restarts + 1,
         )
         try:
-            if last and self.is_last:  # since the last attempt's death
+            if last and self.stop_signal:  # since the last attempt's death
                 raise Ended(self.failures.pop())
             claimed = await self._claim_patiently(request, minimum, wanted, self.loop.time() + patience_s)
             if isinstance(claimed, Denied):
@@ -151,7 +193,11 @@ class Control(State):
             await self.cluster.give_back(*self._ending(error))
             raise
         self.size = len(claimed.workers)
-        return Attempt(AttemptId(self.job, number), claimed.workers)
+        hosts = [
+            f"{worker.host} {worker.address}" if limits.virtual_local_rank else worker.host
+            for worker in claimed.workers
+        ]
+        return Attempt(AttemptId(self.job, number), claimed.workers, places(hosts))
 
     async def _claim_patiently(
         self, request: Request, minimum: int | None, wanted: int | None, give_up: float
@@ -180,14 +226,16 @@ class Control(State):
         self.doing = "starting its ranks"
         self.cluster.submit(attempt, self.limits)
         self.tell_all()
-        self._watch = Watch(self, attempt, self._program)
+        for rank in range(attempt.size):
+            self._also(self._see_end, attempt, rank)
+        self._also(self._see_start, attempt)
+        if self.limits.stall_after:
+            self._also(self._mind_silence, attempt, self.limits.stall_after)
         await self._until_or_end(lambda: attempt.has_failed or attempt.all_over, attempt)
-        if not attempt.has_failed:
-            self.doing = "fetching its results"
-            self._watch.also(self._watch.fetch)
-            # If a worker has died, Dask's gather waits for a successor; we do not.
-            await self._until_or_end(lambda: attempt.results or attempt.has_failed, attempt)
-        return None if attempt.results else await self._verdict(attempt)
+        if not attempt.has_failed and len(attempt.results) < attempt.size:
+            error = JobError("A rank's result was lost with its worker while it was fetched: launch the job again.")
+            attempt.fail(None, error, may_follow=True)  # a death may be told later
+        return await self._verdict(attempt) if attempt.has_failed else None
 
     async def _verdict(self, attempt: Attempt) -> BaseException:
         """Return the failure after which the job may start again, or end the job with the error of a rank."""
@@ -213,21 +261,21 @@ class Control(State):
             return diagnosed(WorkerDied, attempt.death, workers, self.limits.max_restarts, len(self.failures))
         if dead:
             add_note(error, f"{ranks_named(dead).capitalize()} died after that.")
-        if isinstance(error, (*self.limits.retry, ScriptFailed)):
+        if isinstance(error, (*self.limits.retried, ScriptFailed)):
             return error
-        if self.limits.max_restarts and not self.is_last:
+        if self.limits.max_restarts and not self.stop_signal:
             add_note(error, "It was not started again: max_restarts is for deaths; set retry for exceptions.")
         raise Ended(error)
 
     async def _free(self, attempt: Attempt, state: JobState, error: str) -> None:
         """End what is left of an attempt, and give up the workers. state: ENDING if another attempt follows."""
         self.doing = "ending its ranks"
-        if self._watch:
-            self._watch.end()
+        for task in self._tasks:
+            task.cancel()
         # Who cancels waits for no rank; a rank that has hung up before needs no time either.
-        grace_s = 0 if self.stopped or attempt.results else self.limits.shutdown_timeout
+        grace_s = 0 if self.stopped or state is JobState.FINISHED else self.limits.shutdown_timeout
         await self.cluster.free(attempt, state, error, grace_s)
-        self._watch = None
+        self._tasks = []
 
     # --- its parts
 
@@ -259,20 +307,90 @@ class Control(State):
 
     def _hear(self, kind: str, *about: Any) -> None:
         """Take what ranks send, and what the scheduler says of workers."""
+        attempt = self.attempt
         if kind == Event.ROW:
             self.rows.extend(about)
         elif kind == Event.OUTPUT:
-            attempt, rank, lines = about
-            self.output.append((rank, attempt, lines))
+            number, rank, lines = about
+            self.output.append((rank, number, lines))
         elif kind == Event.NOTICE:
             self.warnings.extend(about)
-        elif self._watch:
-            self._watch.hear(kind, *about)
+        elif kind == Event.GONE and attempt:
+            attempt.lose_worker(*about)
+        elif attempt and kind != Event.USAGE and about[0] == attempt.id.number:
+            self._hear_rank(kind, attempt, *about[1:])
         if kind in (Event.ROW, Event.OUTPUT):
-            self.heard_at = self.loop.time()
+            self._heard_at = self.loop.time()
         if kind != Event.USAGE:
             self.tell_all()
+
+    def _hear_rank(self, kind: str, attempt: Attempt, rank: int, *about: Any) -> None:
+        if kind == Event.BEGAN:
+            attempt.begun.add(rank)
+            if rank == 0:  # it listens for the others
+                self._also(self.cluster.introduce, attempt, self._program, *about[1:])
+            if len(attempt.begun) == attempt.size:
+                self.doing = "running"
+        elif kind == Event.FAILED:
+            attempt.hear_failure(rank, Failure(*about))
+        elif kind == Event.DIED:
+            said, *ended = about
+            attempt.hear_death(rank, EndedProcess(*ended), said)
 
     async def looks(self) -> tuple[list[Look], list[int]]:
         """Return (how each rank at work looks, ranks that are over)."""
         return await self.cluster.looks(self.attempt) if self.attempt and not self.is_over else ([], [])
+
+    # --- beside the job
+
+    def _also(self, work: Callable[..., Coroutine], *about: Any) -> None:
+        """Do this beside the job. If it fails, the job fails."""
+
+        async def guarded() -> None:
+            try:
+                await work(*about)
+            except (JobError, CancelledError) as error:
+                self.stop(error)
+            except Exception as error:
+                self.stop(own_mistake(error))
+            finally:
+                self.loop.call_soon(self.tell_all)
+
+        self._tasks.append(self.loop.create_task(guarded()))
+
+    async def _see_end(self, attempt: Attempt, rank: int) -> None:
+        try:
+            result = await self.cluster.result(attempt.futures[rank])
+        except KilledWorker:  # Dask's word for a death, if it may not start a task again
+            attempt.lose(rank)
+            return
+        if result is not None:
+            attempt.results[rank] = result
+        attempt.over.add(rank)
+
+    async def _see_start(self, attempt: Attempt) -> None:
+        """Stop the job if a rank cannot begin. Also notice a worker that died before we heard its "gone"."""
+        begun_by = self.loop.time() + START_S
+        while len(attempt.begun) < attempt.size and not attempt.has_failed:
+            await asyncio.sleep(1)
+            late_s = START_S if self.loop.time() > begun_by else None
+            for rank, worker in enumerate(await self.cluster.known(attempt.members)):
+                if worker is None:
+                    attempt.lose_worker(attempt.members[rank].process)
+                elif rank not in attempt.begun and not attempt.has_failed:
+                    check_can_begin(rank, worker, self.job, late_s)
+            self.tell_all()
+
+    async def _mind_silence(self, attempt: Attempt, seconds: float) -> None:
+        """Warn once per silence of so many seconds, saying which rank waits for which."""
+        since, warned_at = self.loop.time(), 0.0
+        while True:
+            await asyncio.sleep(min(seconds, 1))
+            now = self.loop.time()
+            is_running = len(attempt.begun) == attempt.size and not (attempt.has_failed or attempt.all_over)
+            since = max(since, self._heard_at) if is_running else now
+            if now - since >= seconds and warned_at < since:
+                warned_at = now
+                looks = await self.cluster.looks(attempt)
+                self.warnings.append(diagnosed(str, stalled, now - since, *looks))
+                self.tell_all()

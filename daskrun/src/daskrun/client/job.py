@@ -63,7 +63,8 @@ class Job(Generic[T]):
         self._results: list[T] | None = None
         try:
             # Until the ranks are submitted: what is submitted to Dask after `launch` comes after them.
-            self._wait(lambda: self._is_submitted or self.done(), "choosing the workers")
+            control = self._control
+            self._wait(lambda: (control.attempt and control.attempt.futures) or self.done(), "choosing the workers")
         except BaseException:
             self.cancel()
             raise
@@ -248,10 +249,6 @@ class Job(Generic[T]):
         except CancelledError:  # the client was closed, and its loop ends
             pass
         return bool(condition())
-
-    @property
-    def _is_submitted(self) -> bool:
-        return bool(self._control.attempt and self._control.attempt.futures)
 
 
 def _print_lines(rank: int, attempt: int, lines: Lines) -> None:

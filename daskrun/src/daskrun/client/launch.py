@@ -10,7 +10,7 @@ from distributed import Client, Future
 
 from daskrun.child.process_group import BACKENDS
 from daskrun.client.job import Job
-from daskrun.client.limits import limits
+from daskrun.client.limits import Limits
 from daskrun.errors import check_client
 from daskrun.pickling import pickled
 from daskrun.protocol import Function
@@ -58,8 +58,8 @@ def launch(
         backend: "nccl", "gloo", or "auto" for NCCL if every rank has a GPU of its own (tensors on the CPU then still go
             through gloo), else gloo. None makes no group, for a function that calls ``init_process_group`` itself.
         n_workers: The world size; a pair (fewest, most) for as many as are idle, such as (2, 4); None for all workers.
-        workers: Addresses, names or hosts of those that it may run on, as for ``client.submit``; by default any. Where
-            only some have a GPU, name those that have, or those that haven't.
+        workers: Addresses, names or hosts of those that it may run on, as for ``client.submit``, or a text with commas
+            between them; by default any. Where only some have a GPU, name those that have, or those that haven't.
         time_limit: How long the whole job may take; None for no limit.
         max_restarts: How often the function is started again, on all ranks, after the death of a rank; it should then
             continue from its checkpoint. The caller is warned of each death at once.
@@ -78,7 +78,7 @@ def launch(
 
     Raises:
         ValueError: For an invalid option.
-        TypeError: If the function can't be called with these arguments, or can't be pickled with them.
+        TypeError: If the function can't be pickled with its arguments.
         JobError: If the cluster has too few workers.
         WorkersBusy: If they're busy, for this client or another, or paused.
 
@@ -94,18 +94,18 @@ def launch(
     check_client(client)
     if backend not in BACKENDS:
         raise ValueError(f"backend is {backend!r}: write one of {', '.join(map(str, BACKENDS))}.")
-    options = limits(
+    options = Limits(
         n_workers,
+        workers,
         time_limit,
         max_restarts,
+        retry,
+        wait_for_workers,
+        wait_for_successors,
         stall_after,
-        workers=workers,
-        retry=retry,
-        start_method=start_method,
-        virtual_local_rank=virtual_local_rank,
-        wait_for_workers=wait_for_workers,
-        wait_for_successors=wait_for_successors,
-        shutdown_timeout=shutdown_timeout,
+        shutdown_timeout,
+        start_method,
+        virtual_local_rank,
     )
     kwargs = dict(kwargs or {})
     _check_call(fn, args, kwargs)
@@ -134,12 +134,3 @@ def _check_call(fn: Callable, args: tuple, kwargs: Mapping[str, Any]) -> None:
                 f"An argument is Dask's {type(value).__name__}, and the ranks need its value: give future.result() or "
                 "collection.compute(), or let the function load it."
             )
-    try:
-        signature = inspect.signature(fn, follow_wrapped=False)
-    except (ValueError, TypeError, NameError):  # a function of C's, or a decorator that does not tell
-        return
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        name = getattr(fn, "__name__", type(fn).__name__)
-        raise TypeError(f"{name} cannot be called so: {error}. Its keywords go into kwargs={{…}}.") from None

@@ -2,63 +2,46 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from dask.utils import parse_timedelta
 
 
-class Limits(NamedTuple):
-    """The options of a job: see `launch`. fewest, most: of its n_workers, None for all."""
+@dataclass
+class Limits:
+    """The options of a job: see `launch`. Durations become seconds.
 
-    fewest: int | None = None
-    most: int | None = None
-    workers: tuple[str, ...] = ()
-    time_limit: float | None = None
+    Raises:
+        ValueError: For an invalid one.
+    """
+
+    n_workers: int | tuple[int, int] | None = None
+    workers: str | Sequence[str] | None = ()
+    time_limit: Any = None
     max_restarts: int = 0
-    retry: tuple[type[BaseException], ...] = ()
-    wait_for_workers: float = 0
-    wait_for_successors: float = 30
-    stall_after: float | None = 300
-    shutdown_timeout: float = 30
+    retry: type[BaseException] | Sequence[type[BaseException]] = ()
+    wait_for_workers: Any = 0
+    wait_for_successors: Any = 30
+    stall_after: Any = 300
+    shutdown_timeout: Any = 30
     start_method: str | None = None
     virtual_local_rank: bool = False
 
-
-def limits(
-    n_workers: int | tuple[int, int] | None,
-    time_limit: float | str | None,
-    max_restarts: int,
-    stall_after: float | str | None,
-    *,
-    workers: str | Sequence[str] = (),
-    retry: type[BaseException] | Sequence[type[BaseException]] = (),
-    start_method: str | None = None,
-    virtual_local_rank: bool = False,
-    **waits: float | str,
-) -> Limits:
-    """Return the options of a job; raise ValueError for an invalid one. See `launch`."""
-    fewest, most = n_workers if isinstance(n_workers, tuple) else (n_workers, n_workers)
-    if n_workers is not None and not 1 <= fewest <= most:  # type: ignore[operator]
-        raise ValueError(
-            f"n_workers is {n_workers!r}: give at least 1, a pair (fewest, most), or None for all workers."
-        )
-    kinds = (retry,) if isinstance(retry, type) else tuple(retry)
-    if max_restarts < bool(kinds):
-        raise ValueError(f"max_restarts is {max_restarts!r}: give 0 or more; with retry, 1 or more.")
-    if start_method not in (None, "fork", "spawn"):
-        raise ValueError(f"start_method is {start_method!r}: write 'fork' or 'spawn', or leave it out.")
-    return Limits(
-        fewest,
-        most,
-        (workers,) if isinstance(workers, str) else tuple(workers),
-        time_limit=None if time_limit is None else seconds("time_limit", time_limit),
-        stall_after=None if stall_after is None else seconds("stall_after", stall_after) or None,
-        max_restarts=max_restarts,
-        retry=kinds,
-        start_method=start_method,
-        virtual_local_rank=virtual_local_rank,
-        **{name: seconds(name, value) for name, value in waits.items()},  # type: ignore[arg-type]
-    )
+    def __post_init__(self) -> None:
+        n = self.n_workers
+        self.fewest, self.most = n if isinstance(n, tuple) else (n, n)
+        if n is not None and not 1 <= self.fewest <= self.most:  # type: ignore[operator]
+            raise ValueError(f"n_workers is {n!r}: give at least 1, a pair (fewest, most), or None for all workers.")
+        self.names = tuple(self.workers.split(",") if isinstance(self.workers, str) else self.workers or ())
+        self.retried = (self.retry,) if isinstance(self.retry, type) else tuple(self.retry)
+        if self.max_restarts < bool(self.retried):
+            raise ValueError(f"max_restarts is {self.max_restarts!r}: give 0 or more; with retry, 1 or more.")
+        if self.start_method not in (None, "fork", "spawn"):
+            raise ValueError(f"start_method is {self.start_method!r}: write 'fork' or 'spawn', or leave it out.")
+        for name in ("time_limit", "wait_for_workers", "wait_for_successors", "stall_after", "shutdown_timeout"):
+            if getattr(self, name) is not None:
+                setattr(self, name, seconds(name, getattr(self, name)))
 
 
 def seconds(name: str, value: Any) -> float:

@@ -101,13 +101,12 @@ def diagnosed(kind: Callable[[str], T], describe: Callable[..., T], *about: Any)
         return kind(f"This cannot be explained ({describe.__name__}): {error!r}.")
 
 
-def cannot_begin(rank: int, worker: Worker, job: str, late_s: float | None) -> JobError | None:
-    """Return why a rank cannot begin, if it cannot. late_s: seconds after which it was late, None if it is not."""
+def check_can_begin(rank: int, worker: Worker, job: str, late_s: float | None) -> None:
+    """Raise JobError if a rank cannot begin. late_s: seconds after which it was late, None if it is not."""
     if worker.status != "running":
-        return JobError(f"Rank {rank} cannot begin: worker {worker.address} {unfit(worker)}.")
+        raise JobError(f"Rank {rank} cannot begin: worker {worker.address} {unfit(worker)}.")
     if late_s:
-        return JobError(f"Rank {rank} has not begun within {late_s} s: {_at_work(worker, job)}. Launch the job again.")
-    return None
+        raise JobError(f"Rank {rank} has not begun within {late_s} s: {_at_work(worker, job)}. Launch the job again.")
 
 
 def not_begun(rank: int, worker: Worker, job: str) -> Look:
@@ -132,9 +131,6 @@ def how_it_ended(ended: Ended) -> tuple[str, str]:
         how = f"ended with exit code {code}: the function, or a library, ended the process"
         return how, "Let the function return, or raise an error, instead."
     name = signal.Signals(number).name if number in set(signal.Signals) else "unknown"
-    if ended.own_code == 0 and number in (*CRASHES, signal.SIGABRT):
-        how = f"was ended by {name} after the script's last line"
-        return how, "Threads of native code may still have run: end the script with destroy_process_group()."
     # Of other signals' deaths nothing was written: what is there is of an earlier look.
     frames = frames_written(ended.stacks) if number in (*CRASHES, signal.SIGABRT) else []
     where = "at" if is_current(ended.stacks) else "in another thread, with the function at"

@@ -7,7 +7,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from dask.utils import parse_timedelta
 from daskrun.protocol import Ended, Order, Snapshot, Store
 from daskrun.why.look import Look, look_at, silent
 from daskrun.worker.output import Lines, pump
-from daskrun.worker.template import Forked, Fresh, new_process
+from daskrun.worker.template import new_process
 
 ANSWER_S = 3  # time limit for a process's answer to where it is
 LOOK_S = 0.5  # over which CPU use is measured
@@ -59,7 +59,6 @@ class Process:
         self._end: tuple[int, int] | None = None
         self._ended_at = 0.0
         self._is_told = False
-        self._own_code: int | None = None
         self._answer: list[Snapshot | str] = []
         self._answered, self._asking = threading.Event(), threading.Lock()
 
@@ -84,8 +83,6 @@ class Process:
             if kind == "snapshot":
                 self._answer[:] = about
                 self._answered.set()
-            elif kind == "done":
-                self._own_code = about[0]
             else:
                 receive(kind, *about)
 
@@ -171,8 +168,6 @@ class Process:
             _killed_by_the_kernel() > self._killed_before,
             int(self._limit) if self._over_limit else 0,
             self._written(0),
-            self._own_code,
-            self._signalled,
         )
 
     def _written(self, begin: int) -> str:
@@ -199,8 +194,8 @@ class Process:
             os.killpg(self.pid, number)
 
 
-def new_store(store: Store, listening: socket.socket, environment: Mapping[str, str], starts_fresh: bool) -> "Served":
-    """Return a process that serves the ranks' store, which begins to serve in a moment."""
+def new_store(store: Store, listening: socket.socket, environment: Mapping[str, str], starts_fresh: bool) -> ExitStack:
+    """Return what ends the process that serves the ranks' store, which begins to serve in a moment."""
     ours, theirs = socket.socketpair()
     with theirs, open(os.devnull, "w") as null:
         fds = [theirs.fileno(), null.fileno(), 2, null.fileno(), listening.fileno()]
@@ -208,19 +203,10 @@ def new_store(store: Store, listening: socket.socket, environment: Mapping[str, 
     connection = Connection(ours.detach())
     with suppress(OSError):
         connection.send(Order(store))
-    return Served(process, connection)
-
-
-class Served:
-    """The process that serves a store. It ends with the connection to it."""
-
-    def __init__(self, process: Forked | Fresh, connection: Connection) -> None:
-        self._process, self._connection = process, connection
-
-    def close(self) -> None:
-        """End it."""
-        self._connection.close()
-        self._process.close()
+    ends = ExitStack()
+    ends.callback(process.close)
+    ends.callback(connection.close)
+    return ends
 
 
 def _handles_sigusr1(pid: int) -> bool:
@@ -234,11 +220,8 @@ def _handles_sigusr1(pid: int) -> bool:
 
 def _killed_by_the_kernel() -> int:
     """Return how many processes of our cgroup the kernel has killed for want of memory."""
-    with suppress(OSError):  # no Linux
-        for group in Path("/proc/self/cgroup").read_text().splitlines():
-            path = group.split(":", 2)[2]
-            for file in (f"{path}/memory.events", f"/memory{path}/memory.oom_control"):  # of version 2, 1
-                with suppress(OSError, KeyError):
-                    counts = dict(line.split() for line in Path(f"/sys/fs/cgroup{file}").read_text().splitlines())
-                    return int(counts["oom_kill"])
+    with suppress(OSError, KeyError, IndexError):  # no Linux, or cgroups of version 1
+        group = Path("/proc/self/cgroup").read_text().rpartition("::")[2].strip()
+        events = Path(f"/sys/fs/cgroup{group}/memory.events").read_text().splitlines()
+        return int(dict(line.split() for line in events)["oom_kill"])
     return 0

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from tempfile import TemporaryDirectory
@@ -37,28 +37,25 @@ from daskrun.protocol import (
     Function,
     Meeting,
     Order,
-    Outcome,
     Script,
     Store,
 )
 from daskrun.settings import THREADS, n_gpus
 from daskrun.why.look import Look
 from daskrun.worker.output import Lines
-from daskrun.worker.process import ENDS, Process, Served, new_store
+from daskrun.worker.process import ENDS, Process, new_store
 from daskrun.worker.template import without_dasks
 
 logger = logging.getLogger("distributed.worker.daskrun")  # as loud as the worker
 
 JOIN_S = 300  # time limit for all ranks to hear where rank 0 is
-CRASHES = signal.SIGABRT, signal.SIGSEGV
 MOST_LINES, MOST_SAID = 40, 8_000  # the last lines, and characters, that the error of a rank repeats
 
 Key = tuple[AttemptId, str]  # of an attempt on the worker at an address: a process may have several workers
 
 _begins: dict[Key, bool] = {}  # False where `end` came before the rank
 _mail: dict[Key, SimpleQueue] = {}  # holds the Meeting, once the client has sent it
-_listening: dict[Key, socket.socket] = {}  # of rank 0, until its store has it
-_stores: dict[Key, Served] = {}  # which ranks may need longer than rank 0 runs
+_stores: dict[Key, ExitStack] = {}  # which ranks may need longer than rank 0 runs
 _processes: dict[Key, Process] = {}
 _signals: dict[Key, int] = {}  # for processes that are still to start
 
@@ -78,18 +75,6 @@ def deliver(attempt: AttemptId, meeting: Meeting, dask_worker: Any = None) -> No
     key = attempt, dask_worker.address
     if _begins.get(key) is not False:  # a large call may come after `end`
         _mail.setdefault(key, SimpleQueue()).put(meeting)
-
-
-def listen(attempt: AttemptId, dask_worker: Any = None) -> tuple[str, int, str]:
-    """Open a port for the store of the ranks, on this worker's address alone; return (host, port, what went wrong)."""
-    host, key = get_address_host(dask_worker.address), (attempt, dask_worker.address)
-    if _begins.get(key) is False:
-        return host, 0, "the job is over"
-    try:
-        _listening[key] = listening = open_port(host)
-    except OSError as error:
-        return host, 0, str(error)
-    return host, listening.getsockname()[1], ""
 
 
 def open_port(host: str) -> socket.socket:
@@ -112,8 +97,6 @@ async def end(attempt: AttemptId, grace_s: float, dask_worker: Any = None) -> bo
     has_begun = _begins.setdefault(key, False)
     if waited_for := _mail.pop(key, None):
         waited_for.put(None)
-    if unused := _listening.pop(key, None):
-        unused.close()
     late = time.monotonic() + grace_s
     if (process := _processes.get(key)) and grace_s:
         process.signal(signal.SIGTERM)
@@ -151,8 +134,8 @@ async def look(attempt: AttemptId, dask_worker: Any = None) -> Look | None:
     return None
 
 
-def run_rank(mine: Assignment) -> Outcome:
-    """Run a rank until its process has ended, and return what its function returned.
+def run_rank(mine: Assignment) -> bytes | None:
+    """Run a rank until its process has ended; return the function's pickled result, None where it failed or died.
 
     It depends on no other task, so that it begins before any that is submitted later; the client then sends what it
     needs.
@@ -161,22 +144,36 @@ def run_rank(mine: Assignment) -> Outcome:
     key = mine.attempt, worker.address
     # Dask starts a task a second time on the successor of a worker; a job's ranks start together, or not at all.
     if worker.id != mine.process or not _begins.setdefault(key, True):
-        return Outcome(None)
-    log = _Log(worker, mine)
-    log(Event.BEGAN, worker.address)
+        return None
+    log, host = _Log(worker, mine), get_address_host(worker.address)
+    try:
+        listening = open_port(host) if mine.rank == 0 else None  # for the ranks' store
+    except OSError as error:
+        log.fail(JobError(f"Worker {worker.address} of rank 0 cannot listen for the other ranks: {error}."))
+        return None
+    log(Event.BEGAN, worker.address, *[host, listening.getsockname()[1]] if listening else ())
+    try:
+        return _met(key, mine, log, listening)
+    finally:
+        if listening:
+            listening.close()
+
+
+def _met(key: Key, mine: Assignment, log: "_Log", listening: socket.socket | None) -> bytes | None:
+    """Wait until it's known where the ranks meet, and run the rank."""
     try:
         meeting = _mail.setdefault(key, SimpleQueue()).get(timeout=JOIN_S)
     except Empty:
         log.fail(JobError(f"Rank {mine.rank} has waited {JOIN_S} s to hear where rank 0 is."))
-        return Outcome(None)
+        return None
     if meeting is None:
-        return Outcome(None)
+        return None
     try:
-        with _passes_sigterm_on(worker, key), _unpacked(meeting.program, worker) as folder:
-            return _run(key, mine, meeting, folder, log)
+        with _passes_sigterm_on(log.worker, key), _unpacked(meeting.program, log.worker) as folder:
+            return _run(key, mine, meeting, folder, log, listening)
     except (JobError, OSError) as error:
         log.fail(error)
-        return Outcome(None)
+        return None
 
 
 class _Log:
@@ -198,14 +195,15 @@ class _Log:
         self(Event.FAILED, *Failure(cloudpickle.dumps(error), str(error), may_follow, "", []))
 
 
-def _run(key: Key, mine: Assignment, meeting: Meeting, folder: str, log: _Log) -> Outcome:
+def _run(
+    key: Key, mine: Assignment, meeting: Meeting, folder: str, log: _Log, listening: socket.socket | None
+) -> bytes | None:
     """Run the rank's process, and that of the ranks' store if this is rank 0."""
     program, worker = meeting.program, log.worker
     environment = _environment(mine, meeting)
-    if listening := _listening.pop(key, None):
-        with listening:
-            store = Store(meeting.host, meeting.port)
-            _stores[key] = new_store(store, listening, environment, mine.starts_fresh)
+    if listening:
+        store = Store(meeting.host, meeting.port)
+        _stores[key] = new_store(store, listening, environment, mine.starts_fresh)
     sys_path: tuple[str, ...] | None = tuple(sys.path)
     beside = ""
     if isinstance(program, Script):
@@ -228,8 +226,8 @@ def _run(key: Key, mine: Assignment, meeting: Meeting, folder: str, log: _Log) -
     finally:
         del _processes[key]
     if isinstance(program, Script):
-        return Outcome(None if ended.code else cloudpickle.dumps(None))
-    return Outcome(heard.result)
+        return None if ended.code else cloudpickle.dumps(None)
+    return heard.result
 
 
 class _Heard:
@@ -266,8 +264,6 @@ class _Heard:
         if self.result is not None or self._has_failed:
             return
         said = "\n".join(self._last)[-MOST_SAID:]
-        if ended.own_code and -ended.code in CRASHES:  # native threads, such as gloo's, may abort it at its end
-            ended = ended._replace(code=ended.own_code)
         if _is_death(ended) or isinstance(self._program, Function):
             logger.warning("Rank %s of %s died: %s", self._log.mine.rank, self._log.mine.attempt.job, ended)
             self._log(Event.DIED, said, *ended)
@@ -366,10 +362,7 @@ def _passes_sigterm_on(worker: Worker, key: Key) -> Iterator[None]:
 
     Then it comes again.
     """
-    came: list[int] = []
-    before: list[Any] = []
-
-    is_set = threading.Event()
+    came, before, is_set = [], [], threading.Event()
 
     def handle(number: int, _: object) -> None:
         came.append(number)

@@ -1,22 +1,22 @@
 """Start the template of a host, and ask it for processes; where it can't be had, start fresh interpreters."""
 
 import atexit
-import json
 import os
-import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import cache
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import send_handle
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from daskrun.child.template import HEAD, read_at_import
+from daskrun.child.template import read_at_import
 
 ADDRESS = "DASKRUN_TEMPLATE"  # names the socket of the template that serves the local workers of a program
 PRELOAD = "DASKRUN_PRELOAD"  # names, with commas between them, the modules that a worker's own template imports, too
@@ -43,7 +43,7 @@ class Template:
             listener.bind(self.address)
             listener.listen(128)
             fd = listener.fileno()
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 _command("template", fd, os.getpid(), *preload),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -56,28 +56,25 @@ class Template:
     def close(self) -> None:
         """End the template, and with it the ranks that it has forked."""
         atexit.unregister(self.close)
-        self._process.kill()
-        self._process.wait()
+        self.process.kill()
+        self.process.wait()
         shutil.rmtree(Path(self.address).parent, ignore_errors=True)
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it still serves."""
-        return self._process.poll() is None
 
 
 class Forked:
     """A child of the template."""
 
-    def __init__(self, pid: int, connection: socket.socket) -> None:
+    def __init__(self, pid: int, connection: Connection) -> None:
         self.pid, self._connection = pid, connection
         self._end: tuple[int, int] | None = None
 
     def poll(self) -> tuple[int, int] | None:
         """Return (exit code or minus a signal, the most bytes that it had); None while it runs."""
-        if not self._end and select.select([self._connection], [], [], 0)[0]:
-            said = _read_line(self._connection)
-            self._end = (said["code"], said["peak_bytes"]) if said else (-9, 0)  # it ends with its template
+        if not self._end and self._connection.poll():
+            try:
+                self._end = self._connection.recv()
+            except (EOFError, OSError):  # its template has ended, and it with that
+                self._end = -signal.SIGKILL, 0
         return self._end
 
     def fileno(self) -> int:
@@ -141,7 +138,7 @@ def new_process(fds: Sequence[int], environment: Mapping[str, str], starts_fresh
             if isinstance(answer, Forked):
                 return answer, ""
             why = "" if answer.startswith("environment") else answer
-        except (OSError, ValueError) as error:
+        except (OSError, EOFError) as error:
             why = f"the template doesn't answer ({error!r})"
     return Fresh(fds, environment), why
 
@@ -158,7 +155,7 @@ def own_template(preload: Sequence[str] = (), environment: Mapping[str, str] | N
     with _lock:
         key = os.getpid(), names, tuple(sorted(read_at_import(environment).items()))
         template = _templates().get(key)
-        if template is None or not template.is_alive:
+        if template is None or template.process.poll() is not None:
             template = _templates()[key] = Template(names, environment)
         return template
 
@@ -170,32 +167,23 @@ def _templates() -> dict[Any, Template]:
 
 def _ask(address: str, environment: Mapping[str, str], fds: Sequence[int]) -> Forked | str:
     """Return a fork of the template, or why it refuses."""
-    connection = socket.socket(socket.AF_UNIX)
+    with socket.socket(socket.AF_UNIX) as plain:
+        plain.connect(address)
+        connection = Connection(plain.detach())
     try:
-        connection.settimeout(READY_S)
-        connection.connect(address)
-        request = json.dumps({"environment": dict(environment)}).encode()
-        socket.send_fds(connection, [HEAD.pack(len(request))], list(fds))
-        connection.sendall(request)
-        answer = _read_line(connection)
-        if answer is None:
-            raise OSError("it has ended")
-        if "refused" in answer:
-            connection.close()
-            return answer["refused"]
-        return Forked(answer["pid"], connection)
+        connection.send((dict(environment), len(fds)))
+        for fd in fds:
+            send_handle(connection, fd, None)
+        if not connection.poll(READY_S):
+            raise TimeoutError(f"it is not ready after {READY_S} s")
+        answer = connection.recv()
+        if isinstance(answer, int):
+            return Forked(answer, connection)
     except BaseException:
         connection.close()
         raise
-
-
-def _read_line(connection: socket.socket) -> dict[str, Any] | None:
-    """Return an answer of the template, None where it has ended."""
-    line = b""
-    with suppress(ConnectionError):
-        while not line.endswith(b"\n") and (part := connection.recv(1)):
-            line += part
-    return json.loads(line) if line.endswith(b"\n") else None
+    connection.close()
+    return answer
 
 
 def _command(module: str, *arguments: object) -> list[str]:
