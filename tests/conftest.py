@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import os
 import sys
 from pathlib import Path
 
@@ -24,7 +25,7 @@ gc.disable()  # until all is imported: nothing of that is garbage, and to look f
 
 def pytest_configure(config):
     # Workers are forked from one process for the session, as each import of PyTorch takes seconds of a core.
-    local.PRELOAD += IMPORTED_ONCE
+    os.environ[local.ALSO] = ",".join(IMPORTED_ONCE)
 
 
 def pytest_collection_finish():

@@ -84,6 +84,7 @@ def log_three_steps():
 def test_jobs_and_inference_show_how_far_they_are(capsys, monkeypatch, client, dogs):
     monkeypatch.setattr(progress, "AFTER_S", 0)
     monkeypatch.setattr(job, "SHOWN_AFTER_S", 0)
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda self: True)
     n_ranks = len(client.nthreads())
     daskrun.run(client, log_three_steps)
     said = capsys.readouterr().err

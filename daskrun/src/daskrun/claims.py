@@ -207,10 +207,10 @@ def _by_host_and_name(worker: Worker) -> tuple[str, int, str]:
 def _too_few(there: int, request: Request) -> str:
     fewest = request.fewest or 1
     needed = f"{fewest} workers" if fewest > 1 else "1 or more workers"
-    has = f"the cluster has {there}" + (f" of {listed(request.among)}" if request.among else "")
+    of = f" of {listed(request.among)}" if request.among else ""
     return (
-        f"The job needs {needed}, one for each rank, but {has}: ask for fewer ranks, or start more "
-        "workers (an adaptive cluster starts them for tasks, not for ranks: write "
+        f"The job needs {needed}, one for each rank, but the cluster has {there}{of}: ask for fewer ranks, or start "
+        "more workers (an adaptive cluster starts them for tasks, not for ranks: write "
         f"cluster.adapt(minimum={fewest}) there) and set wait_for_workers to a minute."
     )
 

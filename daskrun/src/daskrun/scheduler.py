@@ -18,7 +18,6 @@ from distributed.protocol.pickle import dumps
 from distributed.protocol.serialize import Serialize, Serialized
 from distributed.scheduler import WorkerState
 
-from daskrun import dashboard
 from daskrun.claims import Claimed, Claims, Denied, Request, Worker
 from daskrun.errors import JobError
 from daskrun.history import History
@@ -115,7 +114,6 @@ async def claim(request: Request, dask_scheduler: Any = None) -> Claimed | Denie
     plugin = _plugin(dask_scheduler)
     if request.client not in dask_scheduler.clients:
         return Denied(JobError("The job's client is gone."))
-    dashboard.show(dask_scheduler)
     plugin.history.asks(request, time.monotonic())
     await plugin.give_up_lost_nannies()
     workers = known(list(dask_scheduler.workers), dask_scheduler)

@@ -10,7 +10,7 @@ from typing import Any
 
 from distributed import CancelledError, Client, Future
 
-from daskrun import scheduler
+from daskrun import dashboard, scheduler
 from daskrun.claims import Claimed, Denied, Request, Worker, busy_with
 from daskrun.client.attempt import Attempt
 from daskrun.client.limits import Limits
@@ -66,6 +66,7 @@ class Cluster:
 
     async def claim(self, request: Request) -> Claimed | Denied:
         """Claim workers; where some are at work on what the scheduler does not know, others instead."""
+        await self._ask_scheduler(dashboard.show)
         while True:
             answer = await self._ask_scheduler(scheduler.claim, request)
             if isinstance(answer, Denied):

@@ -23,7 +23,6 @@ PRELOAD = "DASKRUN_PRELOAD"  # names, with commas between them, the modules that
 ROOT = str(Path(__file__).parents[2])  # from which daskrun is imported
 # The interpreter finds daskrun wherever it is, and then has the path that it would have had.
 CODE = "import sys; sys.path[0] = {root!r}; from daskrun.child.{module} import main; del sys.path[0]; main()"
-LONGEST = 100  # bytes of the name of a Unix socket
 READY_S = 120  # for a template that still imports
 DASKS = {"PYTHONHASHSEED": "6640", "MALLOC_TRIM_THRESHOLD_": "65536"}  # what a nanny sets for its worker, not for ranks
 
@@ -34,11 +33,8 @@ class Template:
     """A template that this process has started. It ends with this process."""
 
     def __init__(self, preload: Sequence[str], environment: Mapping[str, str]) -> None:
-        folder = tempfile.mkdtemp(prefix="daskrun-")  # for this user alone
-        if len(os.fsencode(folder)) + 2 > LONGEST:
-            os.rmdir(folder)
-            folder = tempfile.mkdtemp(prefix="daskrun-", dir="/tmp")
-        self.address = f"{folder}/t"
+        # For this user alone. A Unix socket's name may have 107 bytes, which TMPDIR may not leave.
+        self.address = f"{tempfile.mkdtemp(prefix='daskrun-', dir='/tmp')}/t"
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self.address)
             listener.listen(128)
