@@ -5,6 +5,7 @@ It has no Dask, and no thread that a fork would lose. Its socket is in a folder 
 wouldn't be what was asked for, and at its end (exit code or minus a signal, the most bytes that it had).
 """
 
+import ctypes
 import gc
 import os
 import selectors
@@ -18,6 +19,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from pathlib import Path
 
+PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl
 LOOK_S = 1.0  # between two looks whether the process that has started the template lives
 # Variables that libraries read when they're imported, or that the interpreter reads when it starts.
 READ_AT_IMPORT = (
@@ -160,13 +162,11 @@ class Template:
         _kill_group(pid)
 
     def _reap(self) -> None:
-        for pid, connection in list(self._children.items()):
-            with suppress(ChildProcessError):
-                ended, status, usage = os.wait4(pid, os.WNOHANG)
-                if not ended:
-                    continue
-                del self._children[pid]
-                if not connection.closed:
+        with suppress(ChildProcessError):
+            while (ended := os.wait4(-1, os.WNOHANG))[0]:
+                pid, status, usage = ended
+                connection = self._children.pop(pid, None)  # of none that a rank has started
+                if connection and not connection.closed:
                     self._selector.unregister(connection)
                     with suppress(OSError):
                         connection.send((os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024))
@@ -188,6 +188,8 @@ def main() -> None:
     listening, parent, *names = sys.argv[1:]
     # Which Slurm, or Jupyter, sends to all processes. A fork gets those that are sent to it once it's ready for them.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+    # What a rank has started is reaped here when that has ended: process 1 of a container may leave it a zombie.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # so that to look for a GPU doesn't initialize CUDA
     gc.disable()
     unfit = import_all(names)
