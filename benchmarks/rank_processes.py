@@ -43,7 +43,8 @@ def trained(command):
 def recovered(command):
     """Return the seconds from the kill to the next step; None where the job did not go on."""
     try:
-        _, said = lines(command, KILL_AT=str(KILL_AT))
+        # Without the second one, torchrun doesn't always restart: PyTorch issue 167288.
+        _, said = lines(command, KILL_AT=str(KILL_AT), TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
     except subprocess.TimeoutExpired:
         return None
     killed = [one["killed"] for one in said if "killed" in one]

@@ -104,7 +104,7 @@ def test_lines_grow_a_death_is_marked_the_next_attempt_goes_on_and_a_hang_is_tol
         open(go_on[1], "w").close()
         job.result()
         page.get_by_text("restarts 1 of 1: finished").wait_for()
-        page.get_by_role("cell", name="finished: WorkerDied: Rank 1 died").wait_for()
+        page.get_by_role("cell", name="finished; earlier: WorkerDied: Rank 1 died").wait_for()
     assert len(job.failures) == 1
 
 

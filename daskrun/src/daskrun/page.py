@@ -81,9 +81,9 @@ class Ranks(DashboardComponent):
         name, job = self._shown()
         self._jobs.text = tables.of_jobs(jobs, name)
         metric = self._choose_metric(job)
-        error = f'<div class="error">{escape(job.error)}</div>' if job.error else ""
         restarts = f", restarts {job.attempt} of {job.attempts - 1}" if job.attempts > 1 else ""
-        self._title.text = f"<b>{escape(job.name)}</b>{restarts}: {tables.state(job)}{error}"
+        text = f"<b>{escape(job.name)}</b>{restarts}: {tables.state(job)}{tables.error(job)}"
+        self._title.text = f'<div class="error">{text}</div>'
         self._ranks.text = tables.of_ranks(job, metric, time.monotonic())
         self._chart.figure.visible = self._metric.visible = self._by.visible = bool(metric)
         if self._drawn != (drawn := (name, metric, self._by.value, job.n_heard, job.attempt)):
@@ -142,11 +142,9 @@ async def _explained(scheduler: Scheduler, name: str, job: JobHistory) -> str:
 
 def _box(height: int | None = None) -> Div:
     """Return a box for HTML, which scrolls beyond a height in pixels."""
-    box = Div(text="", disable_math=True, sizing_mode="stretch_width", stylesheets=[tables.STYLE], margin=(2, 5))
-    if height:
-        box.styles = {"overflow": "auto", "max-height": f"{height}px"}
-        box.html_attributes = {"tabindex": "0"}
-    return box
+    scrolls: dict[str, str] = {"overflow": "auto", "max-height": f"{height}px"} if height else {}
+    settings: dict[str, Any] = {"stylesheets": [tables.STYLE], "styles": scrolls, "html_attributes": {"tabindex": "0"}}
+    return Div(text="", disable_math=True, sizing_mode="stretch_width", margin=(2, 5), **settings)
 
 
 def ranks_doc(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:

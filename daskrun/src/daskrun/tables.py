@@ -25,7 +25,7 @@ def of_jobs(jobs: Mapping[str, JobHistory], shown: str) -> str:
             str(len(job.ranks) or ""),
             f"{job.attempt} of {job.attempts - 1}",
             f"{job.launched:%H:%M:%S}",
-            f"{state(job)}: {escape(job.error)}" if job.error else state(job),
+            f"{state(job)}{error(job)}",
         ]
         for name, job in jobs.items()
     )
@@ -64,6 +64,12 @@ def state(job: JobHistory) -> str:
     is_bad = job.state is JobState.FAILED or any(rank.state in ("dead", "failed") for rank in job.ranks)
     text = f"{job.state} by {job.signal}" if job.state is JobState.STOPPED else str(job.state)
     return f'<span class="failed">{text}</span>' if is_bad else text
+
+
+def error(job: JobHistory) -> str:
+    """Return what stands behind a job's state, "" for nothing."""
+    when = ": " if job.state is JobState.FAILED else "; earlier: "
+    return f"{when}{escape(job.error)}" if job.error else ""
 
 
 def color(rank: int) -> str:
