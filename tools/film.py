@@ -1,4 +1,4 @@
-"""Film what JupyterLab shows while a worker is killed and the training goes on, from a real run in Chromium.
+"""Film what JupyterLab shows while a rank is killed and the training goes on, from a real run in Chromium.
 
 `make film` writes `img/kill.webm` and its still `img/kill.png`, and `img/lab.png`, JupyterLab on notebook 01. The run
 has its own JupyterLab, home and folder. A caption says what happens, how long it took, and how much faster it is shown.
@@ -29,8 +29,8 @@ WIDTH, HEIGHT, CAPTION = 1280, 720, 64  # pixels of the film, and of these, the 
 ZOOM = 1.15  # pixels of the film for each pixel that JupyterLab is laid out for
 FIRST_S, LENGTH_S, FPS = 2, 8, 8  # what is shown begins so long before the kill, and is shown in this time at most
 WAIT_MS = 180_000  # time limit of anything that the page waits for
-KILL_AT = 5  # the step after which a worker is killed
-DONE, KILLED = "Trained.", "Worker killed"
+KILL_AT = 5  # the step after which rank 1 is killed
+DONE, KILLED = "Trained.", "Rank 1 killed"
 AGAIN = 6  # the last step of attempt 1 that is shown
 PREPARE = """\
 import os, signal, tempfile
@@ -44,23 +44,21 @@ source = find_data(64, HELD_OUT, light="dusk")
 checkpoint = tempfile.mkdtemp() + "/resnet.pt"
 
 def training():  # a checkpoint every 3 steps; begins with the last one there is
+    daskrun.log_metrics(pid=os.getpid())
     model, images, _ = prepare(source)
     return train(model, images, batch_size=64, epochs=1, freeze_epochs=1, checkpoint=checkpoint, checkpoint_every=3)
 
 def show(row):
-    print("attempt {attempt}   step {step}   loss {loss:.2f}".format(**row))
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def kill(worker):
-    client.run(die, workers=[worker], on_error="ignore")"""
+    print("attempt {attempt}   step {step}   loss {loss:.2f}".format(**row))"""
 KILL = """\
 with daskrun.launch(client, training, max_restarts=1) as job:
+    pids = {}
     for row in job.rows():
-        if "loss" in row and row["rank"] == 0:
+        if "pid" in row:
+            pids[row["rank"]] = row["pid"]
+        elif "loss" in row and row["rank"] == 0:
             if row["step"] == KILL_AT and row["attempt"] == 0:
-                kill(job.workers[1])
+                os.kill(pids[1], signal.SIGKILL)
             show(row)
 
 print("Trained.")""".replace("KILL_AT", str(KILL_AT))
@@ -235,7 +233,7 @@ def caption(said: str) -> str:
     if again := re.search(r"attempt 1 +step (\d+)", said):
         return f"It goes on from the checkpoint of step {int(again[1]) - 1}."
     if f"step {KILL_AT} " in said:
-        return f"{KILLED}. Both ranks end, and new processes start."
+        return f"{KILLED}. Both ranks end, and start again."
     return "Two workers train one ResNet, and save every 3 steps."
 
 

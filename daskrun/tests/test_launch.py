@@ -268,6 +268,8 @@ def test_what_cannot_be_sent_is_refused(client):
         ({"n_workers": (8, 2)}, ValueError, r"n_workers is \(8, 2\)"),
         ({"n_workers": (5, 0)}, ValueError, r"n_workers is \(5, 0\): give"),
         ({"n_workers": 2, "workers": "nobody"}, JobError, "has 0 of nobody"),
+        ({"n_workers": 2, "workers": [0]}, JobError, "has 1 of 0"),
+        ({"workers": []}, ValueError, "workers is"),
         ({"max_restarts": -1}, ValueError, "max_restarts is -1"),
         ({"wait_for_workers": -1}, ValueError, "wait_for_workers is -1"),
         ({"wait_for_successors": "1 mxn"}, ValueError, "wait_for_successors is '1 mxn'"),

@@ -390,3 +390,38 @@ def test_file_objects_that_a_function_left_open_are_written(client, tmp_path):
 
     daskrun.run(client, write, tmp_path)
     assert [(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)] == ["all of it"] * 2
+
+
+IN_MAIN = """
+import multiprocessing
+from dataclasses import dataclass
+
+import daskrun
+from torch.utils.data import DataLoader
+
+@dataclass
+class Batch:
+    numbers: list
+
+def squared(number):
+    return number * number
+
+def collate(numbers):
+    return Batch(numbers)
+
+def work():
+    with multiprocessing.Pool(2) as pool:
+        squares = pool.map(squared, [1, 2, 3])
+    return squares, [batch.numbers for batch in DataLoader([4, 5], num_workers=1, collate_fn=collate)]
+
+if __name__ == "__main__":
+    with daskrun.start_local(1) as client, client.cluster:
+        print(*daskrun.run(client, work))
+"""
+
+
+def test_a_ranks_processes_find_what_its_program_has_defined(tmp_path):
+    (tmp_path / "program.py").write_text(IN_MAIN)
+    command = [sys.executable, "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "([1, 4, 9], [[4], [5]])\n", done.stderr

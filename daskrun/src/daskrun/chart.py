@@ -6,7 +6,7 @@ from bokeh.models import BasicTicker, ColumnDataSource, HoverTool
 from bokeh.plotting import figure
 
 from daskrun import tables
-from daskrun.history import JobHistory, Point
+from daskrun.history import JobHistory
 
 DRAWN = {
     "lines": ("xs", "ys", "rank", "attempt", "color", "alpha"),
@@ -25,7 +25,7 @@ class Chart:
             name: ColumnDataSource({column: [] for column in columns}, name=name) for name, columns in DRAWN.items()
         }
         self.figure = chart = figure(height=420, tools="pan,box_zoom,wheel_zoom,reset,save")
-        chart.xaxis.ticker = self._ticker = BasicTicker()
+        chart.xaxis.ticker = BasicTicker(min_interval=1)  # there's no half step
         lines = chart.multi_line("xs", "ys", source=of["lines"], line_color="color", line_alpha="alpha", line_width=2)
         chart.scatter("x", "y", source=of["ends"], color="color", alpha="alpha", size=6)
         chart.vspan(x="x", source=of["restarts"], line_color="#555555", line_dash="dashed")
@@ -33,51 +33,33 @@ class Chart:
         chart.scatter("x", "y", source=of["deaths"], marker="x", **mark)
         chart.add_tools(HoverTool(renderers=[lines], tooltips=[("rank", "@rank"), ("restarts", "@attempt")]))
 
-    def draw(self, job: JobHistory, metric: str, by_step: bool) -> None:
-        """Show a metric of a job, by step or by seconds."""
-
-        def x_of(point: Point) -> float:
-            return point.step if by_step else point.at - job.since
+    def draw(self, job: JobHistory, metric: str) -> None:
+        """Show a metric of a job, "" for none."""
 
         def alpha(attempt: int) -> float:
             return 1.0 if attempt == job.attempt else 0.45
 
-        lines = {whose: line.points for whose, line in sorted(job.lines[metric].items())} if metric else {}
-        self._show(
-            "lines",
-            [
-                (
-                    list(map(x_of, points)),
-                    [point.value for point in points],
-                    rank,
-                    attempt,
-                    tables.color(rank),
-                    alpha(attempt),
-                )
-                for (attempt, rank), points in lines.items()
-            ],
-        )
-        self._show(
-            "ends",
-            [
-                (x_of(points[-1]), points[-1].value, tables.color(rank), alpha(attempt))
-                for (attempt, rank), points in lines.items()
-            ],
-        )
-        self._show("restarts", [(x_of(start),) for attempt, start in job.starts.items() if attempt])
+        of_metric = job.lines[metric] if metric else {}
+        lines, ends, stride = [], [], 1
+        for (attempt, rank), line in sorted(of_metric.items()):
+            steps, values = zip(*line.points, strict=True)
+            look = tables.color(rank), alpha(attempt)
+            lines.append((steps, values, rank, attempt, *look))
+            ends.append((steps[-1], values[-1], *look))
+            stride = max(stride, line.stride)
+        self._show("lines", lines)
+        self._show("ends", ends)
+        self._show("restarts", [(step,) for attempt, step in job.starts.items() if attempt])
         self._show(
             "deaths",
             [
-                (x_of(death), lines[attempt, rank][-1].value, alpha(attempt))
-                for (attempt, rank), death in job.deaths.items()
-                if (attempt, rank) in lines
+                (step, of_metric[whose].points[-1].value, alpha(whose[0]))
+                for whose, step in job.deaths.items()
+                if whose in of_metric
             ],
         )
-        below = tables.unit(job) if by_step else "seconds since the launch"
-        stride = max((line.stride for line in job.lines[metric].values()), default=1) if metric else 1
         thinned = f" (one of every {stride} rows is drawn)" if stride > 1 else ""
-        self.figure.yaxis.axis_label, self.figure.xaxis.axis_label = metric, f"{below}{thinned}"
-        self._ticker.min_interval = 1 if by_step else 0  # there's no half step
+        self.figure.yaxis.axis_label, self.figure.xaxis.axis_label = metric, f"{tables.unit(job)}{thinned}"
 
     def _show(self, name: str, rows: list[tuple]) -> None:
         self._sources[name].data = {column: [row[n] for row in rows] for n, column in enumerate(DRAWN[name])}

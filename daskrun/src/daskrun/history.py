@@ -19,16 +19,10 @@ HANGS_S, LATE = 10, 3  # a rank is late after so many seconds, and so many times
 
 
 class Point(NamedTuple):
-    """A value of a metric, or a start or a death, which has none.
-
-    Attributes:
-        step: The last one that its rank has logged, or how many rows if it logs no steps.
-        at: When it came, in seconds.
-    """
+    """A value of a metric. step: The last one that its rank has logged, or how many rows if it logs no steps."""
 
     step: float
-    at: float
-    value: float = 0.0
+    value: float
 
 
 @dataclass
@@ -105,20 +99,18 @@ class JobHistory:
     """A job.
 
     Attributes:
-        since: When it was launched, in seconds.
         n_heard: Messages, so that a page knows what's new.
         attempt: From 0.
         wanted: The attempt for which it asks for workers.
         error: Of the last attempt that ended with one.
         lines: Of each metric, by (attempt, rank).
-        starts: Of attempts.
-        deaths: Of (attempt, rank).
+        starts: The first step of attempts.
+        deaths: The last step of (attempt, rank).
         signal: The one with which its user stopped it.
     """
 
     name: str
     client: str
-    since: float
     attempts: int
     attempt: int = 0
     wanted: int = 0
@@ -127,8 +119,8 @@ class JobHistory:
     signal: str = ""
     ranks: list[Rank] = field(default_factory=list)
     lines: dict[str, dict[tuple[int, int], Line]] = field(default_factory=lambda: defaultdict(dict))
-    starts: dict[int, Point] = field(default_factory=dict)
-    deaths: dict[tuple[int, int], Point] = field(default_factory=dict)
+    starts: dict[int, float] = field(default_factory=dict)
+    deaths: dict[tuple[int, int], float] = field(default_factory=dict)
     n_heard: int = 0
     launched: datetime = field(default_factory=datetime.now)
 
@@ -144,11 +136,11 @@ class History:
     def __init__(self) -> None:
         self.jobs: dict[str, JobHistory] = {}
 
-    def asks(self, request: Request, now: float) -> None:
+    def asks(self, request: Request) -> None:
         """A job asks for workers: it's new, or one of its ranks has died."""
         job = self.jobs.setdefault(
             request.job,
-            JobHistory(_shortened(request.job.rpartition("-")[0]), request.client, now, request.attempts),
+            JobHistory(_shortened(request.job.rpartition("-")[0]), request.client, request.attempts),
         )
         if not job.is_over:
             job.state, job.wanted = JobState.WAITING, request.attempt
@@ -172,7 +164,7 @@ class History:
         if kind == Event.GONE:
             for number, rank in enumerate(job.ranks):
                 if rank.worker.process == about[0] and rank.is_at_work:
-                    _dies(job, number, now)
+                    _dies(job, number)
             return
         row = about[0] if kind == Event.ROW else {}
         attempt, number, *more = (row["attempt"], row["rank"]) if row else about
@@ -194,7 +186,7 @@ class History:
             rank.state = RankState.STOPPED if job.signal else RankState.FAILED
             job.state = JobState.ENDING
         elif kind == Event.DIED:
-            _dies(job, number, now)
+            _dies(job, number)
 
     def stops(self, job_id: str, signal: str) -> None:
         """A job's user stops it with a signal: no rank that ends from now on has failed."""
@@ -230,9 +222,9 @@ class History:
         return None if job is None or job.is_over else job
 
 
-def _dies(job: JobHistory, number: int, now: float) -> None:
+def _dies(job: JobHistory, number: int) -> None:
     job.ranks[number].state, job.state = RankState.DEAD, JobState.ENDING
-    job.deaths[job.attempt, number] = Point(job.ranks[number].step, now)
+    job.deaths[job.attempt, number] = job.ranks[number].step
 
 
 def _logs(job: JobHistory, rank: Rank, row: dict[str, Any], now: float) -> None:
@@ -240,14 +232,14 @@ def _logs(job: JobHistory, rank: Rank, row: dict[str, Any], now: float) -> None:
     step = _as_float(row.get("step"))
     rank.logs_steps |= step is not None
     rank.step = step if step is not None else rank.step if rank.logs_steps else rank.n_rows
-    job.starts.setdefault(job.attempt, Point(rank.step, now))
+    job.starts.setdefault(job.attempt, rank.step)
     for name, value in row.items():
         number = None if name in OF_EACH_ROW or len(name) > LONGEST else _as_float(value)
         if number is not None and (name in job.lines or len(job.lines) < NAMES):
             rank.values[name] = number
             lines = job.lines[name]
             line = lines.setdefault((job.attempt, row["rank"]), Line())
-            line.add(Point(rank.step, now, number), max(OF_A_LINE, POINTS // len(lines)))
+            line.add(Point(rank.step, number), max(OF_A_LINE, POINTS // len(lines)))
 
 
 def _as_float(value: Any) -> float | None:

@@ -185,7 +185,7 @@ def _start_to_its_end(Cluster: type, settings: dict[str, Any]) -> Client:
         cluster = Cluster(**settings)
         try:
             if any(worker.status is not Status.running for worker in cluster.workers.values()):  # as of dask-cuda
-                raise ClusterError("A worker did not start: what it printed says why.")
+                raise RuntimeError("a worker is not there")
             client = Client(cluster)
             client.register_plugin(_LocalWorker())
             client.run_on_scheduler(dashboard.show)
@@ -201,3 +201,8 @@ def _start_to_its_end(Cluster: type, settings: dict[str, Any]) -> Client:
         except KeyboardInterrupt:
             starting.add_done_callback(lambda started: started.exception() or started.result().shutdown())
             raise
+        except RuntimeError as error:
+            raise ClusterError(
+                "Workers didn't start: what they printed says why. Each one imports the program again, so put the call "
+                "that starts them, and what comes after it, below the line if __name__ == '__main__': in a file."
+            ) from error

@@ -47,7 +47,6 @@ class Ranks(DashboardComponent):
         self._said = PreText(text="", sizing_mode="stretch_width", styles={"max-height": "15lh", "overflow": "auto"})
         self._job = Select(title="Job", options=list[Any]([NEWEST]), value=NEWEST, width=140)
         self._metric = Select(title="Metric", options=[], value="", width=180)
-        self._by = Select(title="Against", value="step", options=list[Any](["step", "seconds"]), width=90)
         self._button = Button(label="Who waits?", align="end", width=100)
         self._button.on_click(self.ask)
         self._chart = Chart()
@@ -56,7 +55,7 @@ class Ranks(DashboardComponent):
     def root(self) -> LayoutDOM:  # type: ignore[override]
         """The page."""
         self._chart.figure.sizing_mode = "stretch_width"
-        controls = row(self._job, self._metric, self._by, self._button, styles={"flex-wrap": "wrap"})
+        controls = row(self._job, self._metric, self._button, styles={"flex-wrap": "wrap"})
         below = self._jobs, controls, self._said, self._title, self._ranks, self._chart.figure
         return column(*below, sizing_mode="stretch_width")
 
@@ -70,7 +69,7 @@ class Ranks(DashboardComponent):
     def update(self) -> None:  # type: ignore[override]
         """Show what's new."""
         jobs = dict(reversed(self._history.jobs.items()))
-        for model in (self._job, self._metric, self._by, self._button, self._jobs, self._ranks, self._chart.figure):
+        for model in (self._job, self._metric, self._button, self._jobs, self._ranks, self._chart.figure):
             model.visible = bool(jobs)
         if not jobs:
             self._title.text = NONE
@@ -85,10 +84,10 @@ class Ranks(DashboardComponent):
         text = f"<b>{escape(job.name)}</b>{restarts}: {tables.state(job)}{tables.error(job)}"
         self._title.text = f'<div class="error">{text}</div>'
         self._ranks.text = tables.of_ranks(job, metric, time.monotonic())
-        self._chart.figure.visible = self._metric.visible = self._by.visible = bool(metric)
-        if self._drawn != (drawn := (name, metric, self._by.value, job.n_heard, job.attempt)):
+        self._chart.figure.visible = self._metric.visible = bool(metric)
+        if self._drawn != (drawn := (name, metric, job.n_heard, job.attempt)):
             self._drawn = drawn
-            self._chart.draw(job, metric, self._by.value == "step")
+            self._chart.draw(job, metric)
         text, *about = self._answer
         self._said.text = text if about == [name, job.attempt] else ""
         self._said.visible = bool(self._said.text)

@@ -23,12 +23,15 @@ def stack_of(thread: int) -> Any:
     return sys._current_frames()[thread]
 
 
-def dynamic_classes() -> list[type]:
-    """Return the classes of a program's `__main__` that cloudpickle has made here."""
+def names_of_main(function: Any) -> dict[str, Any]:
+    """Return what of a program's `__main__` cloudpickle has made here for a function: classes, and what it names."""
     from cloudpickle import cloudpickle
 
-    classes = list(cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.values())
-    return [cls for cls in classes if cls.__module__ == "__main__" and cls.__qualname__ == cls.__name__]
+    made = [*cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.values(), function]
+    named = {one.__name__: one for one in made if getattr(one, "__qualname__", ".") == getattr(one, "__name__", "")}
+    of_main = {name: one for name, one in named.items() if one.__module__ == "__main__"}
+    used = getattr(function, "__globals__", {}) if getattr(function, "__module__", "") == "__main__" else {}
+    return {name: one for name, one in used.items() if not name.startswith("__")} | of_main
 
 
 RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000"}  # calls that PyTorch's flight recorder keeps; it reads this once a process

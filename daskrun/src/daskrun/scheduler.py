@@ -114,7 +114,7 @@ async def claim(request: Request, dask_scheduler: Any = None) -> Claimed | Denie
     plugin = _plugin(dask_scheduler)
     if request.client not in dask_scheduler.clients:
         return Denied(JobError("The job's client is gone."))
-    plugin.history.asks(request, time.monotonic())
+    plugin.history.asks(request)
     await plugin.give_up_lost_nannies()
     workers = known(list(dask_scheduler.workers), dask_scheduler)
     answer = plugin.claims.claim(request, workers, time.monotonic())

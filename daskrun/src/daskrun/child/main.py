@@ -13,6 +13,7 @@ import sys
 import threading
 import traceback
 from contextlib import suppress
+from functools import partial
 from importlib.machinery import SourceFileLoader
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -118,7 +119,7 @@ def _run_function(function: Function, here: context.Context) -> bool:
     from daskrun.child.failure import failure
     from daskrun.child.process_group import in_process_group
     from daskrun.pickling import packed
-    from daskrun.private import dynamic_classes
+    from daskrun.private import names_of_main
 
     main_module = _new_main_module()
     store, told = None, False
@@ -128,8 +129,8 @@ def _run_function(function: Function, here: context.Context) -> bool:
         store = its_store
         try:
             fn, args, kwargs = cloudpickle.loads(function.call)
-            for cls in dynamic_classes():  # so that a DataLoader's processes can send objects of a notebook's classes
-                setattr(main_module, cls.__name__, cls)
+            # So that pickle finds them by name, as a Pool, or a DataLoader's process that sends an object, needs it.
+            vars(main_module).update(names_of_main(fn.func if isinstance(fn, partial) else fn))
             here.send("returned", packed(fn(*args, **kwargs)))
         except BaseException as error:
             tell(error)

@@ -26,7 +26,7 @@ def launch(
     kwargs: Mapping[str, Any] | None = None,
     backend: str | None = "auto",
     n_workers: int | tuple[int, int] | None = None,
-    workers: str | Sequence[str] = (),
+    workers: str | Sequence[str | int] | None = None,
     time_limit: float | str | None = None,
     max_restarts: int = 0,
     retry: type[BaseException] | Sequence[type[BaseException]] = (),

@@ -17,7 +17,7 @@ class Limits:
     """
 
     n_workers: int | tuple[int, int] | None = None
-    workers: str | Sequence[str] | None = ()
+    workers: str | Sequence[str | int] | None = None
     time_limit: Any = None
     max_restarts: int = 0
     retry: type[BaseException] | Sequence[type[BaseException]] = ()
@@ -33,7 +33,10 @@ class Limits:
         self.fewest, self.most = n if isinstance(n, tuple) else (n, n)
         if n is not None and not 1 <= self.fewest <= self.most:  # type: ignore[operator]
             raise ValueError(f"n_workers is {n!r}: give at least 1, a pair (fewest, most), or None for all workers.")
-        self.names = tuple(self.workers.split(",") if isinstance(self.workers, str) else self.workers or ())
+        names = self.workers.split(",") if isinstance(self.workers, str) else map(str, self.workers or ())
+        self.names = tuple(names)
+        if self.workers is not None and not self.names:
+            raise ValueError(f"workers is {self.workers!r}: name some, or leave it out for all.")
         self.retried = (self.retry,) if isinstance(self.retry, type) else tuple(self.retry)
         if self.max_restarts < bool(self.retried):
             raise ValueError(f"max_restarts is {self.max_restarts!r}: give 0 or more; with retry, 1 or more.")

@@ -264,7 +264,8 @@ class _Heard:
         if self.result is not None or self._has_failed:
             return
         said = "\n".join(self._last)[-MOST_SAID:]
-        if _is_death(ended) or isinstance(self._program, Function):
+        was_killed = ended.code < 0 and -ended.code not in ENDS  # or it crashed
+        if was_killed or isinstance(self._program, Function):
             logger.warning("Rank %s of %s died: %s", self._log.mine.rank, self._log.mine.attempt.job, ended)
             self._log(Event.DIED, said, *ended)
         elif ended.code:
@@ -272,11 +273,6 @@ class _Heard:
             follows = ended.code > 0 and bool(COMMUNICATION.search(said.rpartition("Traceback ")[2]))
             rank, worker = self._log.mine.rank, self._log.worker.address
             self._log.fail(ScriptFailed(self._program.path, rank, worker, ended.code, said), follows)
-
-
-def _is_death(ended: Ended) -> bool:
-    """Return whether a process was killed, or crashed, and not asked to end."""
-    return ended.code < 0 and -ended.code not in ENDS
 
 
 def _memory_limit(worker: Worker) -> float:
