@@ -105,6 +105,26 @@ def test_lines_grow_a_death_is_marked_the_next_attempt_goes_on_and_a_hang_is_tol
     assert len(job.failures) == 1
 
 
+def test_the_chart_shows_the_loss_once_there_is_one_and_then_what_the_viewer_chooses(client, browser, tmp_path):
+    go_on = str(tmp_path / "go-on")
+
+    def train():
+        daskrun.log_metrics(called=1.0)
+        while not os.path.exists(go_on):
+            time.sleep(0.05)
+        daskrun.log_metrics(loss=0.5)
+
+    with opened(browser, address(client)) as page, daskrun.launch(client, train, backend=None) as job:
+        page.get_by_role("columnheader", name="called").wait_for()
+        open(go_on, "w").close()
+        page.get_by_role("columnheader", name="loss").wait_for()
+        page.get_by_label("Metric").select_option("called")
+        page.get_by_role("columnheader", name="called").wait_for()
+        job.result()
+        page.get_by_text("finished").first.wait_for()
+        assert page.get_by_role("columnheader", name="called").count() == 1
+
+
 def test_who_waits_is_asked_by_a_click_and_by_nothing_else(client, browser, tmp_path):
     go_on = str(tmp_path / "go-on")
 

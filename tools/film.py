@@ -44,7 +44,7 @@ source = find_data(64, HELD_OUT, light="dusk")
 checkpoint = tempfile.mkdtemp() + "/resnet.pt"
 
 def training():  # a checkpoint every 3 steps; begins with the last one there is
-    daskrun.log_metrics(pid=os.getpid())
+    daskrun.log_metrics(pid=str(os.getpid()))  # a text, so that it isn't drawn
     model, images, _ = prepare(source)
     return train(model, images, batch_size=64, epochs=1, freeze_epochs=1, checkpoint=checkpoint, checkpoint_every=3)
 
@@ -58,7 +58,7 @@ with daskrun.launch(client, training, max_restarts=1) as job:
             pids[row["rank"]] = row["pid"]
         elif "loss" in row and row["rank"] == 0:
             if row["step"] == KILL_AT and row["attempt"] == 0:
-                os.kill(pids[1], signal.SIGKILL)
+                os.kill(int(pids[1]), signal.SIGKILL)
             show(row)
 
 print("Trained.")""".replace("KILL_AT", str(KILL_AT))

@@ -74,6 +74,7 @@ def test_after_a_death_the_next_attempt_has_lines_of_its_own_and_the_death_is_ma
     assert states(job) == ["stopped", "dead"] and not job.is_over
     again(history, 1)
     log(history, 7, 0, attempt=0, step=2, loss=9.0)  # of the attempt that is over
+    log(history, 8, 0, attempt=1, pid="123")  # which is no metric, and no step 1
     log(history, 8, 0, attempt=1, step=2, loss=0.5)
     assert job.attempt == 1 and job.deaths == {(0, 1): 1} and job.starts == {0: 1, 1: 2}
     assert steps(job) == {(0, 0): [1], (0, 1): [1], (1, 0): [2]}

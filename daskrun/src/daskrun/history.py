@@ -232,11 +232,11 @@ def _logs(job: JobHistory, rank: Rank, row: dict[str, Any], now: float) -> None:
     step = _as_float(row.get("step"))
     rank.logs_steps |= step is not None
     rank.step = step if step is not None else rank.step if rank.logs_steps else rank.n_rows
-    job.starts.setdefault(job.attempt, rank.step)
     for name, value in row.items():
         number = None if name in OF_EACH_ROW or len(name) > LONGEST else _as_float(value)
         if number is not None and (name in job.lines or len(job.lines) < NAMES):
             rank.values[name] = number
+            job.starts.setdefault(job.attempt, rank.step)
             lines = job.lines[name]
             line = lines.setdefault((job.attempt, row["rank"]), Line())
             line.add(Point(rank.step, number), max(OF_A_LINE, POINTS // len(lines)))

@@ -43,6 +43,7 @@ class Ranks(DashboardComponent):
         self._drawn: tuple = ()  # what the chart shows
         self._answer: tuple[str, str, int] = ("", "", 0)  # with the job's id and attempt, as it's wrong for another one
         self._asking: asyncio.Task | None = None
+        self._default = ""  # the metric that's shown until the viewer chooses another one
         self._jobs, self._ranks, self._title = _box(150), _box(300), _box()
         self._said = PreText(text="", sizing_mode="stretch_width", styles={"max-height": "15lh", "overflow": "auto"})
         self._job = Select(title="Job", options=list[Any]([NEWEST]), value=NEWEST, width=140)
@@ -121,9 +122,9 @@ class Ranks(DashboardComponent):
     def _choose_metric(self, job: JobHistory) -> str:
         names = list(job.lines)
         self._metric.options = list[Any](names)
-        if names and self._metric.value not in names:
+        if names and (self._metric.value not in names or self._metric.value == self._default):
             likely = [name for name in ("loss", *names) if name in names and name != "epoch"]
-            self._metric.value = (likely or names)[0]
+            self._metric.value = self._default = (likely or names)[0]
         return self._metric.value if names else ""
 
 
