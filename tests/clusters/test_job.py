@@ -73,18 +73,13 @@ def die_once(marker):
     return name()
 
 
-def test_ranks_are_of_one_kind_and_stay_so_after_a_death(start_workers, tmp_path):
-    client = start_workers("gpu", "cpu-0", "cpu-1")  # which say so themselves: Dask's announcements are wrong
-
-    address = {worker["name"]: address for address, worker in client.scheduler_info(n_workers=-1)["workers"].items()}
-    with pytest.warns(UserWarning, match=f"with a GPU.*{address['cpu-0']}"):
-        assert daskrun.run(client, name, backend="gloo") == ["gpu"]
-    with pytest.warns(UserWarning, match=f"without a GPU.*{address['gpu']}"):
-        assert daskrun.run(client, name, n_workers=2) == ["cpu-0", "cpu-1"]
-    with pytest.raises(JobError, match="3 workers.*1 with a GPU and 2 without"):
-        daskrun.run(client, name, n_workers=3)
-    with pytest.warns(UserWarning, match="with a GPU"):
-        job = daskrun.launch(client, die_once, tmp_path / "marker", backend="gloo", max_restarts=1)
+def test_a_job_takes_the_workers_that_it_names_and_keeps_to_them_after_a_death(start_workers, tmp_path):
+    client = start_workers("gpu", "cpu-0", "cpu-1")
+    assert daskrun.run(client, name, backend="gloo", workers="gpu") == ["gpu"]
+    assert daskrun.run(client, name, workers=["cpu-0", "cpu-1"]) == ["cpu-0", "cpu-1"]
+    with pytest.raises(JobError, match="has 1 of gpu"):
+        daskrun.run(client, name, n_workers=3, workers="gpu")
+    job = daskrun.launch(client, die_once, tmp_path / "marker", backend="gloo", workers="gpu", max_restarts=1)
     assert job.result() == ["gpu"] and len(job.failures) == 1
 
 

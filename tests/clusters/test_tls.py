@@ -71,7 +71,7 @@ def test_ranks_meet_on_a_cluster_that_talks_tls(address, settings, sum_up):
 
 
 def test_who_has_no_certificate_is_refused_and_told_what_to_set(address):
-    with pytest.raises(ClusterError, match="DASK_DISTRIBUTED__COMM__TLS__CA_FILE"):
+    with pytest.raises(ClusterError, match="distributed.comm.tls"):
         start_cluster(address=address, timeout_s=5)
 
 

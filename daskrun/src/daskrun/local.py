@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import current_process, forkserver, set_forkserver_preload
+from multiprocessing import current_process, forkserver, set_forkserver_preload, set_start_method
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -126,6 +126,8 @@ class _LocalWorker(WorkerPlugin):
         # Jupyter signals all processes of the kernel's group, as a terminal, or timeout, does those of its own.
         os.setpgid(0, 0)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which the fork server ignores
+        # A process starts children as it was started. Those of a fork server, as a DataLoader has, would outlive it.
+        set_start_method("spawn", force=True)
         if torch := sys.modules.get("torch"):  # as it was imported, before the fork
             torch.set_num_threads(given_threads() or CPU_COUNT)
             torch.seed()
