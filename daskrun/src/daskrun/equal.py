@@ -37,8 +37,7 @@ def assert_equal_on_all_ranks(model: "Module", *, buffers: bool = False) -> None
     if differing:
         odd = [number for number, rank in enumerate(ranks) if rank.get(differing[0]) != ranks[0].get(differing[0])]
         raise AssertionError(
-            f"The ranks' models differ, first in {differing[0]}: {ranks_do(odd, 'has', 'have')} another tensor than "
-            f"rank 0. {len(differing)} of {len(names)} tensors differ. Build the same model on all ranks, call the DDP "
-            "model itself and not its .module, end no_sync, and change weights on all ranks alike. Buffers, such as "
-            "BatchNorm's statistics, may differ between two forward passes."
+            f"The ranks' models differ, first in {differing[0]}: {ranks_do(odd, 'has', 'have')} other values than rank 0. "
+            f"{len(differing)} of {len(names)} tensors differ. Call the DDP model itself, not its .module; end no_sync; "
+            "change weights on all ranks alike."
         )
