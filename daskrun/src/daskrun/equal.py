@@ -37,7 +37,7 @@ def assert_equal_on_all_ranks(model: "Module", *, buffers: bool = False) -> None
     if differing:
         odd = [number for number, rank in enumerate(ranks) if rank.get(differing[0]) != ranks[0].get(differing[0])]
         raise AssertionError(
-            f"The ranks' models differ, first in {differing[0]}: {ranks_do(odd, 'has', 'have')} other values than rank 0. "
-            f"{len(differing)} of {len(names)} tensors differ. Call the DDP model itself, not its .module; end no_sync; "
-            "change weights on all ranks alike."
+            f"The ranks' models differ, first in {differing[0]}: {ranks_do(odd, 'has', 'have')} other values than "
+            f"rank 0. {len(differing)} of {len(names)} tensors differ. Call the DDP model itself, not its .module; end "
+            "no_sync; change weights on all ranks alike."
         )

@@ -13,7 +13,7 @@ from typing import Any
 
 import dask
 from dask.system import CPU_COUNT
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Nanny
 from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 
@@ -26,7 +26,9 @@ from daskrun.worker.template import ADDRESS, own_template
 LOOPBACK = "127.0.0.1"
 DRIVER = Path("/dev/nvidiactl")  # which NVIDIA's driver makes
 ALSO = "DASKRUN_WORKER_PRELOAD"  # names, with commas between them, the modules that `preloaded` imports, too
+METHOD = "distributed.worker.multiprocessing-method"
 _starting = Lock()
+_forking: list[int] = []  # one for each worker that is being forked
 
 
 def start_local(
@@ -102,7 +104,6 @@ def start_local(
         "distributed.worker.daemon": False,  # daemonic processes may have no children
         # After this time LocalCluster ends a nanny whose worker is gone, such as one that has just died twice.
         "distributed.deploy.lost-worker-timeout": "1 day",
-        "distributed.worker.multiprocessing-method": "spawn",
         # Dask looks 100 times a second what tasks do, and 50 times how late it is: 4 % of a core for each worker.
         "distributed.worker.profile.enabled": False,
         "distributed.admin.tick.interval": "1 s",
@@ -112,11 +113,25 @@ def start_local(
             settings["CUDA_VISIBLE_DEVICES"] = gpu_ids()  # dask-cuda would also take what CUDA doesn't read
         elif sys.platform == "linux" and dask.config.get("daskrun.fork-workers", True):
             _start_fork_server([*worker_preload, *preload], variables)
-            of_dask["distributed.worker.multiprocessing-method"] = "forkserver"
+            settings["worker_class"] = _ForkingNanny
         if sys.platform == "linux":  # one for all workers, which imports PyTorch while they start
             variables[ADDRESS] = own_template(preload, variables).address
         dask.config.set(of_dask)
         return _start_to_its_end(Cluster, settings)
+
+
+class _ForkingNanny(Nanny):
+    """Has its worker forked, whatever Dask's setting says for those of other clusters."""
+
+    async def instantiate(self) -> Status:
+        _forking.append(1)
+        dask.config.set({METHOD: "forkserver"})
+        try:
+            return await super().instantiate()
+        finally:
+            _forking.pop()
+            if not _forking:
+                dask.config.set({METHOD: "spawn"})
 
 
 class _LocalWorker(WorkerPlugin):
