@@ -12,6 +12,7 @@ from typing import NamedTuple
 from unittest import mock
 
 from distributed import CancelledError
+from waiting import owners
 
 from daskrun.client.cluster import Cluster
 from daskrun.client.control import Control
@@ -328,7 +329,7 @@ class World:
             plugin.remove_worker(self, address)
 
     def owned(self):
-        return {slot: job for plugin in self.plugins.values() for slot, job in plugin.claims.owned().items()}
+        return {slot: job for plugin in self.plugins.values() for slot, job in owners(plugin.claims).items()}
 
     # --- workers: what is run on them
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from waiting import owners
+
 from daskrun import WorkersBusy
 from daskrun.claims import SUCCESSOR_S, Claimed, Claims, Request, Worker
 
@@ -25,9 +27,9 @@ def test_workers_are_taken_by_host_and_name_and_belong_to_the_job_until_it_gives
     claims.release("one")
     assert names(claims.claim(Request("one", "kernel", 1, 1), [A, B], 0)) == ["a"]
     assert names(claims.claim(Request("two", "kernel", 1, 1), [A, B], 0)) == ["b"]
-    assert set(claims.owned().values()) == {"one", "two"}
+    assert set(owners(claims).values()) == {"one", "two"}
     claims.release("one")
-    assert claims.owned() == {"nanny of b": "two"}
+    assert owners(claims) == {"nanny of b": "two"}
 
 
 def test_a_job_that_goes_on_with_fewer_workers_gives_up_the_others_place():
@@ -36,7 +38,7 @@ def test_a_job_that_goes_on_with_fewer_workers_gives_up_the_others_place():
     claims.end_attempt("one")
     claims.lose(A.slot, 0)
     assert names(claims.claim(Request("one", "kernel", 2, 3, attempt=1), [B, C], SUCCESSOR_S + 1)) == ["b", "c"]
-    assert set(claims.owned()) == {B.slot, C.slot}
+    assert set(owners(claims)) == {B.slot, C.slot}
     successor = dataclasses.replace(A, process="new")
     assert names(claims.claim(Request("two", "other", 1, 1), [successor, B, C], SUCCESSOR_S + 2)) == ["a"]
 

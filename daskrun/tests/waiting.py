@@ -30,7 +30,12 @@ def until(condition, what=lambda: "what was awaited did not come"):
 
 def owned(client):
     """Return the job that owns each worker."""
-    return client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.plugins["daskrun"].claims.owned())
+    return client.run_on_scheduler(lambda dask_scheduler: owners(dask_scheduler.plugins["daskrun"].claims))
+
+
+def owners(claims):
+    """Return the job that owns each slot."""
+    return {name: slot.job for name, slot in claims._slots.items()}
 
 
 def until_replaced(client, pid):

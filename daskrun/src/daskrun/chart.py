@@ -8,6 +8,7 @@ from bokeh.plotting import figure
 from daskrun import tables
 from daskrun.history import JobHistory
 
+PALE = 0.45
 DRAWN = {
     "lines": ("xs", "ys", "rank", "attempt", "color", "alpha"),
     "ends": ("x", "y", "color", "alpha"),  # a line of one point shows nothing else
@@ -36,14 +37,12 @@ class Chart:
     def draw(self, job: JobHistory, metric: str) -> None:
         """Show a metric of a job, "" for none."""
 
-        def alpha(attempt: int) -> float:
-            return 1.0 if attempt == job.attempt else 0.45
-
+        alpha = {job.attempt: 1.0}  # else pale
         of_metric = job.lines[metric] if metric else {}
         lines, ends, stride = [], [], 1
         for (attempt, rank), line in sorted(of_metric.items()):
             steps, values = zip(*line.points, strict=True)
-            look = tables.color(rank), alpha(attempt)
+            look = tables.color(rank), alpha.get(attempt, PALE)
             lines.append((steps, values, rank, attempt, *look))
             ends.append((steps[-1], values[-1], *look))
             stride = max(stride, line.stride)
@@ -53,7 +52,7 @@ class Chart:
         self._show(
             "deaths",
             [
-                (step, of_metric[whose].points[-1].value, alpha(whose[0]))
+                (step, of_metric[whose].points[-1].value, alpha.get(whose[0], PALE))
                 for whose, step in job.deaths.items()
                 if whose in of_metric
             ],

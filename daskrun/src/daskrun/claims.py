@@ -171,10 +171,6 @@ class Claims:
         """Return (job, id of the worker's process) of those that own the worker at this address."""
         return [(slot.job, slot.worker.process) for slot in self._slots.values() if slot.worker.address == address]
 
-    def owned(self) -> dict[str, str]:
-        """Return the job that owns each slot."""
-        return {name: slot.job for name, slot in self._slots.items()}
-
     def _unfit(self, worker: Worker, request: Request) -> str:
         """Return why the job cannot have this worker now; empty if it can."""
         slot = self._slots.get(worker.slot)

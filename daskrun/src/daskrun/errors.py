@@ -108,8 +108,7 @@ def check_client(client: "Client") -> None:
 def own_mistake(error: Exception) -> JobError:
     """Return the error of a job that the launcher could not see through."""
     wrong = JobError(f"The launcher failed, which is a mistake of its own: {error!r}.")
-    wrong.__cause__ = error
-    return wrong
+    return wrong.with_traceback(error.__traceback__)
 
 
 def warn(text: str) -> None:

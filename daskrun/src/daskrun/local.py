@@ -27,6 +27,16 @@ LOOPBACK = "127.0.0.1"
 DRIVER = Path("/dev/nvidiactl")  # which NVIDIA's driver makes
 ALSO = "DASKRUN_WORKER_PRELOAD"  # names, with commas between them, the modules that `preloaded` imports, too
 METHOD = "distributed.worker.multiprocessing-method"
+OF_DASK: dict[str, Any] = {
+    # Dask sets variables that name threads in this process, too, and MALLOC_TRIM_THRESHOLD_: see `worker_settings`.
+    "distributed.nanny.pre-spawn-environ": {},
+    "distributed.worker.daemon": False,  # daemonic processes may have no children
+    # After this time LocalCluster ends a nanny whose worker is gone, such as one that has just died twice.
+    "distributed.deploy.lost-worker-timeout": "1 day",
+    # Dask looks 100 times a second what tasks do, and 50 times how late it is: 4 % of a core for each worker.
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.tick.interval": "1 s",
+}
 _starting = Lock()
 _forking: list[int] = []  # one for each worker that is being forked
 
@@ -98,16 +108,6 @@ def start_local(
         "dashboard_address": f"{LOOPBACK}:{dashboard_port}",
         "env": variables,
     }
-    of_dask = {
-        # Dask sets variables that name threads in this process, too, and MALLOC_TRIM_THRESHOLD_: see `worker_settings`.
-        "distributed.nanny.pre-spawn-environ": {},
-        "distributed.worker.daemon": False,  # daemonic processes may have no children
-        # After this time LocalCluster ends a nanny whose worker is gone, such as one that has just died twice.
-        "distributed.deploy.lost-worker-timeout": "1 day",
-        # Dask looks 100 times a second what tasks do, and 50 times how late it is: 4 % of a core for each worker.
-        "distributed.worker.profile.enabled": False,
-        "distributed.admin.tick.interval": "1 s",
-    }
     with _starting:
         if Cluster is not LocalCluster:
             settings["CUDA_VISIBLE_DEVICES"] = gpu_ids()  # dask-cuda would also take what CUDA doesn't read
@@ -116,7 +116,7 @@ def start_local(
             settings["worker_class"] = _ForkingNanny
         if sys.platform == "linux":  # one for all workers, which imports PyTorch while they start
             variables[ADDRESS] = own_template(preload, variables).address
-        dask.config.set(of_dask)
+        dask.config.set(OF_DASK)
         return _start_to_its_end(Cluster, settings)
 
 

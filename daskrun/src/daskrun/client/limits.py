@@ -33,8 +33,8 @@ class Limits:
         self.fewest, self.most = n if isinstance(n, tuple) else (n, n)
         if n is not None and not 1 <= self.fewest <= self.most:  # type: ignore[operator]
             raise ValueError(f"n_workers is {n!r}: give at least 1, a pair (fewest, most), or None for all workers.")
-        names = self.workers.split(",") if isinstance(self.workers, str) else map(str, self.workers or ())
-        self.names = tuple(names)
+        named = self.workers.split(",") if isinstance(self.workers, str) else self.workers or ()
+        self.names = tuple(map(str, named))
         if self.workers is not None and not self.names:
             raise ValueError(f"workers is {self.workers!r}: name some, or leave it out for all.")
         self.retried = (self.retry,) if isinstance(self.retry, type) else tuple(self.retry)
