@@ -5,7 +5,9 @@ import shutil
 import signal
 import sys
 import threading
+import time
 import uuid
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -38,6 +40,7 @@ from workshop_utils.classify import (
     classify_batches,
     classify_stream,
 )
+from workshop_utils.cluster import known_workers
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.dogs.sketches import write_sketches
 from workshop_utils.photos import list_photos
@@ -191,6 +194,47 @@ def test_a_killed_worker_costs_no_rows(client, paths, weights):
     assert frame.path.tolist() == many and frame.error.isna().all()
     client.wait_for_workers(n_workers, timeout=120)
     assert pids[busy] not in client.run(os.getpid).values()
+
+
+@pytest.fixture
+def pause(client):
+    """Pauses all workers, which then use more than their pause limit of memory, until the test is over."""
+    yield partial(client.run, pause_above, 1e-6)
+    client.run(pause_above, 0.8)
+    until(lambda: {worker["status"] for worker in known_workers(client).values()} == {"running"})
+
+
+def pause_above(fraction, dask_worker=None):
+    dask_worker.memory_manager.memory_pause_fraction = fraction
+
+
+def test_workers_that_pause_in_mid_stream_are_named_once_each_and_cost_no_row(client, paths, weights, pause):
+    many, addresses = paths * 20, list(client.nthreads())
+    with warnings.catch_warnings(record=True) as seen, ThreadPoolExecutor(1) as pool:
+        warnings.simplefilter("always")
+        stream = classify_stream(client, many, batch_size=4, weights=weights)
+        frames = [next(stream)]
+        pause()
+        rest = pool.submit(list, stream)
+        until(lambda: all(any(address in str(one.message) for one in seen) for address in addresses))
+        time.sleep(3)  # for another look
+        client.run(pause_above, 0.8)
+        frames += rest.result(timeout=100)
+    assert pd.concat(frames).path.tolist() == many
+    assert all(sum(str(one.message).count(address) for one in seen) == 1 for address in addresses)
+
+
+def test_a_cluster_without_a_worker_is_told_once(paths, weights):
+    with (
+        Client(n_workers=0, dashboard_address=None, set_as_default=False) as client,
+        pytest.warns(UserWarning) as seen,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        frame = pool.submit(classify, client, paths[:2], weights=weights)
+        until(lambda: len(seen) == 1)
+        client.cluster.scale(1)
+        assert len(frame.result(timeout=100)) == 2
+    assert len(seen) == 1
 
 
 def test_weights_that_cannot_be_loaded_are_an_error_of_the_call_and_leave_the_workers_free(client, paths, tmp_path):

@@ -41,6 +41,23 @@ def test_tensorboard_reads_what_was_written(tmp_path):
     assert EventAccumulator(str(tmp_path / "rank-1")).Reload().Tags()["scalars"] == []  # NaN is not drawn
 
 
+def test_tensorboard_reads_each_step_once_however_often_it_was_logged_or_written(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def row(attempt, step):
+        return {"rank": 0, "attempt": attempt, "step": step, "loss": attempt + step / 100}
+
+    begun = [*(row(0, step) for step in range(1, 9)), *(row(1, step) for step in (6, 7))]
+    write_tensorboard(begun, tmp_path)
+    read = EventAccumulator(str(tmp_path / "rank-0")).Reload()
+    steps = [(event.step, round(event.value, 2)) for event in read.Scalars("loss")]
+    assert steps == [(step, step / 100) for step in range(1, 6)] + [(6, 1.06), (7, 1.07), (8, 0.08)]
+    write_tensorboard([*begun, *(row(1, step) for step in range(8, 13)), {"rank": 0, "loss": 9.0}], tmp_path)
+    running, fresh = read.Reload(), EventAccumulator(str(tmp_path / "rank-0")).Reload()
+    for steps in ([event.step for event in one.Scalars("loss")] for one in (running, fresh)):
+        assert steps == list(range(1, 13))
+
+
 def test_numpys_numbers_are_drawn_and_rows_without_a_step_are_told(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -23,6 +23,7 @@ from daskrun.errors import SchedulerLost, check_client
 from daskrun.settings import n_gpus
 from workshop_utils.arguments import whole_number
 from workshop_utils.checkpoint import WeightsError
+from workshop_utils.cluster import result_of
 from workshop_utils.photos import class_folder, read_files
 from workshop_utils.precision import PRECISIONS, ieee_float32, precision_of
 from workshop_utils.predicting.loaded_model import LoadedModel, loaded_model
@@ -178,7 +179,7 @@ def _frames(
     submit: called with a task, it returns a Future of what `classify_batches` returns.
     """
     running: deque[tuple[list[str], Future]] = deque()
-    checksums = set()
+    checksums, warned = set(), set[str]()
     try:
         for task in chain(tasks, [None]):
             if task:
@@ -186,7 +187,7 @@ def _frames(
             # Count the threads again: workers come and go.
             while running and (task is None or len(running) > TASKS_PER_THREAD * _n_threads(client)):
                 paths, future = running[0]
-                checksum, rows = future.result()
+                checksum, rows = result_of(client, future, warned)
                 checksums.add(checksum)
                 if len(checksums) > 1:
                     raise WeightsError(

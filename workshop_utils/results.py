@@ -4,15 +4,14 @@ import math
 import time
 import uuid
 from collections.abc import Iterable
-from contextlib import ExitStack
-from functools import cache
+from itertools import groupby
 from numbers import Real
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING
 
 from daskrun.child.context import current
 from daskrun.errors import check_client
-from daskrun.metrics import refuse_children
+from daskrun.metrics import latest_rows, refuse_children
 from workshop_utils.shared import new_shared_folder
 from workshop_utils.storage import local_path, open_address, whole_file
 
@@ -27,28 +26,36 @@ class ResultError(ValueError):
 
 
 def write_tensorboard(rows: Iterable[dict], folder: str | Path, *, step: str = "step") -> None:
-    """Write TensorBoard event files, one run per rank: each number of a row is a scalar at the row's `step`.
+    """Write TensorBoard event files, one run per rank, with a scalar for each number of each row.
 
-    rows: dicts, such as `job.rows()`; their numbers may be NumPy's. Rows without `step` are left out.
-    Raises ResultError if there are rows, and none has a `step`.
+    TensorBoard shows each step once: after a restart, the last attempt's row, and after another call with the same
+    folder, that call's rows from its first step on.
+
+    Args:
+        rows: Dicts, such as ``job.rows()`` yields; their numbers may be NumPy's. All of them are read before the first
+            is written.
+        folder: The parent of the runs' folders, ``rank-0`` and so on.
+        step: The name of the number that is a row's step. Rows without it are skipped.
+
+    Raises:
+        ResultError: If there are rows, and none has a step.
     """
     from torch.utils.tensorboard import SummaryWriter
 
-    folder, n_rows, n_written = local_path(folder), 0, 0
-    with ExitStack() as stack:
-        writer_of = cache(lambda rank: stack.enter_context(SummaryWriter(str(Path(folder, f"rank-{rank}")))))
-        for row in rows:
-            n_rows += 1
-            numbers = {name: number for name, value in row.items() if math.isfinite(number := _as_float(value))}
-            if step in numbers:  # not where it is NaN, as in a row from a DataFrame
-                writer, at = writer_of(int(numbers.get("rank", 0))), int(numbers[step])
-                for name in [name for name in numbers if name not in ("rank", "attempt", "time", step)]:
-                    writer.add_scalar(name, numbers[name], at, walltime=numbers.get("time"))
-                n_written += 1
-    if n_rows and not n_written:
+    folder, rows = local_path(folder), list(rows)
+    numbers = [{name: x for name, value in row.items() if math.isfinite(x := _as_float(value))} for row in rows]
+    numbers = [row for row in numbers if step in row]  # not where it is NaN, as in a row from a DataFrame
+    if rows and not numbers:
         raise ResultError(
-            f"None of {n_rows} rows has a number {step!r}, so nothing was written: name another with step=."
+            f"None of {len(rows)} rows has a number {step!r}, so nothing was written: name another with step=."
         )
+    by_rank = sorted(latest_rows(numbers, step), key=lambda row: (row.get("rank", 0), row[step]))
+    for rank, of_rank in groupby(by_rank, lambda row: int(row.get("rank", 0))):
+        steps = list(of_rank)
+        with SummaryWriter(str(folder / f"rank-{rank}"), purge_step=int(steps[0][step])) as writer:
+            for row in steps:
+                for name in row.keys() - {"rank", "attempt", "time", step}:
+                    writer.add_scalar(name, row[name], int(row[step]), walltime=row.get("time"))
 
 
 def _as_float(value):

@@ -781,6 +781,9 @@ def test_a_job_goes_on_from_its_checkpoint_after_a_death(client, tmp_path):
     rows = job.metrics()
     assert set(rows[rows.attempt == 0].step) <= {0, 1, 2, 3}
     assert sorted(rows[rows.attempt == 1].step) == [3, 3, 4, 4, 5, 5]
+    latest = job.metrics(latest=True)
+    assert sorted(latest.step) == sorted(list(range(6)) * 2)  # each once for each rank
+    assert set(latest[latest.step >= 3].attempt) == {1} and set(latest[latest.step < 3].attempt) == {0}
 
 
 def test_no_port_of_a_job_stays_open(client):

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from math import prod
 from typing import Any
@@ -34,6 +35,20 @@ def log_metrics(**values: object) -> None:
     begin = {"rank": rank.mine.rank, "attempt": rank.mine.attempt.number, "time": time.time()}
     with suppress(OSError):  # a script has closed the connection
         rank.send("row", begin | row)
+
+
+def latest_rows(rows: Iterable[dict[str, Any]], step: str = "step") -> list[dict[str, Any]]:
+    """Return the rows without those that a later attempt of the same rank has repeated.
+
+    Args:
+        rows: As `Job.rows` yields them.
+        step: The name of the number by which rows are the same. Rows without it are kept.
+    """
+    rows, last = list(rows), {}
+    for row in rows:
+        key = row.get("rank"), row.get(step)
+        last[key] = max(row.get("attempt", 0), last.get(key, 0))
+    return [row for row in rows if row.get(step) is None or row.get("attempt", 0) == last[row.get("rank"), row[step]]]
 
 
 def refuse_children(name: str) -> None:

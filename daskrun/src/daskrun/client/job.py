@@ -18,6 +18,7 @@ from daskrun.client.cluster import Cluster
 from daskrun.client.control import Control
 from daskrun.client.limits import Limits, seconds
 from daskrun.errors import JobError, check_client, warn
+from daskrun.metrics import latest_rows
 from daskrun.pickling import unpacked
 from daskrun.protocol import Function, Script
 from daskrun.screen import screen
@@ -147,14 +148,19 @@ class Job(Generic[T]):
         except StopIteration as error:  # which Python would take for this generator's own
             raise JobError(f"A rank raised {error!r}, as next() does at the end of an iterator.") from error
 
-    def metrics(self) -> "pd.DataFrame":
+    def metrics(self, *, latest: bool = False, step: str = "step") -> "pd.DataFrame":
         """Return the rows of metrics that have arrived so far: rank, attempt, time, and what the ranks logged.
 
         Needs pandas.
+
+        Args:
+            latest: Whether to skip rows of steps that a later attempt of the same rank has repeated.
+            step: The name of the number that tells which rows are of the same step, such as "epoch".
         """
         import pandas as pd
 
-        return pd.DataFrame(list(self._control.rows))
+        rows = list(self._control.rows)
+        return pd.DataFrame(latest_rows(rows, step) if latest else rows)
 
     def stacks(self) -> str:
         """Return where each rank at work stands, as text: its Python stack, from the function's first line on.
