@@ -6,6 +6,7 @@ It needs PyTorch and daskrun only. Copy it, and put your own model and data in.
 """
 
 import argparse
+import fcntl
 import os
 
 import torch
@@ -28,6 +29,8 @@ def train(path, epochs):
     layers = torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)
     model = torch.nn.Sequential(*layers).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    if dist.get_rank() == 0:  # which alone reads and writes it
+        lock(path)
     first = load(path, model, optimizer)
     parallel = DistributedDataParallel(model)
     torch.manual_seed(dist.get_rank())  # from here on each rank draws for itself, as dropout does
@@ -50,25 +53,35 @@ def train(path, epochs):
     return mean
 
 
-def load(path, model, optimizer):
-    """Load the checkpoint, if there is one; return the epoch to begin with, the same on all ranks."""
+def lock(path):
+    """Keep other jobs from the checkpoint for as long as this process lives, which holds the file open."""
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
         raise RuntimeError(f"no folder {folder!r} on this worker: make it, or give another path")
-    first = 0
-    if os.path.exists(path):
+    file = os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR)
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+        raise RuntimeError(f"another job is writing {path}: wait for its end, or give another path") from error
+
+
+def load(path, model, optimizer):
+    """Load the checkpoint as rank 0 reads it, if there is one; return the epoch to begin with."""
+    saved = [None]
+    if dist.get_rank() == 0 and os.path.exists(path):  # a network's disk may show a new file to other hosts later
         try:
-            saved = torch.load(path, map_location="cpu", weights_only=True)
-            model.load_state_dict(saved["model"])
-            optimizer.load_state_dict(saved["optimizer"])
-            first = saved["epoch"] + 1
+            saved = [torch.load(path, map_location="cpu", weights_only=True)]
         except Exception as error:
             raise RuntimeError(f"{path} is no checkpoint of this training: {error}") from error
-    firsts = [None] * dist.get_world_size()
-    dist.all_gather_object(firsts, first)
-    if len(set(firsts)) > 1:
-        raise RuntimeError(f"Ranks would begin with epochs {firsts}: put {path} where all see it.")
-    return first
+    dist.broadcast_object_list(saved)
+    if saved[0] is None:
+        return 0
+    try:
+        model.load_state_dict(saved[0]["model"])
+        optimizer.load_state_dict(saved[0]["optimizer"])
+        return saved[0]["epoch"] + 1
+    except Exception as error:
+        raise RuntimeError(f"{path} is no checkpoint of this training: {error}") from error
 
 
 def save(path, epoch, model, optimizer):

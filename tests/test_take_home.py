@@ -47,10 +47,21 @@ def test_what_is_no_checkpoint_of_it_is_named_before_the_training(tmp_path):
     assert f"{other} is no checkpoint of this training" in refused(other, "5")
 
 
+def test_a_checkpoint_has_one_job_at_a_time_and_a_killed_one_blocks_nobody(tmp_path):
+    path = str(tmp_path / "model.pt")
+    code = "import runpy, sys; runpy.run_path(sys.argv[1])['lock'](sys.argv[2]); print(flush=True); input()"
+    command = [sys.executable, "-c", code, SCRIPT, path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        first.stdout.readline()
+        assert path in subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True).stderr
+        first.kill()
+    assert subprocess.run(command, input=b"\n").returncode == 0
+
+
 def test_a_folder_that_is_not_there_is_named_before_the_training(tmp_path):
-    load = runpy.run_path(str(SCRIPT))["load"]
+    lock = runpy.run_path(str(SCRIPT))["lock"]
     with pytest.raises(RuntimeError, match=f"no folder {str(tmp_path / 'none')!r} on this worker"):
-        load(str(tmp_path / "none" / "model.pt"), None, None)
+        lock(str(tmp_path / "none" / "model.pt"))
 
 
 @pytest.mark.weekly  # it waits a minute

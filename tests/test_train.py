@@ -5,6 +5,8 @@ import os
 import re
 import signal
 import sys
+import time
+import uuid
 from collections import OrderedDict
 from contextlib import nullcontext
 from functools import partial
@@ -16,17 +18,20 @@ import pytest
 import torch
 import torch.distributed as dist
 from PIL import Image
+from samples import sign_in
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from torchvision.models.resnet import BasicBlock
 
 import daskrun
+from daskrun import WorkerDied
 from workshop_utils.checkpoint import load_checkpoint, save_checkpoint
 from workshop_utils.dogs.breeds import HELD_OUT
 from workshop_utils.labels import HEAD, check_agree
 from workshop_utils.photos import ImageFolder, find_data, train_val_split
 from workshop_utils.train import evaluate, learning_rate, prepare, train
 from workshop_utils.training.batches import batch_loader
+from workshop_utils.training.lock import CheckpointInUse
 from workshop_utils.weights import load_resnet, with_new_head
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
@@ -571,14 +576,51 @@ def test_a_checkpoint_that_training_did_not_write_is_refused_and_kept(tmp_path):
     assert load_checkpoint(checkpoint)["arch"] == "resnet18"
 
 
-def test_ranks_that_disagree_on_their_checkpoint_are_refused(client, tmp_path):
+def test_all_ranks_resume_from_what_rank_0_reads_also_if_another_sees_it_late(client, tmp_path):
     def with_own(*checkpoints):
-        trained(checkpoint=checkpoints[dist.get_rank()], checkpoint_every=2, **FIVE_STEPS)
+        return trained(checkpoint=checkpoints[dist.get_rank()], checkpoint_every=2, check_every=1, **FIVE_STEPS)[0]
 
     interrupted(tmp_path / "resumed.pt")
-    for checkpoint, named in ((tmp_path / "resumed.pt", r"step: \[0, 2\]"), (None, "checkpoint: .*False")):
-        with pytest.raises(ValueError, match=named):
-            daskrun.run(client, with_own, tmp_path / "new.pt", checkpoint, n_workers=2, time_limit=240)
+    paths = tmp_path / "resumed.pt", tmp_path / "unseen.pt"
+    numbers = daskrun.run(client, with_own, *paths, n_workers=2, time_limit=240)
+    assert [of_rank["resumed_at"] for of_rank in numbers] == [2, 2] and not paths[1].exists()
+    with pytest.raises(ValueError, match="checkpoint: .*False"):
+        daskrun.run(client, with_own, paths[0], None, n_workers=2, time_limit=240)
+
+
+@pytest.mark.parametrize("where", ["disk", "S3"])
+def test_a_checkpoint_has_one_run_at_a_time_and_a_killed_one_blocks_nobody(
+    where, client, tmp_path, request, monkeypatch
+):
+    def trains(checkpoint, waits):
+        os.environ |= account  # of S3
+
+        def after_step(*_):
+            daskrun.log_metrics(pid=os.getpid())
+            while waits and not Path(waits).exists():
+                time.sleep(0.05)
+            return {}
+
+        return trained(checkpoint=checkpoint, checkpoint_every=1, after_step=after_step, **FIVE_STEPS)[0]
+
+    checkpoint, account = tmp_path / "run.pt", {}
+    if where == "S3":
+        sign_in(monkeypatch, request.getfixturevalue("s3"))
+        account = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+        checkpoint = f"s3://workshop/models/{uuid.uuid4().hex}.pt"
+    with daskrun.launch(client, trains, checkpoint, tmp_path / "go", n_workers=1) as first:
+        pid = next(first.rows())["pid"]
+        with pytest.raises(CheckpointInUse) as refused:
+            daskrun.run(client, trains, checkpoint, None, n_workers=1)
+        assert first.name in refused.value.owner and not first.done()
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(WorkerDied):
+            first.result()
+    assert daskrun.run(client, trains, checkpoint, None, n_workers=1)[0]["steps"] == 5
+    numbers = daskrun.run(client, trains, checkpoint, None, n_workers=2)  # after one that ended
+    assert [of_rank["resumed_at"] for of_rank in numbers] == [5, 5]
+    if where == "disk":
+        assert [file.name for file in tmp_path.iterdir()] == ["run.pt"]
 
 
 class LeavesOut(TensorDataset):

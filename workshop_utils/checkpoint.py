@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+import torch.distributed as dist
 from fsspec.implementations.local import LocalFileSystem
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
@@ -85,6 +86,27 @@ def load_checkpoint(path: str | os.PathLike) -> dict:
     if not isinstance(checkpoint, dict):
         raise WeightsError(f"{name} holds a {type(checkpoint).__name__}, not a dict of named values.")
     return checkpoint
+
+
+def load_on_all_ranks(path: str | os.PathLike) -> dict | None:
+    """Return the dict in a checkpoint file as rank 0 reads it, on every rank; None if there's no file.
+
+    Rank 0 alone reads, because another rank may see a new file late, on NFS for example, and begin elsewhere. All ranks
+    have to call this together. Without a process group, it's read here.
+
+    Args:
+        path: As in `storage.absolute_address`.
+
+    Raises:
+        WeightsError: On rank 0, which ends the job, for a file that can't be loaded.
+    """
+    grouped = dist.is_initialized()
+    saved: list[dict | None] = [None]
+    if not grouped or dist.get_rank() == 0:
+        saved = [load_checkpoint(path) if checkpoint_exists(path) else None]
+    if grouped:
+        dist.broadcast_object_list(saved, src=0)
+    return saved[0]
 
 
 def checkpoint_exists(path: str | os.PathLike) -> bool:

@@ -112,15 +112,16 @@ def train(
     """Train `model` in place with SGD, in one process or alike on every rank, and return a dict of numbers.
 
     With any number of ranks a step takes the same images, and float32 keeps all its digits, also on a GPU. If
-    `checkpoint` exists, training resumes from it, with any number of ranks. One or two ranks on CPUs end bit for bit
-    where an undisturbed run ends; gloo adds up more ranks in another order, so these agree to rounding (6e-8).
+    `checkpoint` exists, training resumes from it, with any number of ranks. With the same number, one or two ranks on
+    CPUs end bit for bit where an undisturbed run ends; gloo adds up more ranks in another order, so these agree to
+    rounding (6e-8), as does a run that resumes with another number.
 
     model: a ResNet, the same on all ranks; it ends in eval mode.
     train_set, val_set: datasets of (image (3, h, w), label, a whole number); on Dask workers, of classes that a
     notebook's cell may define. If they name their labels, as `ImageFolder` does, the names have to agree with each
     other, with those of the checkpoint and with `model.fc.categories`, which gets them where it has none.
-    checkpoint: a path or address that all ranks read and rank 0 writes. `load_resnet` loads the file, if it loaded the
-    model, and its `fc` is one Linear.
+    checkpoint: a path or address that rank 0 reads and writes, while no other run does. `load_resnet` loads the file,
+    if it loaded the model, and its `fc` is one Linear.
     checkpoint_every: steps between two checkpoints; there is one after each epoch, too.
     check_every: steps after which the ranks compare their weights, bit by bit; 0 for never.
     num_workers: children that read images for training, and as many for validation.
@@ -151,6 +152,7 @@ def train(
     - FloatingPointError if the loss becomes infinite or NaN;
     - AssertionError if `check_every` finds weights that differ;
     - WeightsError for a damaged checkpoint;
+    - CheckpointInUse for a checkpoint that another run is writing;
     - Preempted on all ranks, if there is a checkpoint and a rank got SIGTERM. That step is finished and saved, and so
       is the evaluation, if it ends an epoch.
     """
@@ -171,9 +173,9 @@ def train(
         # A run that is interrupted while the head trains alone must not leave the other layers frozen.
         afterwards.callback(_set_modes, model, trained, head_alone=False, freeze_batchnorm=False)
         saved = RunCheckpoint(checkpoint, checkpoint_every, asdict(run) | sizes, classes, model, optimizer, signals)
+        check_all_alike({"has a checkpoint": checkpoint is not None})
+        afterwards.enter_context(saved.locked())
         step, numbers = saved.resume()
-        # The path may differ from machine to machine.
-        check_all_alike({"has a checkpoint": checkpoint is not None, "checkpoint's step": step})
         resumed_at, seconds = step, 0.0
         for epoch in range(step // batches.per_epoch, run.epochs):
             _set_modes(model, trained, epoch < run.freeze_epochs, run.freeze_batchnorm)

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 import daskrun
-from workshop_utils.checkpoint import checkpoint_exists, load_checkpoint, save_checkpoint
+from workshop_utils.checkpoint import load_on_all_ranks, save_checkpoint
 from workshop_utils.cluster import start_cluster
 
 
@@ -21,8 +21,7 @@ def train(folder):
     dataset = make_images()
     loader = DataLoader(dataset, BATCH_SIZE, sampler=DistributedSampler(dataset, shuffle=False))
     checkpoint, first = Path(folder, "checkpoint.pt"), 0
-    if checkpoint_exists(checkpoint):
-        saved = load_checkpoint(checkpoint)
+    if saved := load_on_all_ranks(checkpoint):
         model.module.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         first = saved["epoch"] + 1

@@ -2,15 +2,19 @@
 
 import os
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from workshop_utils.arguments import whole_number
-from workshop_utils.checkpoint import CURE, OTHER_HEAD, checkpoint_exists, load_checkpoint, save_checkpoint
+from workshop_utils.checkpoint import CURE, OTHER_HEAD, load_on_all_ranks, save_checkpoint
 from workshop_utils.labels import Names, categories_of, check_same_classes, name_head, named
 from workshop_utils.storage import absolute_address
+from workshop_utils.training.batches import world
+from workshop_utils.training.lock import checkpoint_lock
 from workshop_utils.training.preemption import Preempted, ranks_with_sigterm
 
 
@@ -25,6 +29,7 @@ class RunCheckpoint:
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     signals: list[int]  # each SIGTERM that this process got: see `sigterm_noticed`
+    check_owned: Callable[[], None] = lambda: None  # raises if another run has taken the checkpoint
 
     def __post_init__(self) -> None:
         self.every = whole_number("checkpoint_every", self.every, 1)
@@ -33,15 +38,24 @@ class RunCheckpoint:
             if hasattr(self.model, "about") and not isinstance(getattr(self.model, "fc", None), torch.nn.Linear):
                 warnings.warn(f"{self.path!r} will hold a model of its own kind: {OTHER_HEAD}", stacklevel=3)
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other runs from this checkpoint meanwhile; raise CheckpointInUse on rank 0, which alone writes it."""
+        if not self.path or world()[0]:
+            yield
+        else:
+            with checkpoint_lock(self.path) as self.check_owned:
+                yield
+
     def resume(self) -> tuple[int, dict]:
         """Return (steps done, numbers so far), and load the states of the checkpoint, if any; name the model's head.
 
         Raises ValueError for a checkpoint of another run, WeightsError for a damaged one.
         """
-        if not self.path or not checkpoint_exists(self.path):
+        saved = load_on_all_ranks(self.path) if self.path else None
+        if saved is None:
             name_head(self.model, self.classes["train_set"] or {})
             return 0, {}
-        saved = load_checkpoint(self.path)
         if "training" not in saved:
             raise ValueError(f"{self.path!r} was not written by train, so it cannot be resumed. {CURE}")
         step, numbers, old = (saved["training"][name] for name in ("step", "numbers", "settings"))
@@ -81,8 +95,7 @@ class RunCheckpoint:
         if not self.path:
             return
         preempted = ranks_with_sigterm(self.signals)
-        is_rank_0 = not dist.is_initialized() or dist.get_rank() == 0
-        if is_rank_0 and (preempted or numbers or step % self.every == 0):
+        if world()[0] == 0 and (preempted or numbers or step % self.every == 0):
             self._save(step, numbers or {})
         if preempted:
             if dist.is_initialized():
@@ -97,6 +110,7 @@ class RunCheckpoint:
                 f"After step {step}, some weights are infinite or NaN, so {self.path!r} is left as it was: "
                 f"lower lr, {self.settings['lr']}."
             )
+        self.check_owned()
         about = dict(getattr(self.model, "about", {}))
         if isinstance(head := getattr(self.model, "fc", None), torch.nn.Linear):
             about["num_classes"] = head.out_features

@@ -44,7 +44,8 @@ def latest_rows(rows: Iterable[dict[str, Any]], step: str = "step") -> list[dict
         rows: As `Job.rows` yields them.
         step: The name of the number by which rows are the same. Rows without it are kept.
     """
-    rows, last = list(rows), {}
+    rows = list(rows)
+    last: dict[tuple, int] = {}
     for row in rows:
         key = row.get("rank"), row.get(step)
         last[key] = max(row.get("attempt", 0), last.get(key, 0))
