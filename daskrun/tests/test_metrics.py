@@ -7,6 +7,8 @@ from enum import IntEnum
 import numpy as np
 import pytest
 import torch
+from distributed import Client
+from waiting import until
 
 import daskrun
 from daskrun import log_metrics
@@ -101,6 +103,14 @@ def test_other_values_are_refused(client):
     assert all(words in message for words, message in zip(refused, said, strict=True)), said
 
 
-def test_outside_a_job_nothing_is_logged(client):
-    assert log_metrics(loss=1) is None
-    assert client.submit(log_metrics, loss=1, pure=False).result() is None
+def test_outside_a_job_nothing_is_logged_and_a_task_is_told_once():
+    def logs_twice():
+        return log_metrics(loss=1), log_metrics(loss=2)
+
+    assert logs_twice() == (None, None)  # no warning, or this would fail
+    with Client(n_workers=1, threads_per_worker=1, dashboard_address=None, set_as_default=False) as client:
+        with pytest.warns(UserWarning, match="log_metrics") as warned:
+            assert client.gather(client.map(lambda _: logs_twice(), range(3))) == [(None, None)] * 3
+            assert daskrun.run(client, logs_twice) == [(None, None)]  # a rank's are no reason
+            until(lambda: len(warned))
+        assert len(warned) == 1

@@ -1,6 +1,7 @@
 """Send rows of metrics from a rank to the client while the job runs."""
 
 import os
+import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -8,6 +9,8 @@ from math import prod
 from typing import Any
 
 from daskrun.child.context import current, is_started_by_a_rank
+
+_has_warned = False
 
 
 def log_metrics(**values: object) -> None:
@@ -18,7 +21,8 @@ def log_metrics(**values: object) -> None:
     against the number that is named ``step``; if there is none, it counts rows.
 
     One-element tensors and NumPy numbers become numbers. Outside of a job nothing happens, so that the same function
-    runs alone; a script under the command ``daskrun`` also prints its row. Any thread of the rank may log.
+    runs alone, but a plain task of Dask gets a warning. A script under the command ``daskrun`` also prints its row. Any
+    thread of the rank may log.
 
     Raises:
         ValueError: For other values, for names that begin with __, and in a process that a rank has started, such as a
@@ -26,6 +30,7 @@ def log_metrics(**values: object) -> None:
     """
     refuse_children("log_metrics")
     if not (rank := current()):
+        _warn_in_a_task()
         return
     if taken := sorted(values.keys() & {"rank", "attempt", "time", "worker"}):
         raise ValueError(f"log_metrics writes {taken} itself: choose other names.")
@@ -35,6 +40,20 @@ def log_metrics(**values: object) -> None:
     begin = {"rank": rank.mine.rank, "attempt": rank.mine.attempt.number, "time": time.time()}
     with suppress(OSError):  # a script has closed the connection
         rank.send("row", begin | row)
+
+
+def _warn_in_a_task() -> None:
+    """Warn, once in a process, that a task's rows go nowhere; Dask brings the warning to its client."""
+    global _has_warned
+    tasks = getattr(sys.modules.get("distributed.worker"), "thread_state", None)
+    if not _has_warned and hasattr(tasks, "execution_state"):
+        _has_warned = True
+        from distributed import warn
+
+        warn(
+            "log_metrics was called in a task of Dask, whose rows go nowhere: return the numbers, or run the function "
+            "as a job of one rank, daskrun.run(client, function, n_workers=1)."
+        )
 
 
 def latest_rows(rows: Iterable[dict[str, Any]], step: str = "step") -> list[dict[str, Any]]:
