@@ -39,7 +39,7 @@ from workshop_utils.object_store import BUCKET, local_object_store
 from workshop_utils.photos import list_photos
 from workshop_utils.predicting.loaded_model import LoadedModel
 from workshop_utils.reading.latency import hold_back_requests
-from workshop_utils.reading.s3 import list_folders
+from workshop_utils.reading.s3 import list_folder
 from workshop_utils.storage import open_address
 
 BATCH_SIZE = 32
@@ -234,7 +234,7 @@ def one_listing(way, endpoint):
         sys.modules["obstore"] = None
     fs, root = open_address(url, options)
     fs.connect()
-    list_folders(fs, root, lambda folder: False)  # imports and connects, outside the clock
+    list_folder(fs, root)  # imports and connects, outside the clock
     work, before = work_and_memory(restart=True)
     start = time.perf_counter()
     paths = sorted(fs.find(root, maxdepth=2)) if way == "fs.find" else list_photos(url, storage_options=options)

@@ -26,7 +26,7 @@ from workshop_utils.classify import classify
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.dogs.sketches import draw_dog
 from workshop_utils.labels import ClassNames, class_names
-from workshop_utils.photos import ImageFolder, breed_of, list_photos
+from workshop_utils.photos import MOST_COMPARED_BYTES, ImageFolder, breed_of, list_photos
 from workshop_utils.reading.decode import FORMATS, MAX_ASPECT, MAX_PIXELS, BadPhoto, decode_photo
 from workshop_utils.reading.s3 import FAILURES, PAUSE_S
 from workshop_utils.train import evaluate, train
@@ -322,6 +322,12 @@ def test_nothing_is_said_where_nothing_is_left_out(dogs, s3, capsys):
     list_photos(dogs, breeds=[CHIHUAHUA])
     list_photos("s3://workshop/served/dogs", storage_options=s3, breeds=[CHIHUAHUA])
     assert capsys.readouterr().out == ""
+
+
+@holds("A slash more in a key of S3")  # see tests/reading/test_s3.py
+@holds("`train_val_split` puts")  # see tests/test_photos.py
+def test_the_page_has_the_size_up_to_which_copies_are_looked_for():
+    assert f"more than {MOST_COMPARED_BYTES / 1e9:.0f} GB" in next(line for line in LINES if "train_val_split" in line)
 
 
 @holds("Hidden files, hidden folders")

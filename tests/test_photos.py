@@ -3,8 +3,11 @@
 import errno
 import json
 import math
+import multiprocessing
 import os
 import pickle
+import random
+import re
 import shutil
 import struct
 import subprocess
@@ -91,12 +94,17 @@ def test_photos_are_listed_in_order_and_nothing_else_is(tmp_path):
     assert list_photos(f"{tmp_path}/") == list_photos(f"file://{tmp_path}") == list_photos(str(tmp_path))
 
 
-def test_a_folder_that_is_a_link_is_listed_too_and_one_that_leads_nowhere_is_not(tmp_path, dogs):
+def test_a_folder_that_is_a_link_is_listed_too_and_one_that_leads_nowhere_is_named(tmp_path, dogs, capsys):
     first, second, *_ = sorted(dogs.iterdir())
     (tmp_path / first.name).symlink_to(first)
     shutil.copytree(second, tmp_path / second.name)
     (tmp_path / "n02085999-nowhere").symlink_to(tmp_path / "gone")
+    (tmp_path / "README").symlink_to(__file__)  # is no folder, and lies beside them
     assert ImageFolder(tmp_path).classes == [first.name, second.name] and len(list_photos(tmp_path)) == 6
+    (said,) = capsys.readouterr().out.splitlines()
+    assert "(1)" in said and "n02085999-nowhere" in said and "README" not in said
+    list_photos(tmp_path, breeds=[breed_of(f"{first}/1.jpg")[0]])
+    assert capsys.readouterr().out == "", "a link of a breed that nobody asked for"
     (tmp_path / second.name / "linked.jpg").symlink_to(next(first.iterdir()))
     assert len(list_photos(tmp_path)) == 7
 
@@ -423,3 +431,125 @@ def test_a_split_is_the_same_in_every_process(dogs):
 def test_a_fraction_outside_0_to_1_is_refused(fraction):
     with pytest.raises(ValueError, match=f"val_fraction is {fraction}"):
         train_val_split(Labels(10), fraction, seed=0)
+
+
+def photos_of(root, *folders):
+    """Write photos of noise, all of one size; folders: (name, {file name: name of the noise}), and return the root."""
+    for folder, files in folders:
+        (root / folder).mkdir(parents=True)
+        for name, noise in files.items():
+            pixels = random.Random(noise).randbytes(16 * 16 * 3)
+            Image.frombytes("RGB", (16, 16), pixels).save(root / folder / name, "BMP")
+    return root
+
+
+def contents_of(subset):
+    paths = [subset.dataset.samples[index][0] for index in subset.indices]
+    return set(read_files(paths, subset.dataset.storage_options))
+
+
+TEN = {f"{n}.bmp": f"first {n}" for n in range(10)}
+OTHER_TEN = {f"{n}.bmp": f"second {n}" for n in range(10)}
+FIVE_COPIES = {f"copy{n}.bmp": f"first {n}" for n in range(5)}
+
+
+@pytest.mark.parametrize("where", ["disk", "s3", "s3 without obstore"])
+@pytest.mark.parametrize("other_label", [False, True])
+def test_copies_of_a_photo_are_on_one_side_of_a_split_and_are_counted(where, other_label, tmp_path, request, capsys):
+    first, second = BREEDS[0].folder, BREEDS[1].folder
+    contents = {first: TEN, second: OTHER_TEN}
+    contents[second if other_label else first] = contents[second if other_label else first] | FIVE_COPIES
+    url, options = photos_of(tmp_path, *contents.items()), None
+    if where != "disk":
+        options = request.getfixturevalue("s3")
+        request.getfixturevalue("s3_admin").put(str(tmp_path), f"workshop/{tmp_path.name}", recursive=True)
+        url = f"s3://workshop/{tmp_path.name}"
+    if where.endswith("obstore"):
+        request.getfixturevalue("without_obstore")
+    dataset = ImageFolder(url, storage_options=options)
+    for seed in range(5):
+        train, val = train_val_split(dataset, 0.4, seed)
+        assert sorted(train.indices + val.indices) == list(range(25))
+        assert len(contents_of(val)) == 8 and contents_of(train).isdisjoint(contents_of(val))
+        train_labels, val_labels = ([dataset.samples[i][1] for i in part.indices] for part in (train, val))
+        assert set(train_labels) == set(val_labels) == {0, 1}
+    (said,) = capsys.readouterr().out.splitlines()
+    count, n_photos, n_mislabeled = re.findall(r"\b\d+\b(?!\.bmp)", said.replace(str(url), ""))[:3]
+    assert (int(count), int(n_photos), int(n_mislabeled)) == (5, 25, 5 if other_label else 0)
+
+
+def test_photos_of_one_size_that_differ_are_split_as_ever(tmp_path, dogs, capsys):
+    dataset = ImageFolder(photos_of(tmp_path, (BREEDS[0].folder, TEN), (BREEDS[1].folder, OTHER_TEN)))
+    for one, labels in ((dataset, Labels(10, 10)), (ImageFolder(dogs), Labels(3, 3, 3, 3))):
+        for seed in range(5):
+            assert [part.indices for part in train_val_split(one, 0.34, seed)] == [
+                part.indices for part in train_val_split(labels, 0.34, seed)
+            ]
+    assert train_val_split(dataset, 0.34, 0)[1].indices == [2, 4, 6, 12, 13, 19]  # as in the first version
+    assert capsys.readouterr().out == ""
+
+
+def test_of_s3_a_split_reads_nothing_but_copies(tmp_path, s3, s3_admin, monkeypatch):
+    photos_of(tmp_path, (BREEDS[0].folder, TEN | FIVE_COPIES))
+    s3_admin.put(str(tmp_path), f"workshop/{tmp_path.name}", recursive=True)
+    read, asked = photos.read_files, []
+    monkeypatch.setattr(photos, "read_files", lambda paths, options: asked.extend(paths) or read(paths, options))
+    train_val_split(ImageFolder(f"s3://workshop/{tmp_path.name}", storage_options=s3), 0.4, 0)
+    assert sorted(Path(path).name for path in asked) == sorted([*FIVE_COPIES, *(f"{n}.bmp" for n in range(5))])
+
+
+def test_a_photo_that_may_be_a_copy_and_cannot_be_read_is_named(tmp_path):
+    dataset = ImageFolder(photos_of(tmp_path, (BREEDS[0].folder, TEN)))
+    Path(gone := dataset.samples[3][0]).unlink()
+    with pytest.raises(BadPhoto, match=gone):
+        train_val_split(dataset, 0.4, 0)
+
+
+def test_too_much_to_read_is_said_and_split_as_it_is(tmp_path, monkeypatch, capsys):
+    dataset = ImageFolder(photos_of(tmp_path, (BREEDS[0].folder, TEN | FIVE_COPIES)))
+    monkeypatch.setattr(photos, "MOST_COMPARED_BYTES", 15 * (54 + 16 * 16 * 3) - 1)
+    parts = [part.indices for part in train_val_split(dataset, 0.4, 0)]
+    assert parts == [part.indices for part in train_val_split(Labels(15), 0.4, 0)]
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_of_several_ranks_the_first_says_what_all_see(tmp_path, monkeypatch, capsys):
+    for rank in (1, 0):
+        monkeypatch.setattr(photos, "world", lambda rank=rank: (rank, 2))
+        dataset = ImageFolder(photos_of(tmp_path / str(rank), (BREEDS[0].folder, TEN | FIVE_COPIES)))
+        train_val_split(dataset, 0.4, 0)
+        assert len(capsys.readouterr().out.splitlines()) == (rank == 0)
+
+
+# --- a long list of samples
+
+
+def own_memory_kb():
+    return sum(map(int, re.findall(r"^Private_\w+: +(\d+)", Path("/proc/self/smaps_rollup").read_text(), re.MULTILINE)))
+
+
+def read_all(dataset, grown_kb):
+    before = own_memory_kb()
+    for index in range(len(dataset.samples)):
+        dataset.samples[index]
+    grown_kb.value = own_memory_kb() - before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_forked_process_copies_nothing_of_what_it_reads_of_the_samples(monkeypatch):
+    listed = {f"/dogs/{FOLDER}/{'of a long name ' * 5}{n}.jpg": (n, "") for n in range(100_000)}
+    monkeypatch.setattr(photos, "_list_photos", lambda *_: listed)
+    dataset, fork = ImageFolder("/dogs"), multiprocessing.get_context("fork")
+    assert dataset.samples[1:] == [(path, 0) for path in listed][1:] and dataset.samples[-1] == dataset.samples[99_999]
+    grown_kb = fork.Value("l", -1)
+    process = fork.Process(target=read_all, args=(dataset, grown_kb))
+    process.start()
+    process.join()
+    assert 0 <= grown_kb.value < 5_000  # with a list of pairs 20,000
+
+
+def test_a_local_name_that_is_no_utf_8_is_read(tmp_path):
+    (tmp_path / FOLDER).mkdir()
+    Path(os.fsdecode(bytes(tmp_path / FOLDER) + b"/\xff.jpg")).write_bytes(encoded(GREEN, "JPEG"))
+    ((image, label),) = ImageFolder(tmp_path)
+    assert image.size == GREEN.size and label == 0

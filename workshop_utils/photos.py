@@ -3,11 +3,12 @@
 import os
 import re
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
+from hashlib import sha256
 from itertools import chain
 
 import numpy as np
@@ -23,7 +24,7 @@ from workshop_utils.dogs.sketches import draw_dog as draw_dog
 from workshop_utils.labels import CLASS_FOLDER, NAME_OF, ClassNames
 from workshop_utils.reading.decode import BadPhoto as BadPhoto
 from workshop_utils.reading.decode import decode_photo as decode_photo
-from workshop_utils.reading.s3 import list_folders, read_objects
+from workshop_utils.reading.s3 import Files, list_folder, read_objects
 from workshop_utils.shared import copy_for_workers, on_all_workers
 from workshop_utils.storage import (
     ADDRESS,
@@ -35,15 +36,18 @@ from workshop_utils.storage import (
     open_address,
     variables,
 )
+from workshop_utils.training.batches import world
 from workshop_utils.weights import resolve_weights
 
 # Hidden files are no photos: macOS puts a "._photo.jpg" beside each.
 EXTENSIONS = ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp")
 PHOTO = re.compile(rf"[^/]+/[^./][^/]*\.(?i:{'|'.join(EXTENSIONS)})")  # its path below the root
 SKETCHES_PER_BREED = 8
-FOLDERS_AT_ONCE = 32  # listed at the same time: storage takes long to answer, but no longer for many questions
+FOLDERS_AT_ONCE = 64  # listed at the same time: storage takes long to answer, but no longer for many questions
 PATIENCE_S = 0.02  # files of a local disk are read in turn for so long; a slow one, as of a network, gets threads then
 FILES_AT_ONCE = 16
+ENCODING = "utf-8", "surrogateescape"
+COMPARED_AT_ONCE, MOST_COMPARED_BYTES = 256, 2_000_000_000  # files of equal size, read to find copies
 CURE = "Check the address, or unset WORKSHOP_DATA to use the sketches that need no download."
 
 
@@ -114,13 +118,20 @@ def list_photos(
     """Return the sorted paths of all images in folders `<wnid>-<Breed_name>` directly below `url`.
 
     A folder may also be called by its WordNet id alone, as ImageNet's are, or with a `_` in between. Images are files
-    with one of EXTENSIONS. A line says how many other files and folders there are; hidden ones do not count.
+    with one of EXTENSIONS. A line says how many other files and folders there are, and how many links to folders lead
+    nowhere; hidden ones do not count.
     breeds: names, WordNet ids or `Breed`s of the folders to list; None for all.
 
     Paths carry their protocol and host (`s3://…`) except local ones. Raises NoPhotos if there are none.
     """
+    return list(_list_photos(url, storage_options, breeds))
+
+
+def _list_photos(url: str | os.PathLike, storage_options: dict | None, breeds: Iterable[Breed | str] | None) -> Files:
+    """Return what `list_photos` does, with sizes and ETags."""
     wanted = None if breeds is None else {find_breed(breed).wnid for breed in breeds}
     others: set[str] = set()
+    missing: set[str] = set()
 
     def is_wanted(folder):
         name = folder.rstrip("/").rpartition("/")[2]
@@ -131,58 +142,81 @@ def list_photos(
     address = absolute_address(url)
     try:
         fs, root = open_address(address, storage_options)
-        files = list_folders(fs, root, is_wanted)
-        if files is None:
-            files = _list_folders(fs, root, is_wanted)
+        files = _list_folders(fs, root, is_wanted, others, missing)
         found = sorted(file for file in files if PHOTO.fullmatch(file.removeprefix(root.rstrip("/")).lstrip("/")))
     except Exception as error:  # each protocol raises errors of its own, such as botocore's
         raise NoPhotos(f"{address!r} cannot be listed ({error}). {CURE}") from error
-    _say_what_is_left_out(address, set(files).difference(found), others)
+    _say_what_is_left_out(address, set(files).difference(found), others, missing)
     if not found and isinstance(fs, LocalFileSystem) and not fs.isdir(root):
         raise NoPhotos(f"{address!r} is no folder. {CURE}")
     if not found and not wanted:
         raise NoPhotos(f"{address!r} holds 0 images in folders named like 'n02085620-Chihuahua'. {CURE}")
     if not found:
-        list_photos(address, storage_options=storage_options)  # raises if there are none of other breeds either
-    if wanted and (missing := sorted(wanted - {breed_of(file)[0] for file in found})):
-        raise NoPhotos(f"{address!r} holds no images of {', '.join(missing)}. {CURE}")
+        _list_photos(address, storage_options, None)  # raises if there are none of other breeds either
+    if wanted and (lacking := sorted(wanted - {breed_of(file)[0] for file in found})):
+        raise NoPhotos(f"{address!r} holds no images of {', '.join(lacking)}. {CURE}")
     if isinstance(fs, LocalFileSystem):
-        return found
+        return {file: files[file] for file in found}
     # fs.unstrip_protocol would lose a host. Files of http:// have whole addresses.
-    return [file if "://" in file else address.rstrip("/") + file.removeprefix(root.rstrip("/")) for file in found]
+    begin, below = address.rstrip("/"), root.rstrip("/")
+    return {file if "://" in file else begin + file.removeprefix(below): files[file] for file in found}
 
 
 @cache  # not again for each list of the same folder
 def _say(line):
-    print(line)
+    if world()[0] == 0:  # the other ranks list the same
+        print(line)
 
 
-def _say_what_is_left_out(address, files, folders):
+def _say_what_is_left_out(address, files, folders, missing):
     files = [name for file in files if (name := file.rpartition("/")[2]) and name[0] != "." and "?" not in name]
     folders = [name for name in folders if name[:1] not in (".", "")]
     kinds = sorted({os.path.splitext(name)[1].lower() or "no extension" for name in files})
     shown = ", ".join(ascii(kind)[1:-1] for kind in kinds[:8])
     left_out = [f"files ({len(files)}): {shown}{', …' if len(kinds) > 8 else ''}"] if files else []
     left_out += [f"folders without a WordNet id ({len(folders)}), such as {min(folders)!a}"] if folders else []
+    left_out += [f"links that lead nowhere ({len(missing)}), such as {min(missing)!a}"] if missing else []
     if left_out:
         _say(f"Left out of {address}: {'; '.join(left_out)}.")
 
 
-def _list_folders(fs, root, is_wanted):
-    """Return what `s3.list_folders` does, from any filesystem; raise what it raises of a folder that it cannot list."""
-    folders = [
-        info["name"]
-        for _, below, beside in fs.walk(root, maxdepth=1, detail=True, on_error=_unless_missing)
-        for info in chain(below.values(), (file for file in beside.values() if file.get("islink")))
-        if is_wanted(info["name"])
-    ]
+def _list_folders(fs, root, is_wanted, others, missing):
+    """Return the `Files` in the wanted folders directly below `root`; raise what the filesystem raises.
+
+    others gets the names of folders that contain one without a name, as S3's key "breed//1.jpg" makes it; missing gets
+    those of links that lead nowhere.
+    """
+
+    def note_nameless(folder, infos):
+        if any(info.get("StorageClass") == "DIRECTORY" for info in infos):  # s3fs's, and not beside the others
+            others.add(f"{folder.rpartition('/')[2]}//")
+
+    def list_one(folder):
+        if listed := list_folder(fs, folder):
+            return listed[1]
+        try:
+            found = fs.find(folder, maxdepth=1, detail=True, on_error="raise")
+        except FileNotFoundError:
+            missing.add(folder.rstrip("/").rpartition("/")[2])
+            return {}
+        note_nameless(folder, found.values())
+        return {path: (info.get("size"), info.get("ETag", "")) for path, info in found.items()}
+
+    if listed := list_folder(fs, root):
+        folders = listed[0]
+    else:
+        folders = []
+        for _, below, beside in fs.walk(root, maxdepth=1, detail=True, on_error=_unless_missing):
+            note_nameless(root, beside.values())
+            links = (info["name"] for info in beside.values() if info.get("islink"))
+            folders += [info["name"] for info in below.values()] + [link for link in links if not fs.isfile(link)]
     can_use_threads = fs.async_impl or isinstance(fs, LocalFileSystem)  # ftp:// and others have one connection
     with ThreadPoolExecutor(FOLDERS_AT_ONCE if can_use_threads else 1) as pool:
-        return list(chain.from_iterable(pool.map(partial(fs.find, maxdepth=1, on_error=_unless_missing), folders)))
+        return dict(chain.from_iterable(map(dict.items, pool.map(list_one, filter(is_wanted, folders)))))
 
 
 def _unless_missing(error):
-    if not isinstance(error, FileNotFoundError):  # such as a link that leads nowhere
+    if not isinstance(error, FileNotFoundError):  # of the root
         raise error
 
 
@@ -259,6 +293,30 @@ def _read_local(path):
         return error
 
 
+class _Samples(Sequence):
+    """(path, label) pairs of files, in arrays: a list of a million costs each DataLoader worker 170 MB.
+
+    A forked process copies what it reads of a list, because that changes the reference counts.
+    alike: indices of the files that may be copies, as their sizes and ETags are equal; alike_bytes: of all these files.
+    """
+
+    def __init__(self, files, labels):
+        self._paths = np.array([path.encode(*ENCODING) for path in files])
+        self._labels = np.array(labels)
+        n_alike = Counter(files.values())
+        alike = [(index, file[0]) for index, file in enumerate(files.values()) if file[0] and n_alike[file] > 1]
+        self.alike = np.array([index for index, _ in alike], int)
+        self.alike_bytes = sum(size for _, size in alike)
+
+    def __len__(self):
+        return len(self._labels)
+
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        return self._paths[index].decode(*ENCODING), int(self._labels[index])
+
+
 class ImageFolder(Dataset):
     """A dataset of (image, label) over folders `<wnid>-<Breed_name>`, at a path or an address that fsspec opens.
 
@@ -293,8 +351,8 @@ class ImageFolder(Dataset):
         classes: Sequence[str] | None = None,
     ) -> None:
         self.url, self.transform, self.storage_options = url, transform, storage_options
-        paths = list_photos(url, storage_options=storage_options, breeds=breeds)
-        folders = {path: path.split("/")[-2] for path in paths}
+        files = _list_photos(url, storage_options, breeds)
+        folders = {path: path.split("/")[-2] for path in files}
         names = {folder: "-".join(dict.fromkeys(breed_of(path))) for path, folder in folders.items()}
         _refuse_two_of_one_id(names)
         if isinstance(classes, str | Mapping | Set):
@@ -310,7 +368,7 @@ class ImageFolder(Dataset):
             )
         if len(set(labels.values())) < len(labels):
             raise ValueError(f"Several folders of {url!r} are one of the classes: {labels}. Give classes that differ.")
-        self.samples = [(path, labels[folder]) for path, folder in folders.items()]
+        self.samples: Sequence[tuple[str, int]] = _Samples(files, [labels[folder] for folder in folders.values()])
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -337,13 +395,49 @@ def _refuse_two_of_one_id(names):
 def train_val_split(dataset: ImageFolder, val_fraction: float, seed: int) -> tuple[Subset, Subset]:
     """Return (train, val): disjoint subsets with each label in the same proportion; the same seed gives the same.
 
-    val_fraction: in (0, 1); each label with 2 or more photos has at least one on each side.
+    Copies of a photo, with the same bytes, are on its side, also if they have another label, and don't count in the
+    proportion. A line says how many there are.
+    val_fraction: in (0, 1); each label with 2 or more different photos has at least one on each side.
+    Raises BadPhoto if a photo can't be read whose size is that of another.
     """
     val_fraction = fraction("val_fraction", val_fraction)
     labels, shuffle = np.array([label for _, label in dataset.samples]), np.random.default_rng(seed)
+    first = _first_copies(dataset, labels)
+    is_first = first == np.arange(len(labels))
     val: list[int] = []
     for label in np.unique(labels):
-        members = shuffle.permutation(np.flatnonzero(labels == label))
+        members = shuffle.permutation(np.flatnonzero((labels == label) & is_first))
         n_val = min(max(1, round(len(members) * val_fraction)), len(members) - 1)
         val += members[:n_val].tolist()
-    return Subset(dataset, np.setdiff1d(np.arange(len(labels)), val).tolist()), Subset(dataset, sorted(val))
+    in_val = np.isin(first, val)
+    return Subset(dataset, np.flatnonzero(~in_val).tolist()), Subset(dataset, np.flatnonzero(in_val).tolist())
+
+
+def _first_copies(dataset, labels):
+    """Return, for each photo, the index of the first one with the same bytes, which is mostly its own."""
+    samples, first = dataset.samples, np.arange(len(labels))
+    alike = getattr(samples, "alike", first[:0])  # a dataset of another kind has a list
+    if len(alike) and samples.alike_bytes > MOST_COMPARED_BYTES:
+        _say(
+            f"Copies among the photos of {dataset.url} are not looked for: {len(alike):,} are as large as another one, "
+            f"and have {samples.alike_bytes / 1e9:.0f} GB to read."
+        )
+        return first
+    of_content: dict[bytes, int] = {}
+    for start in range(0, len(alike), COMPARED_AT_ONCE):
+        indices = alike[start : start + COMPARED_AT_ONCE].tolist()
+        paths = [samples[index][0] for index in indices]
+        for index, path, content in zip(indices, paths, read_files(paths, dataset.storage_options), strict=True):
+            if isinstance(content, Exception):  # ranks that went on might split differently
+                raise BadPhoto(f"{path}: cannot be read ({content})") from content
+            first[index] = of_content.setdefault(sha256(content).digest(), index)
+    copies = np.flatnonzero(first != np.arange(len(labels)))
+    if len(copies):
+        mislabeled = copies[labels[copies] != labels[first[copies]]]
+        example = [*mislabeled, *copies][0]
+        _say(
+            f"{len(copies)} of the {len(labels)} photos of {dataset.url} are copies of others, {len(mislabeled)} of "
+            "them with another label. Each is in the same part of a split as its original. For example, "
+            f"{samples[example][0]} is a copy of {samples[first[example]][0]}."
+        )
+    return first

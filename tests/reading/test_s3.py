@@ -12,15 +12,19 @@ import time
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from types import SimpleNamespace
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from samples import http_server
 
+from workshop_utils import photos
+from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.photos import list_photos, read_files
 from workshop_utils.reading import s3 as module
 from workshop_utils.reading.s3 import FAILURES, PAUSE_S
 
 REGION = "eu-west-9"
+FOLDER, OTHER = (breed.folder for breed in BREEDS[:2])
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -49,13 +53,31 @@ class Answers(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
+class ListedAnswers(Answers):
+    """The same, which lists `keys` as S3 does; the server of the fixture `s3` makes one slash of several."""
+
+    def do_GET(self):
+        query = {name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()}
+        if "list-type" not in query:
+            return super().do_GET()
+        self.server.agents.append(self.headers["User-Agent"].partition("/")[0])
+        prefix = query.get("prefix", "")
+        below = [key.removeprefix(prefix) for key in self.server.keys if key.startswith(prefix)]
+        folders = sorted({key.partition("/")[0] for key in below if "/" in key})
+        said = "".join(f"<CommonPrefixes><Prefix>{prefix}{name}/</Prefix></CommonPrefixes>" for name in folders)
+        about = "<Size>9</Size><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
+        files = [key for key in below if "/" not in key]
+        said += "".join(f"<Contents><Key>{prefix}{name}</Key>{about}</Contents>" for name in files)
+        self.answer(200, f"<ListBucketResult><IsTruncated>false</IsTruncated>{said}</ListBucketResult>".encode(), {})
+
+
 @pytest.fixture
 def server(monkeypatch, tmp_path):
     """It says in `agents` who asked."""
     for name in [name for name in os.environ if name.startswith(("AWS_", "FSSPEC_S3"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
-    with http_server(Answers, agents=[], only_region=None) as server:
+    with http_server(ListedAnswers, agents=[], only_region=None, keys=[]) as server:
         yield server
 
 
@@ -132,6 +154,44 @@ def test_a_key_that_obstore_would_change_is_left_to_s3fs_and_no_other_key(key, s
     contents = read_files([f"s3://bucket/{key}"] * 4 + ["s3://bucket/1.jpg"], options)
     assert all(f"/bucket/{key}".encode() in content for content in contents[:4])
     assert sorted(server.agents) == ["aiobotocore"] * 4 + ["object_store"]
+
+
+@pytest.mark.parametrize("odd", [f"{FOLDER}//2.jpg", f"/{FOLDER}/2.jpg", f"{FOLDER}//", f"{FOLDER}/./2.jpg"])
+def test_a_listing_with_a_key_that_obstore_refuses_costs_one_question_to_s3fs_and_ends_nothing(odd, server, capsys):
+    server.keys = [f"dogs/{FOLDER}/1.jpg", f"dogs/{odd}", f"dogs/{OTHER}/1.jpg"]
+    photos._say.cache_clear()
+    root, options = "s3://bucket/dogs", {"anon": True, "client_kwargs": {"endpoint_url": server.url}}
+    for _ in range(FAILURES + 1):
+        server.agents.clear()
+        assert list_photos(root, storage_options=options) == [f"{root}/{FOLDER}/1.jpg", f"{root}/{OTHER}/1.jpg"]
+        assert sorted(server.agents) == ["aiobotocore", *["object_store"] * 3]
+    said = capsys.readouterr().out
+    if "//" in f"dogs/{odd}":
+        assert f"'{'dogs' if odd.startswith('/') else FOLDER}//'" in said and "(1)" in said
+    server.agents.clear()
+    read_files([f"{root}/{FOLDER}/1.jpg"], options)
+    assert server.agents == ["object_store"]
+
+
+def test_an_address_that_obstore_refuses_is_left_to_s3fs_and_ends_nothing(server):
+    server.keys = [f"all//dogs/{FOLDER}/1.jpg"]
+    options = {"anon": True, "client_kwargs": {"endpoint_url": server.url}}
+    for _ in range(FAILURES + 1):
+        (path,) = list_photos("s3://bucket/all//dogs", storage_options=options)
+    assert path == f"s3://bucket/all//dogs/{FOLDER}/1.jpg" and set(server.agents) == {"aiobotocore"}
+    read_files(["s3://bucket/1.jpg"], options)
+    assert server.agents[-1] == "object_store"
+
+
+@pytest.mark.parametrize("without", [None, "without_obstore"])
+def test_the_empty_object_that_makes_a_folder_does_not_count_as_a_file(without, server, request, capsys):
+    if without:
+        request.getfixturevalue(without)
+    photos._say.cache_clear()
+    server.keys = ["dogs/", f"dogs/{FOLDER}/", f"dogs/{FOLDER}/1.jpg"]
+    options = {"anon": True, "client_kwargs": {"endpoint_url": server.url}}
+    assert len(list_photos("s3://bucket/dogs", storage_options=options)) == 1
+    assert capsys.readouterr().out == ""
 
 
 def test_a_folder_is_no_object_of_its_name(s3, s3_admin):

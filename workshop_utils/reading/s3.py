@@ -7,11 +7,10 @@ and options that are not in OPTIONS, are left to s3fs.
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import cache
-from itertools import chain
 from multiprocessing.pool import ThreadPool
 from typing import Any
 
@@ -26,6 +25,7 @@ OPTIONS = {"anon", "key", "secret", "token", "client_kwargs", "config_kwargs", "
 CLIENT_OPTIONS = {"endpoint_url": "aws_endpoint_url_s3", "region_name": "region"}  # what obstore calls them
 CONFIG_OPTIONS = {"max_pool_connections"}
 
+Files = dict[str, tuple[int | None, str]]  # {path: (size or None, ETag or "")}; equal files have one ETag, mostly
 _buckets: "dict[tuple, _Bucket]" = {}  # by name, settings and what the environment says
 
 
@@ -41,34 +41,31 @@ def read_objects(fs: fsspec.AbstractFileSystem, paths: Sequence[str]) -> list[by
 
     def read(part):
         name, key, version = part
-        # obstore ignores slashes at the ends, and would read another key, or a listing; it refuses the other odd keys.
-        if version or {"", ".", ".."} & set(key.split("/")):
+        if version or _would_be_changed(key):
             return None
         return buckets[name].ask(lambda store: bytes(store.get(key).bytes()))
 
     return list(_threads().imap(read, parts))
 
 
-def list_folders(fs: fsspec.AbstractFileSystem, root: str, is_wanted: Callable[[str], bool]) -> list[str] | None:
-    """Return the paths of all files in the wanted folders directly below `root`; None if `fs` has to be asked.
-
-    is_wanted: tells by a folder's path.
-    """
+def list_folder(fs: fsspec.AbstractFileSystem, path: str) -> tuple[list[str], Files] | None:
+    """Return (folders, files) that lie directly in a folder; None if `fs` has to be asked."""
     if not _can_use_obstore(fs):
         return None
-    name, prefix, _ = fs.split_path(root)
-    bucket = _bucket_of(fs, name)
-
-    def list_one(folder):
-        return bucket.ask(lambda store: store.list_with_delimiter(folder))
-
-    if (top := list_one(prefix or None)) is None:
+    name, key, _ = fs.split_path(path)
+    if key and _would_be_changed(key):
         return None
-    wanted = [folder for folder in top["common_prefixes"] if is_wanted(f"{name}/{folder}")]
-    listed = list(_threads().imap(list_one, wanted))
-    if None in listed:
+    found = _bucket_of(fs, name).ask(lambda store: store.list_with_delimiter(key or None))
+    if found is None:
         return None
-    return [f"{name}/{file['path']}" for file in chain.from_iterable(one["objects"] for one in listed)]
+    # obstore takes its slash from the empty object "folder/", with which S3's console makes a folder.
+    files = {f"{name}/{o['path']}": (o["size"], o["e_tag"] or "") for o in found["objects"] if o["path"] != key}
+    return [f"{name}/{folder}" for folder in found["common_prefixes"]], files
+
+
+def _would_be_changed(key):
+    """obstore ignores slashes at the ends, and would read another key, or a listing; it refuses the other odd keys."""
+    return not {"", ".", ".."}.isdisjoint(key.split("/"))
 
 
 def _can_use_obstore(fs):
@@ -113,13 +110,13 @@ class _Bucket:
 
     def ask(self, question):
         """Return what the store answers, None where it does not. After several failures it is not asked for a time."""
-        from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+        from obstore.exceptions import InvalidPathError, PermissionDeniedError, UnauthenticatedError
 
         if self.store is None or time.monotonic() < self.asked_from:
             return None
         try:
             answer = question(self.store)
-        except (FileNotFoundError, PermissionDeniedError, UnauthenticatedError):
+        except (FileNotFoundError, InvalidPathError, PermissionDeniedError, UnauthenticatedError):  # one of a//b
             answer = None
         except Exception as error:
             self._note_failure(error)
