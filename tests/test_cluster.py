@@ -1,8 +1,11 @@
 """A cluster starts or is joined, suits PyTorch and stays on loopback, or the error says what to do."""
 
 import builtins
+import importlib
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,6 +14,7 @@ import urllib.request
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 import dask
 import psutil
@@ -25,6 +29,7 @@ from daskrun import ClusterError
 from daskrun.settings import THREADS, n_gpus, worker_environment
 from workshop_utils.cluster import DASHBOARD_PORT, PANES, describe_workers, start_cluster
 from workshop_utils.object_store import LOOPBACK
+from workshop_utils.sources import source_versions
 
 cpu_only = pytest.mark.skipif("config.option.markexpr == 'gpu'", reason="tests the cluster of a machine without GPUs")
 
@@ -236,9 +241,54 @@ def test_workers_with_another_torch_are_refused_with_the_command_that_installs_t
         scheduler() as address,
         worker_process(address, tmp_path, "--no-nanny", PYTHONPATH=path),
         warnings.catch_warnings(action="error"),  # Dask's own mismatch warning would only say it twice
-        pytest.raises(ClusterError, match=r"(?s)tcp://\S+: torch 1\.0.*pip install --no-deps \."),
+        pytest.raises(ClusterError, match=r"(?s)tcp://\S+: torch 1\.0.*pip install --no-deps \. \./daskrun"),
     ):
         start_cluster(address=address)
+
+
+@pytest.mark.parametrize(
+    ("package", "file", "content"),
+    [
+        ("workshop_utils", "names.py", b"# of another commit"),
+        ("daskrun", "child/new.py", b""),
+        ("workshop_utils", "sources.py", None),  # a checkout from before that was compared
+    ],
+)
+def test_a_worker_with_other_source_files_of_the_same_version_is_refused(tmp_path, package, file, content):
+    checkout = tmp_path / "checkout"
+    for name in ("workshop_utils", "daskrun"):
+        folder = Path(importlib.import_module(name).__file__).parent
+        shutil.copytree(folder, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
+    with scheduler() as address:
+        with (
+            worker_process(address, tmp_path, "--no-nanny", PYTHONPATH=str(checkout)),
+            end_of(start_cluster(address=address)) as client,
+        ):
+            assert len(client.nthreads()) == 1
+        if content is None:
+            (checkout / package / file).unlink()
+        else:
+            (checkout / package / file).write_bytes(content)
+        distribution = {"workshop_utils": "workshop-dask-pytorch"}.get(package, package)
+        named = rf"tcp://\S+: {distribution} .*here {re.escape(source_versions()[distribution])}"
+        with (
+            worker_process(address, tmp_path, "--no-nanny", PYTHONPATH=str(checkout)),
+            pytest.raises(ClusterError, match=named),
+        ):
+            start_cluster(address=address)
+
+
+def test_a_scheduler_with_other_source_files_is_refused(tmp_path):
+    package = Path(importlib.import_module("workshop_utils").__file__).parent
+    shutil.copytree(package, tmp_path / "old/workshop_utils", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "old/workshop_utils/sources.py").unlink()
+    file = tmp_path / "scheduler.json"
+    flags = "--port", 0, "--scheduler-file", file
+    with dask_process("scheduler", *flags, folder=tmp_path, PYTHONPATH=str(tmp_path / "old")):
+        with Client(scheduler_file=str(file)) as client:
+            address = client.scheduler.address
+        with worker_process(address, tmp_path, "--no-nanny"), pytest.raises(ClusterError, match="the scheduler: "):
+            start_cluster(address=address)
 
 
 def test_a_first_worker_that_comes_late_is_refused_for_its_versions_too(tmp_path):

@@ -4,12 +4,17 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import warnings
 from functools import partial
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.parse import quote
+from urllib.request import Request, urlopen
 
+import grpc
 import psutil
 import pytest
 import s3fs
@@ -21,6 +26,8 @@ from workshop_utils import object_store
 from workshop_utils.cluster import start_cluster
 from workshop_utils.object_store import ObjectStore, ObjectStoreError, local_object_store
 from workshop_utils.photos import read_files
+
+TLS_NAME = [("grpc.ssl_target_name_override", "dask-internal")]  # in the certificate
 
 
 @pytest.fixture
@@ -93,6 +100,59 @@ def test_the_server_listens_on_loopback_only_and_its_command_line_holds_no_secre
     listening = [c.laddr for c in server.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
     assert len(listening) >= 8 and {address.ip for address in listening} == {"127.0.0.1"}
     assert S3_SECRET not in " ".join(server.cmdline() + server.parent().cmdline())
+
+
+def status_of(method, url, body=None):
+    """Return the HTTP status of a request without credentials."""
+    try:
+        with urlopen(Request(url, body, method=method), timeout=60) as answer:
+            return answer.status
+    except HTTPError as error:
+        return error.code
+
+
+def test_no_port_of_the_server_lets_strangers_write_or_delete(s3, served):
+    server, _ = server_of(s3)
+    flags = dict(flag.lstrip("-").split("=") for flag in server.cmdline() if "=" in flag)
+    master, volume, filer = (f"127.0.0.1:{flags[f'{part}.port']}" for part in ("master", "volume", "filer"))
+    fs = s3fs.S3FileSystem(**s3)
+    key = fs.find("workshop/served")[0]
+    content = fs.cat_file(key)
+    for method in ("PUT", "POST", "DELETE"):
+        assert status_of(method, f"http://{filer}/buckets/{quote(key)}", b"evil") >= 400
+        for file_id in ("1,0100000000", "2,0100000000"):  # volumes that there are
+            assert status_of(method, f"http://{volume}/{file_id}", b"evil") == 401
+    # It would hand out the token for a write, and write or delete itself.
+    for path in ("dir/assign", "dir/lookup?fileId=1,0100000000", "submit", "col/delete?collection=workshop"):
+        assert status_of("POST", f"http://{master}/{path}", b"") >= 400
+    assert fs.cat_file(key) == content
+
+    folder, name = f"/buckets/{key}".rsplit("/", 1)
+    delete = b"".join(bytes([number << 3 | 2, len(text)]) + text.encode() for number, text in ((1, folder), (2, name)))
+    for part in ("filer", "master", "volume", "s3"):
+        address = f"127.0.0.1:{flags[f'{part}.port.grpc']}"
+        certificate = ssl.get_server_certificate(address.split(":"))
+        trusting = grpc.ssl_channel_credentials(certificate.encode())  # but it has none of its own to show
+        with grpc.insecure_channel(address) as plain, grpc.secure_channel(address, trusting, TLS_NAME) as encrypted:
+            for channel in (plain, encrypted):
+                with pytest.raises(grpc.RpcError) as refused:
+                    channel.unary_unary("/filer_pb.SeaweedFiler/DeleteEntry")(delete, timeout=60)
+                assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert fs.cat_file(key) == content
+
+
+def test_the_servers_keys_are_its_users_alone_and_new_at_each_start(s3, folder):
+    with local_object_store(folder) as another:
+        keys = []
+        for storage_options in (s3, another):
+            server, traces = server_of(storage_options)
+            home = Path(server.cwd())
+            files = [home / name for name in ("s3.json", "security.toml", "tls.pem")]
+            sockets = [trace for trace in traces() if isinstance(trace, Path)]
+            assert len(sockets) > 4
+            assert not [path for path in (home, *files, *sockets) if path.stat().st_mode & 0o077]
+            keys.append({file.read_text() for file in files[1:]})
+    assert len(keys[0] | keys[1]) == 4
 
 
 def test_nothing_is_left_after_its_process_was_killed_though_a_child_lives_on(folder):

@@ -225,11 +225,40 @@ def test_a_wheel_has_all_of_its_packages_and_asks_no_index_for_daskrun(package, 
     needs = [Requirement(text) for text in metadata.requires]
     assert "daskrun" not in {requirement.name for requirement in needs}
     assert list(metadata._path.glob("licenses/LICENSE"))
-    from_where = {"daskrun": ROOT / "daskrun/src/daskrun", **({"workshop_utils": ROOT} if package == "." else {})}
-    for name, folder in from_where.items():
-        folder = folder if folder.name == name else folder / name
-        tracked = {path.relative_to(folder) for path in folder.rglob("*") if path.suffix not in ("", ".pyc", ".so")}
-        assert tracked <= {path.relative_to(tmp_path / name) for path in (tmp_path / name).rglob("*")}, name
+    folder = ROOT / ("workshop_utils" if package == "." else "daskrun/src/daskrun")
+    tracked = {path.relative_to(folder) for path in folder.rglob("*") if path.suffix not in ("", ".pyc", ".so")}
+    assert tracked <= {path.relative_to(tmp_path / folder.name) for path in (tmp_path / folder.name).rglob("*")}
+
+
+OWNS = {"daskrun": ("daskrun", "bin/daskrun"), "workshop-dask-pytorch": ("workshop_utils", "bin/workshop")}
+
+
+@pytest.mark.parametrize("order", [(".", "daskrun"), ("daskrun", ".")])
+def test_each_distribution_owns_its_package_and_command_and_can_be_uninstalled_alone(sources, tmp_path, order):
+    clone, there = tmp_path / "clone", tmp_path / "there"
+    shutil.copytree(sources, clone)
+    (clone / "build/lib/daskrun").mkdir(parents=True)  # as an older checkout's `pip install .` left it
+    (clone / "build/lib/daskrun/__init__.py").touch()
+    options = ["--quiet", "--target", there, "--python", sys.executable]
+    for removed, (package, command) in OWNS.items():
+        for folder in order:
+            install = [UV, "pip", "install", "--no-index", "--no-deps", "--no-build-isolation", *options]
+            subprocess.run([*install, clone / folder], check=True)
+        assert all((there / name).exists() for names in OWNS.values() for name in names)
+        files = {d.name: set(d.files) for d in map(PathDistribution, there.glob("*.dist-info"))}
+        assert files.keys() == OWNS.keys() and not set.intersection(*files.values())
+        subprocess.run([UV, "pip", "uninstall", *options, removed], check=True)
+        assert not (there / package).exists() and not (there / command).exists()
+        (kept,) = map(PathDistribution, there.glob("*.dist-info"))
+        assert not [file for file in kept.files if not kept.locate_file(file).exists()]
+
+
+def test_the_workshop_without_its_launcher_names_what_it_lacks(tmp_path):
+    shutil.copytree(ROOT / "workshop_utils", tmp_path / "workshop_utils")
+    (tmp_path / "daskrun").mkdir()  # as beside it in a clone
+    command = [sys.executable, "-IS", "-c", f"import sys; sys.path.append({str(tmp_path)!r}); import workshop_utils"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and "ModuleNotFoundError" in done.stderr and "pip install ./daskrun" in done.stderr
 
 
 def test_what_the_launcher_needs_the_workshop_needs_too():

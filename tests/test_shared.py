@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -65,8 +66,9 @@ def test_the_root_of_a_storage_is_a_folder_for_sharing_too(monkeypatch):
 
 def test_sketches_are_shared_in_a_folder_that_all_machines_have(monkeypatch, tmp_path):
     monkeypatch.setenv("WORKSHOP_SHARED", f"{tmp_path}/mounted/")
+    monkeypatch.setattr(getpass, "getuser", lambda: "anna")
     source = find_data(1, ["pug"])
-    assert source.url == f"{tmp_path}/mounted/sketches-v1-1" and source.weights == "sketches"
+    assert source.url == f"{tmp_path}/mounted/anna/sketches-v1-1" and source.weights == "sketches"
     (photo,) = list_photos(source.url)
     whole = os.path.getsize(photo)
     open(photo, "wb").close()  # cut off while it was copied
@@ -76,11 +78,36 @@ def test_sketches_are_shared_in_a_folder_that_all_machines_have(monkeypatch, tmp
     assert shared_folder() == shared_folder()
 
 
+def test_each_account_has_a_folder_of_its_own_in_which_no_other_has_to_write(monkeypatch, tmp_path):
+    monkeypatch.setenv("WORKSHOP_SHARED", str(tmp_path))
+    asks = shared_folder, new_shared_folder, lambda: find_data(1, ["pug"]).url
+    for user in ("anna", "ben"):
+        monkeypatch.setattr(getpass, "getuser", lambda user=user: user)
+        for ask in asks:
+            assert Path(ask()).is_relative_to(tmp_path / user)
+        (photo,) = list_photos(find_data(1, ["pug"]).url)
+        os.remove(photo)  # the next account can't complete these
+    assert len(list_photos(find_data(1, ["pug"]).url)) == 1
+
+
+@pytest.mark.parametrize("mode", [0o1777, 0o2770, 0o755])
+def test_a_shared_folder_that_is_made_is_as_open_as_the_folder_it_is_in(monkeypatch, tmp_path, mode):
+    tmp_path.chmod(mode)
+    monkeypatch.setenv("WORKSHOP_SHARED", f"{tmp_path}/class/a/")
+    own = shared_folder()
+    for folder in (tmp_path, tmp_path / "class", tmp_path / "class/a"):
+        assert stat.S_IMODE(folder.stat().st_mode) == mode
+    assert not os.stat(own).st_mode & 0o002
+    (tmp_path / "class/a").chmod(0o700)  # what is there is left as it is
+    assert shared_folder() == own and stat.S_IMODE((tmp_path / "class/a").stat().st_mode) == 0o700
+
+
 def test_sketches_are_shared_in_object_storage(monkeypatch, s3, s3_admin):
     sign_in(monkeypatch, s3)
     monkeypatch.setenv("WORKSHOP_SHARED", "s3://workshop/shared")
+    monkeypatch.setattr(getpass, "getuser", lambda: "anna")
     source = find_data(2, ["pug"])
-    assert source.url == "s3://workshop/shared/sketches-v1-2"
+    assert source.url == "s3://workshop/shared/anna/sketches-v1-2"
     paths = list_photos(source.url, storage_options=source.storage_options)
     assert len(paths) == 2 and paths[0].startswith(source.url)
     written = s3_admin.find("workshop/shared", detail=True, refresh=True)

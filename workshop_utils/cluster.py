@@ -27,6 +27,7 @@ from daskrun.errors import check_client, warn
 from daskrun.settings import given_threads, n_gpus
 from workshop_utils.object_store import spare_loopback_the_proxy
 from workshop_utils.progress import waiting
+from workshop_utils.sources import source_versions
 
 DASHBOARD_PORT = 8787  # where people look for it; where it is taken, Dask chooses any
 PANES = "WORKSHOP_PANES"  # names the file in which `workshop lab` reads which cluster its panes show
@@ -67,7 +68,8 @@ def start_cluster(
     timeout_s: seconds to wait for a running scheduler. wait_for_workers: seconds to wait for its first worker, which an
     adaptive cluster or a batch system may be about to start.
     Raises ClusterError where no scheduler answers, no worker comes, this machine has fewer GPUs than n_workers, the
-    versions of the scheduler or of a worker differ from this process's, or a script calls it while it is imported.
+    versions of the scheduler or of a worker, or the source files of our packages there, differ from this process's, or
+    a script calls it while it is imported.
     Warns of joined workers that do not suit PyTorch, with the lines of `worker_environment`.
     """
     if joined := address or dask.config.get("scheduler-address", None):
@@ -165,16 +167,33 @@ def _refuse_other_versions(client: Client) -> None:
         f"  {who}: {name} {version}, here {mine[name]}"
         for (who, name), version in theirs.items()
         if version != mine[name]
-    ]
+    ] or _other_sources(client)
     if others:
         client.close()
         raise ClusterError(
             "The cluster's versions differ from this process's:\n"
             + "\n".join(others)
-            + "\nInstall the same on both sides, with the same Python, in a copy of the workshop's folder: "
-            "pip install -r requirements.txt && pip install --no-deps . Then start the scheduler and the "
-            "workers again."
+            + "\nInstall this machine's checkout, or one of the same commit, on the others. There, in its folder and "
+            "with the same Python: pip install -r requirements.txt && pip install --no-deps . ./daskrun\n"
+            "Then start the scheduler and the workers again."
         )
+
+
+def _other_sources(client):
+    """Return a line for each process whose Python files of our packages differ from this one's."""
+    mine, answers = source_versions(), client.run(source_versions, on_error="return")
+    try:
+        answers["the scheduler"] = client.run_on_scheduler(source_versions)
+    except (ImportError, AttributeError) as error:
+        answers["the scheduler"] = error
+    lines = []
+    for who, theirs in answers.items():
+        if isinstance(theirs, OSError):  # it has ended in the meantime
+            continue
+        if isinstance(theirs, Exception):  # it has no such function
+            theirs = {"workshop-dask-pytorch": f"of an older checkout ({theirs})"}
+        lines += [f"  {who}: {name} {theirs[name]}, here {mine[name]}" for name in theirs if theirs[name] != mine[name]]
+    return lines
 
 
 def _version(answer, name):

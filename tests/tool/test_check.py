@@ -75,7 +75,7 @@ def test_a_good_set_up_has_a_line_for_each_thing_and_none_fails(well, monkeypatc
     texts = {name: text for _, name, text in lines}
     assert str(well.parent / "weights.pt") in texts["weights"]
     assert str(well.parent / "dogs") in texts["data"] and "1 images" in texts["data"]
-    assert not os.listdir(tmp_path / "mine[1]")
+    assert not [path for path in (tmp_path / "mine[1]").rglob("*") if path.is_file()]
 
 
 def test_the_command_fails_where_one_thing_is_wrong(well, monkeypatch):

@@ -43,10 +43,19 @@ class _Attendee:
 
 
 class Board:
-    """A table of attendees and exercises. clock: returns seconds, which never go back."""
+    """A table of attendees and exercises.
 
-    def __init__(self, exercises: list[Exercise], clock: Callable[[], float] = time.monotonic):
+    clock: Returns seconds, which never go back.
+    log: Gets a CSV line for each report as it comes, so that it has everything even if this process is killed.
+    """
+
+    def __init__(
+        self, exercises: list[Exercise], clock: Callable[[], float] = time.monotonic, log: TextIO | None = None
+    ):
         self.exercises = exercises
+        self._log = csv.writer(log) if log else None
+        if self._log:
+            self._log.writerow(("nickname", "notebook", "exercise", "state", "tries"))
         self._column = {(one.module, one.name): number for number, one in enumerate(exercises)}
         self._attendees: dict[str, _Attendee] = {}
         self._clock = clock
@@ -68,6 +77,10 @@ class Board:
             cell.state, cell.since = state, now
         cell.n_tries += 1
         attendee.cells[column], attendee.seen = cell, now
+        if self._log:
+            # A spreadsheet would run such a nickname as a formula.
+            name = f"'{nickname}" if nickname.startswith(("=", "+", "-", "@")) else nickname
+            self._log.writerow((name, self.exercises[column].notebook, exercise, cell.state, cell.n_tries))
 
     def rows(self) -> list[dict]:
         """Return a dict for each attendee: first those whose last try failed, the longest stuck on top; then by name.
@@ -89,17 +102,6 @@ class Board:
             "seen_s": int(now - attendee.seen),
             "cells": cells,
         }
-
-    def write_csv(self, file: TextIO) -> None:
-        """Write a line for each exercise that an attendee tried: nickname, notebook, exercise, state, tries."""
-        lines = csv.writer(file)
-        lines.writerow(("nickname", "notebook", "exercise", "state", "tries"))
-        for nickname, attendee in sorted(self._attendees.items()):
-            # A spreadsheet would run such a nickname as a formula.
-            name = f"'{nickname}" if nickname.startswith(("=", "+", "-", "@")) else nickname
-            for column, cell in sorted(attendee.cells.items()):
-                notebook, _, exercise = self.exercises[column]
-                lines.writerow((name, notebook, exercise, cell.state, cell.n_tries))
 
 
 def _urgency(attendee):

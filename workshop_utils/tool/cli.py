@@ -85,7 +85,7 @@ def join(address: str | None, port: int, threads: int | None) -> None:
 @main.command()
 @click.option("--host", default="127.0.0.1", help="Where to listen: 0.0.0.0 for a room; default: this machine only.")
 @click.option("--port", type=PORT_OR_ANY, default=8800, help="Default: 8800; 0 for any free one.")
-@click.option("--csv", type=click.Path(dir_okay=False), help="Write what was reported at the end.")
+@click.option("--csv", type=click.Path(dir_okay=False), help="A new file that gets a line for each report.")
 def room(host: str, port: int, csv: str | None) -> None:
     """Show who passed which exercise, and who did not yet.
 

@@ -1,7 +1,7 @@
 """Serve a page on which the instructor sees who passed which exercise, and who did not yet.
 
 Check cells post to /report with the attendees' token (`workshop_utils/exercises/reporting.py`); the page, `room.html`,
-asks for /board with the instructor's. Both tokens are new at each start. At the end, only a CSV is kept, if wanted.
+asks for /board with the instructor's. Both tokens are new at each start. Only a CSV is kept, if wanted.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from tornado.netutil import bind_sockets
 from tornado.web import Application, HTTPError, RequestHandler
 
 from workshop_utils.exercises.reporting import FORM
-from workshop_utils.storage import local_path, whole_file
+from workshop_utils.storage import local_path
 from workshop_utils.tool.board import Board, RoomIsFull, read_exercises
 
 LONGEST_BODY_BYTES = 600  # a report is shorter, even if its nickname is 20 escaped emoji
@@ -37,19 +37,11 @@ def serve_room(project: Path, host: str, port: int, csv: str | os.PathLike | Non
 
     SIGTERM and the end of its terminal end it as Ctrl-C does.
 
-    port: 0 for any free one. csv: a new file, written at the end. Raises ClickException where it exists or cannot be
-    written, where there are no exercises, and where nothing can listen at `host` and `port`.
+    port: 0 for any free one. csv: a new file, which gets a line for each report as it comes. Raises ClickException if
+    it exists or cannot be written, if there are no exercises, and if nothing can listen at `host` and `port`.
     """
     if not (exercises := read_exercises(project / "notebooks")):
         raise click.ClickException(f"No notebook in {project / 'notebooks'} has a cell tagged `check`.")
-    try:
-        table = local_path(csv) if csv else None
-    except ValueError as error:
-        raise click.ClickException(f"--csv cannot be used: {error}") from error
-    if table and table.exists():
-        raise click.ClickException(f"{csv} exists already: give --csv a new name.")
-    if table and not table.parent.is_dir():
-        raise click.ClickException(f"There is no folder {table.parent}: make it, or give --csv another name.")
     try:
         sockets = bind_sockets(port, host)
     except OSError as error:
@@ -57,9 +49,8 @@ def serve_room(project: Path, host: str, port: int, csv: str | os.PathLike | Non
         if error.errno in (errno.EADDRINUSE, errno.EACCES):
             cure = f"Choose another --port, such as {port + 1}."
         raise click.ClickException(f"Cannot listen at {host}, port {port}: {error.strerror}. {cure}") from error
-    board, instructors_token = Board(exercises), secrets.token_urlsafe(16)
+    board, instructors_token = Board(exercises, log=_new_file(csv) if csv else None), secrets.token_urlsafe(16)
     attendees_token = "".join(secrets.choice(READABLE) for _ in range(10))  # people copy it from a board, by hand
-    _write(board, table)  # already now: a folder that refuses it should be known before the workshop
     _announce(host, sockets[0].getsockname()[1], attendees_token, instructors_token)
     for ending in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(ending) != signal.SIG_IGN:  # under `nohup`, the end of the terminal means nothing
@@ -67,7 +58,6 @@ def serve_room(project: Path, host: str, port: int, csv: str | os.PathLike | Non
     try:
         asyncio.run(_serve(make_app(board, attendees_token, instructors_token), sockets))
     except KeyboardInterrupt:
-        _write(board, table)
         click.echo(f"\nEnded; {csv} has what was reported." if csv else "\nEnded; nothing was kept.")
 
 
@@ -107,14 +97,13 @@ def _announce(host, port, attendees_token, instructors_token):
     click.echo("Ctrl-C ends it.")
 
 
-def _write(board, csv):
-    if not csv:
-        return
+def _new_file(csv):
     try:
-        with whole_file(csv) as part, part.open("w", newline="", encoding="utf-8") as file:
-            board.write_csv(file)
-    except OSError as error:
-        raise click.ClickException(f"{csv} cannot be written ({error.strerror}): give --csv another name.") from error
+        return local_path(csv).open("x", buffering=1, newline="", encoding="utf-8")  # 1: each line is written at once
+    except FileExistsError as error:
+        raise click.ClickException(f"{csv} exists already: give --csv a new name.") from error
+    except (OSError, ValueError) as error:
+        raise click.ClickException(f"--csv cannot be used ({error}): give it another name.") from error
 
 
 class _Handler(RequestHandler):
