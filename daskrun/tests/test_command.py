@@ -1,5 +1,6 @@
 """The command `daskrun` runs scripts for torchrun, and what the launcher promises holds for them."""
 
+import json
 import os
 import re
 import shutil
@@ -46,7 +47,7 @@ def run(client, folder, *words):
     """Return (exit code, what it printed, what it printed as errors)."""
     with command(client, folder, *words) as process:
         code = process.wait(GIVE_UP_S)
-    return code, (folder / ".out").read_text(), (folder / ".err").read_text()
+    return code, (folder / ".out").read_text(errors="surrogateescape"), (folder / ".err").read_text()
 
 
 def write(folder, *lines):
@@ -187,6 +188,20 @@ def test_the_last_lines_before_a_death_arrive_and_the_job_starts_again(client, t
     assert re.search(r"Rank 1 died: .* signal 9 \(SIGKILL\)", err) and "Starting again (1 of max_restarts=1)" in err
     assert "Where each rank is: http://127.0.0.1:" in err  # also of a cluster that was joined
     assert code == 0
+
+
+def test_a_rank_that_is_killed_with_its_dataloader_leaves_nothing_and_prints_nothing(client, tmp_path):
+    write(
+        tmp_path,
+        "import os, torch",
+        "for _ in torch.utils.data.DataLoader(torch.arange(8), num_workers=2):",
+        "    if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': os.kill(os.getpid(), 9)",
+        "print('done')",
+    )
+    before = set(os.listdir("/dev/shm"))
+    code, out, err = run(client, tmp_path, "-n", 1, "--max-restarts", 1, "script.py")
+    assert (code, of_rank(0, out), of_rank(0, err)) == (0, ["done"], [])
+    until(lambda: not {name for name in set(os.listdir("/dev/shm")) - before if name.startswith(("sem.", "torch"))})
 
 
 def test_scripts_go_on_where_a_file_of_their_output_cannot_be_written(client, tmp_path):
@@ -584,7 +599,7 @@ def test_output_keeps_its_stream_and_what_has_no_end_of_line_is_shown(client, tm
         "print('error', file=sys.stderr)",
         "sys.stdout.buffer.write(b'\\xc3')",
         "time.sleep(0.3)",
-        "sys.stdout.buffer.write(b'\\xa4 \\xff\\r\\nloading\\n\\n')",
+        "sys.stdout.buffer.write(b'\\xa4 \\x1b[31mred\\x1b[0m\\r\\nloading\\n\\n')",
         "print('waits for', end='')",
         "while not __import__('os').path.exists('go'): time.sleep(0.1)",
         "print(' you')",
@@ -594,7 +609,13 @@ def test_output_keeps_its_stream_and_what_has_no_end_of_line_is_shown(client, tm
         (tmp_path / "go").touch()
         assert process.wait(GIVE_UP_S) == 0
     for rank in (0, 1):
-        assert of_rank(rank, (tmp_path / ".out").read_text()) == ["ä \ufffd", "loading", "", "waits for", " you"]
+        assert of_rank(rank, (tmp_path / ".out").read_text()) == [
+            "ä \x1b[31mred\x1b[0m",
+            "loading",
+            "",
+            "waits for",
+            " you",
+        ]
         assert of_rank(rank, (tmp_path / ".err").read_text()) == ["error"]
 
 
@@ -611,6 +632,89 @@ def test_a_script_looks_as_under_python_from_inside_and_by_ps(client, tmp_path):
         assert of_rank(rank, out) == ["True ['script.py', '--secret'] None", f"rank {rank}", "''"], err
 
 
+@pytest.mark.parametrize("options", [(), ("--start-method", "spawn")])
+def test_a_script_finds_what_it_finds_under_python_and_torchrun(client, tmp_path, options):
+    write(
+        tmp_path,
+        "import inspect, json, os, sys, warnings",
+        "names = sorted(name for name in globals() if name.startswith('__'))",
+        "warnings.simplefilter('default')",
+        "with warnings.catch_warnings(record=True) as seen:",
+        "    warnings.resetwarnings()",
+        "    warnings.filterwarnings('default', category=DeprecationWarning, module='__main__')",
+        "    warnings.filterwarnings('ignore', category=DeprecationWarning)",
+        "    warnings.warn('of who called', DeprecationWarning, stacklevel=2)",
+        "own = [frame.filename for frame in inspect.stack() if frame.filename.startswith(('/', '<frozen'))]",
+        "variables = sorted(name for name in os.environ if name.startswith('TORCH'))",
+        "level = os.environ.get('TORCH_CPP_LOG_LEVEL')",
+        "print(json.dumps([names, len(seen), own == [__file__], variables, level, __annotations__]))",
+        "os.write(1, b'raw \\xff\\n')",
+    )
+    _, out, err = run(client, tmp_path, *options, "--env", "TORCH_CPP_LOG_LEVEL=WARNING", "-n", 1, "script.py")
+    torchrun = [BIN / "torchrun", "--standalone", "--nproc-per-node", "1", "script.py"]
+    done = subprocess.run(torchrun, cwd=tmp_path, capture_output=True, timeout=GIVE_UP_S)
+    *under_torchrun, level, annotations = json.loads(done.stdout.splitlines()[0])
+    *ours, _, our_annotations = json.loads(of_rank(0, out)[0])
+    assert ours[:3] == under_torchrun[:3] and our_annotations == annotations == {}, err
+    assert set(ours[3]) - set(under_torchrun[3]) == {"TORCH_CPP_LOG_LEVEL", "TORCH_FR_BUFFER_SIZE"} and level is None
+    assert set(under_torchrun[3]) <= set(ours[3])
+    assert of_rank(0, out)[1].encode(errors="surrogateescape") == b"raw \xff"
+
+
+def test_pytorchs_warnings_are_printed_by_a_script_of_local_workers_and_each_line_names_its_rank_once(tmp_path):
+    write(
+        tmp_path,
+        "import os, sys",
+        "print(os.environ.get('TORCH_CPP_LOG_LEVEL'))",
+        "sys.stderr.write('[rank0]:[W1130 reducer.cpp] Warning\\n[rank0]: Traceback\\n')",
+    )
+    done = subprocess.run([BIN / "daskrun", "-n", "1", "script.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert of_rank(0, done.stdout) == ["None"]
+    assert of_rank(0, done.stderr) == ["[W1130 reducer.cpp] Warning", "Traceback"]
+
+
+def test_record_writes_the_error_of_a_script_where_torchruns_variable_says(client, tmp_path):
+    write(
+        tmp_path,
+        "import atexit, os",
+        "from torch.distributed.elastic.multiprocessing.errors import record",
+        "atexit.register(lambda: print(os.path.getsize(os.environ['TORCHELASTIC_ERROR_FILE']) > 0))",
+        "@record",
+        "def main():",
+        "    raise ValueError('mine')",
+        "main()",
+    )
+    _, out, err = run(client, tmp_path, "-n", 1, "script.py")
+    assert of_rank(0, out) == ["True"], err
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["from lightning.fabric import Fabric", "made = Fabric()"],
+        ["from lightning import Trainer", "made = Trainer(logger=False, enable_checkpointing=False)"],
+        ["from accelerate import Accelerator", "made = Accelerator()", "made.world_size = made.num_processes"],
+    ],
+)
+def test_what_would_train_alone_on_each_rank_trains_on_all(client, tmp_path, lines):
+    write(tmp_path, *lines, "print('world', made.world_size)")
+    _, out, err = run(client, tmp_path, "script.py")
+    assert "world 2" in of_rank(0, out) and "world 2" in of_rank(1, out), err
+
+
+def test_a_short_progress_bar_is_shown_once(client, tmp_path):
+    write(
+        tmp_path,
+        "import sys, time",
+        "for done in range(8):",
+        "    sys.stderr.write(f'\\r{done}/7')",
+        "    time.sleep(0.2)",
+        "sys.stderr.write('\\n')",
+    )
+    _, _, err = run(client, tmp_path, "script.py")
+    assert of_rank(0, err) == of_rank(1, err) == ["7/7"]
+
+
 def test_no_text_is_lost_after_a_progress_bar(client, tmp_path):
     write(
         tmp_path,
@@ -620,7 +724,7 @@ def test_no_text_is_lost_after_a_progress_bar(client, tmp_path):
         "sys.stdout.write('saved\\n\\rhalf' + 'J' * 200_000 + '\\r\\r\\nend\\r')",
     )
     _, out, err = run(client, tmp_path, "script.py")
-    assert of_rank(1, out) == ["saving ... ", "saved", "half" + "J" * 200_000, "end"], err
+    assert of_rank(1, out) == ["saving ... saved", "half" + "J" * 200_000, "end"], err
 
 
 def test_a_filter_of_the_output_may_finish(client, tmp_path):

@@ -26,7 +26,7 @@ from daskrun.why.look import (
 from daskrun.why.verdict import explain, how_it_ended, how_worker_ended, stacks, timed_out, unreachable, verdict
 
 TORCH = Path(torch.__file__).parent
-MAIN_PY = main.__file__  # the launcher's file, which calls the user's function
+MAIN_PY = main.__file__  # the launcher's file, which the lowest frame calls, and which calls the user's function
 WRITTEN = f"""Thread 0x01 (most recent call first):
   File "/lib/threading.py", line 9 in wait
 
@@ -86,7 +86,7 @@ def test_each_backend_of_a_group_numbers_its_collectives_apart(monkeypatch):
     monkeypatch.setattr(c10d, "_dump_fr_trace_json", of_a_machine_with_a_gpu)
     with one_rank():
         groups, entries = private.recorded_collectives()
-    look = look_at(0, Snapshot([("/home/me/train.py", 40, "train", "")], groups, entries))
+    look = look_at(0, Snapshot([("/home/me/train.py", 40, "train", "")], [], groups, entries))
     assert [(call.recorder, call.number, call.done) for call in look.calls] == [("gloo", 1, True), ("nccl2", 1, False)]
     said = verdict([look, at(1, "train.py:9 in load", calls=[Call("0", 1, "all_reduce of [3]", True, "gloo")])])
     assert (

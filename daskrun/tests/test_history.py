@@ -108,7 +108,7 @@ def test_what_is_kept_is_bounded():
         log(history, step, step=step, loss=1.0)
     for number in range(2 * NAMES):
         log(history, 0, **{f"metric {number}": 1.0, "y" * 2 * LONGEST: 1.0})
-    history.hears(Event.OUTPUT, "train-1", [0, 0, [(False, "z" * 2 * LONGEST)] * 1000], 5)
+    history.hears(Event.OUTPUT, "train-1", [0, 0, [(False, b"z" * 2 * LONGEST)] * 1000], 5)
     found = steps(job)[0, 0]
     assert len(found) <= POINTS + 1 and (found[:3], found[-1]) == ([0, 16, 32], 10 * POINTS - 1)
     assert len(job.lines) == NAMES and max(map(len, job.lines)) <= LONGEST

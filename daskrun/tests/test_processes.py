@@ -17,10 +17,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import cloudpickle
+import dask
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from distributed import Client
 from processes import dask_cluster, has_ended
 from waiting import awake, settled, until
 
@@ -294,6 +296,84 @@ def test_the_wait_for_a_result_can_be_limited_and_the_job_goes_on(client, tmp_pa
         job.result(timeout="50 ms")
     (tmp_path / "go").touch()
     assert job.result(timeout=60) == [1, 1]
+
+
+@pytest.mark.parametrize("ends", ["its lifetime", "a restart"])
+def test_a_rank_whose_worker_is_closed_may_save_and_all_its_rows_arrive(tmp_path, ends):
+    def logs(saved):
+        def save(*_):
+            time.sleep(0.3)
+            log_metrics(step=step, saved=True)
+            saved.write_text(str(step))
+            sys.exit()
+
+        signal.signal(signal.SIGTERM, save)
+        step = 0
+        while True:
+            step += 1
+            log_metrics(step=step, saved=False)
+            time.sleep(0.002)
+
+    def close(dask_worker):
+        dask_worker.loop.add_callback(dask_worker.close_gracefully, reason="worker-lifetime-reached")
+
+    with dask.config.set({"distributed.worker.daemon": False}), Client(n_workers=1, dashboard_address=None) as client:
+        job = daskrun.launch(client, logs, tmp_path / "saved", wait_for_successors=1)
+        until(lambda: len(job.metrics()) > 200)
+        client.run(close) if ends == "its lifetime" else client.restart_workers(job.workers)
+        with pytest.raises(WorkerDied):
+            job.result()
+    rows, saved = job.metrics(), int((tmp_path / "saved").read_text())
+    assert rows.saved.sum() == 1 and rows.step.tolist() == [*range(1, saved + 1), saved]
+
+
+def test_variables_of_the_user_are_those_of_ranks_and_stay_in_the_program(tmp_path):
+    names = "MALLOC_TRIM_THRESHOLD_", "OMP_NUM_THREADS", "PYTHONHASHSEED"
+    (tmp_path / "program.py").write_text(
+        f"import os, daskrun\n"
+        f"def values(): return [os.environ.get(name) for name in {names}]\n"
+        "if __name__ == '__main__':\n"
+        "    before = values()\n"
+        "    with daskrun.start_local(1) as client:\n"
+        "        (of_rank,) = daskrun.run(client, values)\n"
+        "        print(before == of_rank == values(), *of_rank)\n"
+        "        client.shutdown()\n"
+    )
+    mine = dict(zip(names, ["131072", "1", "7"], strict=True))
+    command = [sys.executable, "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | mine, capture_output=True, text=True)
+    assert done.stdout.split() == ["True", *mine.values()], done.stderr
+
+
+def test_of_two_threads_in_collectives_both_lines_are_explained(client, tmp_path):
+    def work(done):
+        groups = [dist.new_group() for _ in range(2)]
+
+        def of_the_thread():
+            dist.broadcast(torch.ones(3), 0, group=groups[1])
+
+        if dist.get_rank():
+            thread = threading.Thread(target=of_the_thread)
+            thread.start()
+            of_the_main_thread(groups[0])
+        else:
+            awake_until(done)
+            of_the_main_thread(groups[0])
+            of_the_thread()
+
+    def of_the_main_thread(group):
+        dist.all_reduce(torch.ones(5), group=group)
+
+    def awake_until(done):
+        while not done.exists():
+            time.sleep(0.05)
+
+    with daskrun.launch(client, work, tmp_path / "done") as job:
+        until(lambda: all(name in job.explain() for name in ("of_the_main_thread", "of_the_thread", "awake_until")))
+        said, _, _ = job.explain().partition("\n")
+        assert "in of_the_main_thread, in all_reduce" in said and "in of_the_thread, in broadcast" in said
+        (tmp_path / "done").touch()
+        job.result()
 
 
 def test_exceptions_that_are_named_are_retried(client):

@@ -5,12 +5,15 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 
+import cloudpickle
 import pytest
 from processes import has_ended
 from test_command import BIN, command, of_rank, write
 from waiting import GIVE_UP_S, until
 
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
 SAVES = [
     "import signal, sys, time",
     "def save(number, _):",
@@ -40,6 +43,30 @@ def test_a_signal_reaches_the_scripts_which_may_save(client, tmp_path, name):
         process.send_signal(getattr(signal, name))
         assert process.wait(GIVE_UP_S) == 0
     assert printed(tmp_path, f"saved after {name}\n") == 2
+
+
+def starts_late(seconds):
+    """Have the processes of ranks start late on this worker, by so many seconds; 0 for as ever."""
+    from daskrun.worker import process, rank
+
+    class Late(process.Process):
+        def __init__(self, *given):
+            time.sleep(seconds)
+            super().__init__(*given)
+
+    rank.Process = Late if seconds else process.Process
+
+
+def test_a_signal_reaches_a_script_that_starts_after_it(client, tmp_path):
+    late = max(client.nthreads())
+    write(tmp_path, *SAVES)
+    client.run(starts_late, 4, workers=[late])
+    with command(client, tmp_path, "--shutdown-timeout", 10 * GIVE_UP_S, "script.py") as process:
+        until(lambda: printed(tmp_path, "begun\n") == 1)
+        process.send_signal(signal.SIGTERM)
+        process.wait(GIVE_UP_S)  # or it would wait for a script that nobody has told
+    client.run(starts_late, 0, workers=[late])
+    assert printed(tmp_path, "saved after SIGTERM\n") == 1
 
 
 def test_sigterm_twice_does_not_disturb_a_script_that_saves(client, tmp_path):

@@ -24,7 +24,7 @@ from daskrun.client.job import Job
 from daskrun.client.limits import Limits
 from daskrun.dashboard import PAGE
 from daskrun.errors import ClusterError, JobError, ScriptFailed
-from daskrun.local import start_local
+from daskrun.local import start_for_scripts
 from daskrun.options import Command, ranks, take_torchruns, variables
 from daskrun.script import script_here
 from daskrun.worker.output import Lines
@@ -101,8 +101,6 @@ def main(
 
     Its standard input is empty. Ctrl-C, SIGTERM and SIGHUP are passed on to it; a second Ctrl-C ends it at once.
     """
-    if sys.stdout:
-        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal may lack a script's letters
     warnings.simplefilter("always", UserWarning)
     warnings.showwarning = lambda message, *_: _print(f"{message}\n")
     stopped_by: list[int] = []
@@ -145,7 +143,7 @@ take_torchruns(main)
 
 def _local(n_workers: int | tuple[int, int] | None) -> Client:
     click.echo("Starting local workers.", err=True)
-    return start_local(n_workers[1] if isinstance(n_workers, tuple) else n_workers, worker_preload=())
+    return start_for_scripts(n_workers[1] if isinstance(n_workers, tuple) else n_workers)
 
 
 def _joined(address: str | None, file: str | None) -> Client:
@@ -201,7 +199,7 @@ class _Output:
         """Show lines that a rank has printed; where nobody reads them any more, send the scripts SIGTERM."""
         try:
             for is_error, some in groupby(lines, key=itemgetter(0)):
-                _print("".join(f"[rank{rank}]: {line}\n" for _, line in some), is_error)
+                _print(b"".join(b"[rank%d]: %s\n" % (rank, line) for _, line in some), is_error)
         except OSError as error:
             if not self.error and self.job:
                 _pass_on(self.job, signal.SIGTERM, f"{error}: not all that ranks print can be written. ")
@@ -215,16 +213,16 @@ class _Output:
                 _print(f"{error}: there are no more lines in --log-dir.\n")
 
     def _log(self, path: Path, begins: tuple[int, int], lines: Lines) -> None:
-        with path.open("a", encoding="utf-8") as file:
+        with path.open("ab") as file:
             if begins not in self._begun:
-                file.write(f"--- attempt {begins[1]}, {datetime.now():%Y-%m-%d %H:%M:%S} ---\n")
-            file.writelines(f"{line}\n" for _, line in lines)
+                file.write(f"--- attempt {begins[1]}, {datetime.now():%Y-%m-%d %H:%M:%S} ---\n".encode())
+            file.writelines(line + b"\n" for _, line in lines)
         self._begun.add(begins)
 
 
-def _print(text: str, is_error: bool = True) -> None:
+def _print(text: str | bytes, is_error: bool = True) -> None:
     try:
-        click.echo(text, err=is_error, nl=False)
+        click.echo(text, err=is_error, nl=False)  # of bytes, a pipe gets the colors, too
     except OSError as error:
         if error.errno != errno.EIO:  # the terminal is gone: the scripts are told by SIGHUP, and may save
             raise

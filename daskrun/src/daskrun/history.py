@@ -158,7 +158,7 @@ class History:
     def hears(self, kind: str, job_id: str, about: Sequence[Any], now: float) -> None:
         """Take a message about a job: see `Event`."""
         job = self._running(job_id)
-        if job is None or kind == Event.NOTICE:
+        if job is None or kind in (Event.NOTICE, Event.CLOSED):
             return
         job.n_heard += 1
         if kind == Event.GONE:
@@ -175,7 +175,7 @@ class History:
             _logs(job, rank, row, now)
         elif kind == Event.OUTPUT:
             rank.heard(now, is_row=False)
-            rank.last_line = _shortened(more[0][-1][1])
+            rank.last_line = _shortened(more[0][-1][1].decode(errors="replace"))
         elif kind == Event.USAGE:
             rank.cpu, rank.memory_bytes = more
         elif kind == Event.BEGAN and rank.state is RankState.STARTING:

@@ -28,8 +28,6 @@ DRIVER = Path("/dev/nvidiactl")  # which NVIDIA's driver makes
 ALSO = "DASKRUN_WORKER_PRELOAD"  # names, with commas between them, the modules that `preloaded` imports, too
 METHOD = "distributed.worker.multiprocessing-method"
 OF_DASK: dict[str, Any] = {
-    # Dask sets variables that name threads in this process, too, and MALLOC_TRIM_THRESHOLD_: see `worker_settings`.
-    "distributed.nanny.pre-spawn-environ": {},
     "distributed.worker.daemon": False,  # daemonic processes may have no children
     # After this time LocalCluster ends a nanny whose worker is gone, such as one that has just died twice.
     "distributed.deploy.lost-worker-timeout": "1 day",
@@ -81,6 +79,27 @@ def start_local(
     2
     >>> client.shutdown()
     """
+    # Without this, each rank that loses a peer prints a page of C++ stack. The error itself reaches the client.
+    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+    settings = threads_per_worker, memory_limit, dashboard_port
+    return _start(n_workers, *settings, preload=preload, worker_preload=worker_preload, defaults=quiet)
+
+
+def start_for_scripts(n_workers: int | None) -> Client:
+    """Return `start_local`'s client for scripts, which print all that they print under torchrun."""
+    return _start(n_workers, 1, "auto", 0, preload=(), worker_preload=(), defaults={})
+
+
+def _start(
+    n_workers: int | None,
+    threads_per_worker: int,
+    memory_limit: str | int | float | None,
+    dashboard_port: int,
+    *,
+    preload: Sequence[str],
+    worker_preload: Sequence[str],
+    defaults: dict[str, str],
+) -> Client:
     for name, value in (("n_workers", n_workers), ("threads_per_worker", threads_per_worker)):
         if value is not None and (not isinstance(value, int) or value is True or value < 1):
             raise ClusterError(f"{name} is {value!r}: give a whole number of at least 1, or None for the default.")
@@ -96,8 +115,7 @@ def start_local(
         )
     n_workers, Cluster = _choose(n_workers)
     threads = str(given_threads() or max(1, CPU_COUNT // n_workers))
-    # Without ERROR, each rank that loses a peer prints a page of C++ stack. The error itself reaches the client.
-    variables = dict.fromkeys(THREADS, threads) | {"TORCH_CPP_LOG_LEVEL": "ERROR"} | os.environ
+    variables = dict.fromkeys(THREADS, threads) | defaults | os.environ
     settings: dict[str, Any] = {
         "n_workers": n_workers,
         "threads_per_worker": threads_per_worker,
@@ -116,7 +134,9 @@ def start_local(
             settings["worker_class"] = _ForkingNanny
         if sys.platform == "linux":  # one for all workers, which imports PyTorch while they start
             variables[ADDRESS] = own_template(preload, variables).address
-        dask.config.set(OF_DASK)
+        # Dask would set variables that name threads, MALLOC_TRIM_THRESHOLD_ and another seed in this process, too.
+        seed = {"PYTHONHASHSEED": os.environ["PYTHONHASHSEED"]} if "PYTHONHASHSEED" in os.environ else {}
+        dask.config.set(OF_DASK | {"distributed.nanny.pre-spawn-environ": seed})
         return _start_to_its_end(Cluster, settings)
 
 

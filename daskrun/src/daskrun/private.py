@@ -16,11 +16,11 @@ def truncate_topic(scheduler: Any, topic: str) -> None:
     scheduler._broker.truncate(topic)
 
 
-def stack_of(thread: int) -> Any:
-    """Return the frame in which a thread of this process stands."""
+def frames_of_threads() -> dict[int, Any]:
+    """Return the frame in which each thread of this process stands, by its identifier."""
     import sys
 
-    return sys._current_frames()[thread]
+    return sys._current_frames()
 
 
 def names_of_main(function: Any) -> dict[str, Any]:

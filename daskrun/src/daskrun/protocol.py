@@ -42,7 +42,8 @@ class Event(StrEnum):
     OUTPUT = "output"  # (attempt, rank, [(is_error, line), …])
     USAGE = "usage"  # (attempt, rank, CPU cores in use, bytes of memory)
     NOTICE = "notice"  # (text,): a warning for whoever launched the job
-    GONE = "gone"  # (id of a worker's process,): the worker has died
+    GONE = "gone"  # (id of a worker's process,): the worker has died, or is being closed
+    CLOSED = "closed"  # (id of a worker's process,): its rank has ended, and nothing of it follows
 
 
 class AttemptId(NamedTuple):
@@ -207,11 +208,13 @@ class Snapshot(NamedTuple):
     """What a rank's process answers when it's asked where it is.
 
     Attributes:
-        frames: (file, line number, function, line) of the program's stack, outermost first.
+        frames: (file, line number, function, line) of the main thread's stack, outermost first.
+        others: The stacks of the program's other threads.
         groups: The names of its process groups.
         collectives: What the flight recorders have of each collective.
     """
 
     frames: list[tuple[str, int, str, str]]
+    others: list[list[tuple[str, int, str, str]]]
     groups: list[str]
     collectives: list[dict[str, Any]]

@@ -12,13 +12,15 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib.machinery import SourceFileLoader
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 from daskrun.child import context
 from daskrun.child.stack import from_the_program, snapshot
@@ -27,13 +29,28 @@ from daskrun.protocol import Function, Order, Script, Store
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # of Linux's prctl
 
 
-def main() -> None:
-    """Be a fresh process of a rank. Arguments: the numbers of its file descriptors, as for `run`."""
-    run([int(number) for number in sys.argv[1:]])
+class Program(NamedTuple):
+    """What a rank runs.
+
+    The lowest frame of its process calls it, so that a script finds none of the launcher's modules below its own.
+    """
+
+    call: Callable[..., object]
+    arguments: tuple
+
+    @staticmethod
+    def end(error: BaseException | None = None) -> NoReturn:
+        """End this process as Python does after its code, which raised this error, if any."""
+        _exit(0 if error is None else _exit_code(error))
 
 
-def run(fds: list[int]) -> None:
-    """Run what the worker orders.
+def main() -> Program:
+    """Begin as a fresh process of a rank. Arguments: the numbers of its file descriptors, as for `begin`."""
+    return begin([int(number) for number in sys.argv[1:]])
+
+
+def begin(fds: list[int]) -> Program:
+    """Become the rank that the worker orders, and return what it has to run.
 
     Args:
         fds: Of the connection to the worker, standard output and error, a file for stacks; of a store, its socket.
@@ -49,11 +66,10 @@ def run(fds: list[int]) -> None:
     try:
         order: Order = connection.recv()
     except EOFError:
-        return
+        os._exit(0)
     if isinstance(order.program, Store):
         _name("daskrun store")
         _serve(order.program, listening[0], connection)
-        return
     assert order.mine
     _name(f"rank {order.mine.rank}")
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
@@ -61,23 +77,23 @@ def run(fds: list[int]) -> None:
     here = context.Context(connection, order.mine, order.host, order.port, isinstance(order.program, Script))
     context.enter(here)
     threading.Thread(target=_answer, args=[connection, here], name="daskrun", daemon=True).start()
-    _exit(_run_program(order, here))
+    # Python 3.12 warns of the thread above if a script calls os.fork.
+    warnings.filterwarnings("ignore", r"This process \(pid=\d+\) is multi-threaded", DeprecationWarning)
+    try:
+        return _program(order, here)
+    except BaseException as error:
+        Program.end(error)
 
 
-def _run_program(order: Order, here: context.Context) -> int:
-    """Run a function or a script, and return the exit code."""
+def _program(order: Order, here: context.Context) -> Program:
     if "PYTHONBREAKPOINT" not in os.environ:
         sys.breakpointhook = _refuse_breakpoint
-    try:
-        os.chdir(order.folder)
-        if isinstance(order.program, Script):
-            _run_script(order.program, order.beside)
-        elif isinstance(order.program, Function):
-            sys.path[:] = order.sys_path or ()
-            return 0 if _run_function(order.program, here) else 1
-    except BaseException as error:
-        return _exit_code(error)
-    return 0
+    os.chdir(order.folder)
+    if isinstance(order.program, Script):
+        return _script(order.program, order.beside)
+    assert isinstance(order.program, Function)
+    sys.path[:] = order.sys_path or ()
+    return Program(_run_function, (order.program, here))
 
 
 def _exit_code(error: BaseException) -> int:
@@ -92,7 +108,7 @@ def _exit_code(error: BaseException) -> int:
     return 1
 
 
-def _exit(code: int) -> None:
+def _exit(code: int) -> NoReturn:
     """End this process as Python does, but for taking all modules apart, which takes a second with PyTorch's.
 
     Files that are still open are flushed, as Python does when it takes their owners apart.
@@ -112,8 +128,8 @@ def _exit(code: int) -> None:
     os._exit(code)
 
 
-def _run_function(function: Function, here: context.Context) -> bool:
-    """Run a function and send what it returned, or what it failed with; return whether it returned."""
+def _run_function(function: Function, here: context.Context) -> None:
+    """Run a function and send what it returned, or what it failed with, and exit with 1."""
     import cloudpickle
 
     from daskrun.child.failure import failure
@@ -148,21 +164,22 @@ def _run_function(function: Function, here: context.Context) -> bool:
         in_process_group(call, here, function.backend)
     except BaseException as error:
         tell(error)
-    return not told
+    if told:
+        sys.exit(1)
 
 
-def _run_script(script: Script, beside: str) -> None:
-    """Run a script as `__main__`, as Python itself would."""
+def _script(script: Script, beside: str) -> Program:
+    """Return what runs a script as `__main__`, as Python itself would."""
     sys.excepthook = sys.__excepthook__ = _print_error
     sys.argv = [script.path, *script.arguments]
     sys.path.insert(0, beside)
     module = _new_main_module()
     if script.is_module:
-        runpy._run_module_as_main(script.path)  # type: ignore[attr-defined]  # as python -m does
-    else:
-        module.__file__ = os.path.abspath(script.path)
-        module.__loader__ = SourceFileLoader("__main__", module.__file__)
-        exec(compile(Path(script.path).read_bytes(), module.__file__, "exec"), vars(module))
+        return Program(runpy._run_module_as_main, (script.path,))  # type: ignore[attr-defined]  # as python -m does
+    module.__file__ = os.path.abspath(script.path)
+    module.__loader__ = SourceFileLoader("__main__", module.__file__)
+    vars(module).update(__annotations__={}, __cached__=None)
+    return Program(exec, (compile(Path(script.path).read_bytes(), module.__file__, "exec"), vars(module)))
 
 
 def _new_main_module() -> ModuleType:
@@ -172,7 +189,7 @@ def _new_main_module() -> ModuleType:
     return module
 
 
-def _serve(store: Store, listening: int, connection: Connection) -> None:
+def _serve(store: Store, listening: int, connection: Connection) -> NoReturn:
     import torch.distributed as dist
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # ranks need it while they save

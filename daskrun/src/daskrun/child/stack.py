@@ -1,35 +1,43 @@
 """Where this process is: the program's stack, and the collectives that it has called."""
 
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
-from threading import main_thread
+from threading import current_thread, main_thread
 from types import TracebackType
+from typing import Any
 
-from daskrun.private import recorded_collectives, stack_of
+from daskrun.private import frames_of_threads, recorded_collectives
 from daskrun.protocol import Snapshot
 
+LOWEST = "<string>"  # the file of a rank's lowest frame, which calls the program
+MOST_THREADS = 20
 OURS = str(Path(__file__).parents[1]), "<frozen runpy>"
 
 
 def snapshot() -> Snapshot | str:
     """Return where this process is; why that can't be said, where PyTorch's private names are others."""
     try:
-        frames = list(traceback.extract_stack(stack_of(main_thread().ident or 0)))
-        frames = frames[n_above([frame.filename for frame in frames]) :]
-        stack = [(frame.filename, frame.lineno or 0, frame.name, frame.line or "") for frame in frames]
-        return Snapshot(stack, *recorded_collectives())
+        innermost, first, ours = frames_of_threads(), main_thread().ident, current_thread().ident
+        main = _stack(innermost[first or 0])
+        others = [_stack(frame) for thread, frame in innermost.items() if thread not in (first, ours)]
+        return Snapshot(main, others[:MOST_THREADS], *recorded_collectives())
     except (AttributeError, KeyError, ValueError) as error:
         return repr(error)
 
 
-def n_above(files: Sequence[str]) -> int:
-    """Return how many frames of a stack are above the program's first: python -c's, ours, and Python's own.
+def _stack(frame: Any) -> list[tuple[str, int, str, str]]:
+    frames = list(traceback.extract_stack(frame))
+    frames = frames[n_above([frame.filename for frame in frames]) :]
+    return [(frame.filename, frame.lineno or 0, frame.name, frame.line or "") for frame in frames]
+
+
+def n_above(files: list[str]) -> int:
+    """Return how many frames of a stack are above the program's first: the lowest one, ours, and Python's own.
 
     Args:
         files: Of the frames, outermost first.
     """
-    start = len(files) > 1 and files[0] == "<string>" and files[1].startswith(OURS)
+    start = files[:1] == [LOWEST]
     return next((n for n in range(start, len(files)) if not files[n].startswith(OURS)), len(files))
 
 

@@ -18,6 +18,10 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from daskrun.child.main import Program
 
 PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl
 LOOK_S = 1.0  # between two looks whether the process that has started the template lives
@@ -180,8 +184,8 @@ def _kill_group(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def main() -> None:
-    """Be the template.
+def main() -> "Program":
+    """Be the template, and in a fork, return what that has to run.
 
     Arguments: the number of the socket that listens, the process that started this one, and modules to import, too.
     """
@@ -199,6 +203,6 @@ def main() -> None:
     if fds is None:
         shutil.rmtree(os.path.dirname(listener.getsockname()), ignore_errors=True)
         os._exit(0)  # else C++ libraries would print what is left
-    from daskrun.child.main import run
+    from daskrun.child.main import begin
 
-    run(fds)
+    return begin(fds)

@@ -23,7 +23,8 @@ class Attempt:
         places: Of the ranks.
         results: Pickled, by rank.
         over: Ranks whose task has ended.
-        gone: Ranks whose worker has died.
+        gone: Ranks whose worker has died, or is being closed.
+        closed: Ids of the processes of workers whose rank has ended since Dask began to close them.
         died: How the processes of the other dead ranks ended, with the last lines that each had printed.
         error: The first that a rank told, with failed_rank; one that can't come of another rank's end takes the place
             of one that can.
@@ -38,6 +39,7 @@ class Attempt:
     begun: set[int] = field(default_factory=set)
     over: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)
+    closed: set[str] = field(default_factory=set)
     died: dict[int, tuple[Ended, str]] = field(default_factory=dict)
     error: BaseException | None = None
     failed_rank: int | None = None

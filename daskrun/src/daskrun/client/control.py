@@ -40,6 +40,7 @@ from daskrun.worker.output import Lines
 SETTLE_S = 1.0  # wait after a rank's error: the death that caused it may be reported later
 GATHER_S = 0.1  # wait after a death, so that one message names all workers that died together
 POLL_S = 0.2  # poll interval while claiming
+CLOSE_S = 7.0  # wait for the ranks of workers that are being closed, which have a little less
 START_S = 300  # time limit for all ranks to begin
 
 
@@ -257,6 +258,8 @@ class Control:
         if error is None or (dead and attempt.cause != attempt.failed_rank):
             gone = sorted(attempt.gone)
             ends = await self.cluster.worker_ends([attempt.members[rank] for rank in gone]) if gone else []
+            closing = {attempt.members[rank].process for rank, (why, _) in zip(gone, ends, strict=True) if why}
+            await self.until(lambda: closing <= attempt.closed or self.stopped, CLOSE_S)  # for the last rows
             workers = dict(zip(gone, ends, strict=True))
             return diagnosed(WorkerDied, attempt.death, workers, self.limits.max_restarts, len(self.failures))
         if dead:
@@ -317,6 +320,8 @@ class Control:
             self.warnings.extend(about)
         elif kind == Event.GONE and attempt:
             attempt.lose_worker(*about)
+        elif kind == Event.CLOSED and attempt:
+            attempt.closed.update(about)
         elif attempt and kind != Event.USAGE and about[0] == attempt.id.number:
             self._hear_rank(kind, attempt, *about[1:])
         if kind in (Event.ROW, Event.OUTPUT):

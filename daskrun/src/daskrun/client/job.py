@@ -259,7 +259,7 @@ class Job(Generic[T]):
 
 def _print_lines(rank: int, attempt: int, lines: Lines) -> None:
     for is_error, some in groupby(lines, key=itemgetter(0)):
-        text = "\n".join(f"[rank{rank}]: {line}" for _, line in some)
+        text = "\n".join(f"[rank{rank}]: {line.decode(errors='replace')}" for _, line in some)
         with suppress(OSError, ValueError):  # the stream is closed: the job goes on
             tqdm.write(text, file=sys.stderr if is_error else sys.stdout)
 

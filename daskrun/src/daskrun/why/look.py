@@ -7,8 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from daskrun.child import main
-from daskrun.child.stack import n_above
+from daskrun.child.stack import LOWEST, n_above
 from daskrun.private import described
 from daskrun.protocol import Snapshot
 
@@ -16,7 +15,6 @@ LIBRARIES = (*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platl
 # What decorators call their function, PyTorch's collectives' too, and what a module's call goes through.
 WRAPPERS = ("wrapper", "decorate_context", "inner", "_wrapped_call_impl", "_call_impl")
 WAITING = ("distributed", "autograd", "nn/parallel")  # folders of PyTorch
-MAIN = main.__file__  # whose functions run the program, in the main thread
 BUSY = 0.5  # of a core: what a process has to use to be called busy
 MOST_OWN = 20  # innermost frames of the user's code
 DEEPEST = 6  # frames of libraries below the line of the user's code: enough to see what it waits for
@@ -37,7 +35,8 @@ class Call(NamedTuple):
 
 
 class Look(NamedTuple):
-    """A rank at work. place: the innermost line of the user's own code, as `place_of` returns it.
+    """A rank at work. place: the innermost line of the user's own code, as `place_of` returns it, of the main thread
+    and of others that wait for other ranks.
 
     stack: text, from that code's first line on. calls: in order. groups: the process groups that the rank is in.
     trouble: why its process does not answer, or why else there is nothing to say; empty where there is. waits: whether
@@ -60,9 +59,15 @@ class Look(NamedTuple):
 
 def look_at(rank: int, snapshot: Snapshot) -> Look:
     """Return how a rank looks that has answered."""
-    frames = [traceback.FrameSummary(file, number, name, line=line) for file, number, name, line in snapshot.frames]
+    frames, *others = [
+        [traceback.FrameSummary(file, number, name, line=line) for file, number, name, line in stack]
+        for stack in (snapshot.frames, *snapshot.others)
+    ]
+    others = [other for other in others if is_in_waiting_code(other)]
     calls = tuple(_call(entry) for entry in snapshot.collectives[-MOST_CALLS:])
-    place, stack, waits = place_of(frames), stack_of_code(frames), is_in_waiting_code(frames)
+    place = "; another thread is at ".join(map(place_of, [frames, *others]))
+    stack = "in another thread:\n".join(map(stack_of_code, [frames, *others]))
+    waits = bool(others) or is_in_waiting_code(frames)
     return Look(rank, place, stack, calls, tuple(snapshot.groups), waits=waits)
 
 
@@ -111,7 +116,7 @@ def frames_written(text: str) -> list[traceback.FrameSummary]:
     for thread in _threads(text):
         lines = [line.strip().split('"') for line in thread.splitlines() if line.strip().startswith("File ")]
         found = [(name, *rest.removeprefix(", line ").split(" in ", 1)) for _, name, rest in lines][::-1]
-        if any(name == MAIN for name, *_ in found):
+        if found and found[0][0] == LOWEST:
             found = found[n_above([name for name, *_ in found]) :]
             return [traceback.FrameSummary(name, int(line), function) for name, line, function in found]
     return []
@@ -119,7 +124,7 @@ def frames_written(text: str) -> list[traceback.FrameSummary]:
 
 def is_current(text: str) -> bool:
     """Return whether the rank's main thread is the one that crashed, in what faulthandler wrote."""
-    return any(thread.startswith("Current thread") and f'"{MAIN}"' in thread for thread in _threads(text))
+    return any(thread.startswith("Current thread") and f'"{LOWEST}"' in thread for thread in _threads(text))
 
 
 def _threads(text: str) -> list[str]:

@@ -1,13 +1,12 @@
 """What a rank prints, on its way to the client: read on its worker, and sent in batches."""
 
-import codecs
 import fcntl
 import os
 import selectors
 import struct
 import termios
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 BATCH_S = 0.1  # between two batches, which a rank's loop does not wait for
@@ -15,9 +14,9 @@ FULL = 64 * 1024  # bytes, as many as a pipe holds
 BUSY_S = 0.01  # between two batches of a script that prints much; with none, a scheduler and a screen would fall behind
 REST_S = 1  # after which what has no newline is shown
 BAR_S = 5  # between two states of a progress bar that are shown
-LONGEST = 2**20  # characters of a line, after which it goes on as another one
+LONGEST = 2**20  # bytes of a line, after which it goes on as another one
 
-Lines = list[tuple[bool, str]]  # of each line: whether it was printed as an error, and its text
+Lines = list[tuple[bool, bytes]]  # of each line: whether it was printed as an error, and what
 
 
 def pump(
@@ -78,17 +77,17 @@ class _Stream:
     """One of a process's streams, made into lines; of the states of a progress bar, the last one."""
 
     def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._rest = ""  # after the last newline
-        self._heard = self._shown = 0.0
+        self._rest = b""  # after the last newline
+        self._began = self._heard = 0.0  # of the rest, and of its last bytes
 
-    def lines(self, data: bytes, is_last: bool) -> Iterable[str]:
+    def lines(self, data: bytes, is_last: bool) -> list[bytes]:
         """Return the lines that are complete with this, or wait for their end too long; all if it is the last."""
-        *whole, rest = (self._rest + self._decoder.decode(data, is_last)).split("\n")
+        *whole, rest = (self._rest + data).split(b"\n")
         now = time.monotonic()
         self._heard = now if data else self._heard
-        is_quiet = now > self._heard + REST_S or ("\r" in rest and now > self._shown + BAR_S)
-        if rest and (is_last or is_quiet or len(rest) > LONGEST):
-            whole, rest, self._shown = [*whole, rest], "", now
+        self._began = now if whole or not self._rest else self._began
+        is_late = now > self._began + BAR_S if b"\r" in rest else now > self._heard + REST_S
+        if rest and (is_last or is_late or len(rest) > LONGEST):
+            whole, rest = [*whole, rest], b""
         self._rest = rest
-        return [line.rstrip("\r").rpartition("\r")[2] for line in whole]
+        return [line.rstrip(b"\r").rpartition(b"\r")[2] for line in whole]

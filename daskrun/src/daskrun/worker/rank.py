@@ -12,7 +12,7 @@ import tarfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -23,6 +23,7 @@ import cloudpickle
 import dask
 from distributed import Worker, get_worker
 from distributed.comm import get_address_host
+from distributed.diagnostics.plugin import WorkerPlugin
 
 from daskrun.child.failure import COMMUNICATION
 from daskrun.errors import JobError, ScriptFailed
@@ -48,6 +49,7 @@ from daskrun.worker.template import without_dasks
 
 logger = logging.getLogger("distributed.worker.daskrun")  # as loud as the worker
 
+CLOSE_S = 5  # that a rank has to end when its worker is closed
 JOIN_S = 300  # time limit for all ranks to hear where rank 0 is
 MOST_LINES, MOST_SAID = 40, 8_000  # the last lines, and characters, that the error of a rank repeats
 
@@ -58,6 +60,7 @@ _mail: dict[Key, SimpleQueue] = {}  # holds the Meeting, once the client has sen
 _stores: dict[Key, ExitStack] = {}  # which ranks may need longer than rank 0 runs
 _processes: dict[Key, Process] = {}
 _signals: dict[Key, int] = {}  # for processes that are still to start
+_closing: set[Key] = set()  # whose worker is being closed, which is how they end
 
 
 def at_work(dask_worker: Any = None) -> tuple[list[Any], str]:
@@ -134,6 +137,24 @@ async def look(attempt: AttemptId, dask_worker: Any = None) -> Look | None:
     return None
 
 
+class _EndsRanks(WorkerPlugin):
+    """Ends the rank of a worker that Dask closes, as at the end of its lifetime: it may save, and its rows arrive."""
+
+    async def teardown(self, worker: Any) -> None:
+        late, here = time.monotonic() + CLOSE_S, [key for key in _processes if key[1] == worker.address]
+        _closing.update(here)
+        for key in here:
+            _processes[key].signal(signal.SIGTERM)
+        while any(key in _processes for key in here):
+            for process in [_processes[key] for key in here if key in _processes and time.monotonic() >= late]:
+                process.kill()
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # what their threads have sent comes first
+        for attempt, _ in here:
+            worker.log_event(TOPIC + attempt.job, (str(Event.CLOSED), worker.id))
+        _closing.difference_update(here)
+
+
 def run_rank(mine: Assignment) -> bytes | None:
     """Run a rank until its process has ended; return the function's pickled result, None where it failed or died.
 
@@ -142,6 +163,7 @@ def run_rank(mine: Assignment) -> bytes | None:
     """
     worker = get_worker()
     key = mine.attempt, worker.address
+    worker.plugins.setdefault("daskrun", _EndsRanks())
     # Dask starts a task a second time on the successor of a worker; a job's ranks start together, or not at all.
     if worker.id != mine.process or not _begins.setdefault(key, True):
         return None
@@ -169,8 +191,13 @@ def _met(key: Key, mine: Assignment, log: "_Log", listening: socket.socket | Non
     if meeting is None:
         return None
     try:
-        with _passes_sigterm_on(log.worker, key), _unpacked(meeting.program, log.worker) as folder:
-            return _run(key, mine, meeting, folder, log, listening)
+        with (
+            _passes_sigterm_on(log.worker, key),
+            _unpacked(meeting.program, log.worker) as folder,
+            TemporaryDirectory(dir=log.worker.local_directory) as own,
+        ):
+            environment = _environment(mine, meeting, f"{own}/error.json")
+            return _run(key, mine, meeting, folder, environment, log, listening)
     except (JobError, OSError) as error:
         log.fail(error)
         return None
@@ -196,11 +223,16 @@ class _Log:
 
 
 def _run(
-    key: Key, mine: Assignment, meeting: Meeting, folder: str, log: _Log, listening: socket.socket | None
+    key: Key,
+    mine: Assignment,
+    meeting: Meeting,
+    folder: str,
+    environment: dict[str, str],
+    log: _Log,
+    listening: socket.socket | None,
 ) -> bytes | None:
     """Run the rank's process, and that of the ranks' store if this is rank 0."""
     program, worker = meeting.program, log.worker
-    environment = _environment(mine, meeting)
     if listening:
         store = Store(meeting.host, meeting.port)
         _stores[key] = new_store(store, listening, environment, mine.starts_fresh)
@@ -220,7 +252,7 @@ def _run(
         process.signal(number)
     if process.no_fork:
         log.about_job(Event.NOTICE, f"Rank {mine.rank} starts a new interpreter: {process.no_fork}.")
-    heard = _Heard(program, log)
+    heard = _Heard(program, log, lambda: key in _closing)
     try:
         ended = process.wait(heard.output, heard.message, lambda *usage: log(Event.USAGE, *usage), heard.exit)
     finally:
@@ -233,17 +265,18 @@ def _run(
 class _Heard:
     """Passes on what a rank's process sends, and how it ended; keeps its result and its last lines."""
 
-    def __init__(self, program: Function | Script, log: _Log) -> None:
+    def __init__(self, program: Function | Script, log: _Log, is_closing: Callable[[], bool]) -> None:
         self.result: bytes | None = None
-        self._program, self._log = program, log
+        self._program, self._log, self._is_closing = program, log, is_closing
         self._has_failed = False
         self._last: deque[str] = deque(maxlen=MOST_LINES)
 
     def output(self, lines: Lines) -> None:
         """Take lines that the process has printed."""
-        # PyTorch begins an error's lines with the rank, as we do.
-        lines = [(is_error, line.removeprefix(f"[rank{self._log.mine.rank}]: ")) for is_error, line in lines]
-        self._last.extend(line for _, line in lines)
+        # PyTorch begins lines of errors and warnings with the rank, as we do.
+        prefix = b"[rank%d]:" % self._log.mine.rank
+        lines = [(is_error, line.removeprefix(prefix + b" ").removeprefix(prefix)) for is_error, line in lines]
+        self._last.extend(line.decode(errors="replace") for _, line in lines)
         self._log(Event.OUTPUT, lines)
 
     def message(self, kind: str, *about: Any) -> None:
@@ -253,7 +286,7 @@ class _Heard:
             self._log.about_job(Event.ROW, {**about[0], "worker": worker.address})
         elif kind == "returned":
             self.result = about[0]
-        elif kind == "failed":
+        elif kind == "failed" and not self._is_closing():
             self._has_failed = True
             self._log(Event.FAILED, *about[0])
         elif kind == "event":
@@ -261,7 +294,7 @@ class _Heard:
 
     def exit(self, ended: Ended) -> None:
         """Take the end of the process, which is a death if nothing was heard before."""
-        if self.result is not None or self._has_failed:
+        if self.result is not None or self._has_failed or self._is_closing():
             return
         said = "\n".join(self._last)[-MOST_SAID:]
         was_killed = ended.code < 0 and -ended.code not in ENDS  # or it crashed
@@ -281,19 +314,25 @@ def _memory_limit(worker: Worker) -> float:
     return limit * share if limit and share else 0
 
 
-def _environment(mine: Assignment, meeting: Meeting) -> dict[str, str]:
-    """Return all variables of a rank: its worker's, its script's, and torchrun's."""
+def _environment(mine: Assignment, meeting: Meeting, error_file: str) -> dict[str, str]:
+    """Return all variables of a rank: its worker's, its script's, and torchrun's.
+
+    Args:
+        error_file: In which a script writes its error, if PyTorch's ``@record`` decorates its main function.
+    """
     environment = without_dasks(os.environ)
     own = meeting.program.environment if isinstance(meeting.program, Script) else {}
     if threads := [own[name] for name in THREADS if name in own]:
         environment |= dict.fromkeys(THREADS, threads[0])  # PyTorch takes the smallest
     environment |= own
-    defaults = dict(RECORDER)
+    defaults = RECORDER | {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     gpus = meeting.gpus[mine.rank]
     if gpus is not None:
         environment["CUDA_VISIBLE_DEVICES"] = gpus
-    if not n_gpus():
-        defaults["ACCELERATE_USE_CPU"] = "true"  # or a plain Accelerator() would train alone on each rank
+    if not n_gpus():  # a plain Accelerator(), Fabric() or Trainer() would train alone on each rank
+        devices, nodes = str(mine.place.local_world_size), str(mine.place.group_world_size)
+        defaults |= {"ACCELERATE_USE_CPU": "true", "LT_DEVICES": devices, "LT_NUM_NODES": nodes}
+        defaults |= {"PL_TRAINER_DEVICES": devices, "PL_TRAINER_NUM_NODES": nodes}
     if interface := network_interface():
         defaults |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}  # NCCL takes a prefix
     rank, world_size = str(mine.rank), str(mine.world_size)
@@ -312,6 +351,8 @@ def _environment(mine: Assignment, meeting: Meeting) -> dict[str, str]:
         "TORCHELASTIC_MAX_RESTARTS": str(mine.max_restarts),
         # The store at MASTER_ADDR is served already, as torchrun's agent serves its own: no port is guessed.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_ERROR_FILE": error_file,
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
     }
     return defaults | environment | torchruns
 

@@ -21,8 +21,19 @@ from daskrun.child.template import read_at_import
 ADDRESS = "DASKRUN_TEMPLATE"  # names the socket of the template that serves the local workers of a program
 PRELOAD = "DASKRUN_PRELOAD"  # names, with commas between them, the modules that a worker's own template imports, too
 ROOT = str(Path(__file__).parents[2])  # from which daskrun is imported
-# The interpreter finds daskrun wherever it is, and then has the path that it would have had.
-CODE = "import sys; sys.path[0] = {root!r}; from daskrun.child.{module} import main; del sys.path[0]; main()"
+# The interpreter finds daskrun wherever it is, and then has the path that it would have had. This is a rank's lowest
+# frame. It's not called __main__, as Python shows more warnings of that module.
+CODE = """import sys
+sys.path[0] = {root!r}
+from daskrun.child.{module} import main
+del sys.path[0]
+program, __name__ = main(), "daskrun"
+try:
+    program.call(*program.arguments)
+except BaseException as error:
+    program.end(error)
+program.end()
+"""
 READY_S = 120  # for a template that still imports
 DASKS = {"PYTHONHASHSEED": "6640", "MALLOC_TRIM_THRESHOLD_": "65536"}  # what a nanny sets for its worker, not for ranks
 
@@ -123,7 +134,7 @@ def without_dasks(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def new_process(fds: Sequence[int], environment: Mapping[str, str], starts_fresh: bool) -> tuple[Forked | Fresh, str]:
-    """Return (a process that runs `child.main.run` with these descriptors, why it's no fork: "" where it is one).
+    """Return (a process that calls `child.main.begin` with these descriptors, why it's no fork: "" where it is one).
 
     A fork that wasn't asked for, because a variable differs, needs no reason.
     """
