@@ -63,6 +63,8 @@ def lock(path):
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as error:
         raise RuntimeError(f"another job is writing {path}: wait for its end, or give another path") from error
+    except OSError as error:
+        print(f"{path} isn't locked against other jobs, as its disk has no locks: {error}", flush=True)
 
 
 def load(path, model, optimizer):

@@ -106,7 +106,9 @@ def test_a_folder_that_is_a_link_is_listed_too_and_one_that_leads_nowhere_is_nam
     list_photos(tmp_path, breeds=[breed_of(f"{first}/1.jpg")[0]])
     assert capsys.readouterr().out == "", "a link of a breed that nobody asked for"
     (tmp_path / second.name / "linked.jpg").symlink_to(next(first.iterdir()))
+    (tmp_path / second.name / "gone.jpg").symlink_to(tmp_path / "gone.jpg")
     assert len(list_photos(tmp_path)) == 7
+    assert "(2)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("unlisted", ["n02085620-Chihuahua", "dogs"])
@@ -496,6 +498,17 @@ def test_of_s3_a_split_reads_nothing_but_copies(tmp_path, s3, s3_admin, monkeypa
     monkeypatch.setattr(photos, "read_files", lambda paths, options: asked.extend(paths) or read(paths, options))
     train_val_split(ImageFolder(f"s3://workshop/{tmp_path.name}", storage_options=s3), 0.4, 0)
     assert sorted(Path(path).name for path in asked) == sorted([*FIVE_COPIES, *(f"{n}.bmp" for n in range(5))])
+
+
+def test_copies_stay_on_one_side_also_among_samples_that_were_chosen(tmp_path):
+    dataset = ImageFolder(photos_of(tmp_path, (BREEDS[0].folder, TEN | FIVE_COPIES)))
+    dataset.samples = [(path, label) for path, label in dataset.samples if not path.endswith("/9.bmp")]
+    for seed in range(5):
+        sides = [
+            {Path(dataset.samples[i][0]).read_bytes() for i in part.indices}
+            for part in train_val_split(dataset, 0.4, seed)
+        ]
+        assert not sides[0] & sides[1]
 
 
 def test_a_photo_that_may_be_a_copy_and_cannot_be_read_is_named(tmp_path):

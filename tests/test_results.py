@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.distributed as dist
@@ -52,7 +53,8 @@ def test_tensorboard_reads_each_step_once_however_often_it_was_logged_or_written
     read = EventAccumulator(str(tmp_path / "rank-0")).Reload()
     steps = [(event.step, round(event.value, 2)) for event in read.Scalars("loss")]
     assert steps == [(step, step / 100) for step in range(1, 6)] + [(6, 1.06), (7, 1.07), (8, 0.08)]
-    write_tensorboard([*begun, *(row(1, step) for step in range(8, 13)), {"rank": 0, "loss": 9.0}], tmp_path)
+    rows = [*begun, *(row(1, step) for step in range(8, 13)), {"rank": 0, "loss": 9.0}]
+    write_tensorboard(pd.DataFrame(rows), tmp_path)
     running, fresh = read.Reload(), EventAccumulator(str(tmp_path / "rank-0")).Reload()
     for steps in ([event.step for event in one.Scalars("loss")] for one in (running, fresh)):
         assert steps == list(range(1, 13))

@@ -623,6 +623,16 @@ def test_a_checkpoint_has_one_run_at_a_time_and_a_killed_one_blocks_nobody(
         assert [file.name for file in tmp_path.iterdir()] == ["run.pt"]
 
 
+def test_a_second_thread_of_the_process_does_not_get_the_checkpoint_either(tmp_path):
+    def again(*_):
+        with pytest.raises(CheckpointInUse):
+            trained(checkpoint=tmp_path / "run.pt", **FIVE_STEPS)
+        return {}
+
+    assert trained(checkpoint=tmp_path / "run.pt", after_step=again, **FIVE_STEPS)[0]["steps"] == 5
+    assert trained(checkpoint=tmp_path / "run.pt", **FIVE_STEPS)[0]["resumed_at"] == 5
+
+
 class LeavesOut(TensorDataset):
     """A dataset that leaves out an image it cannot read, the first."""
 

@@ -118,7 +118,7 @@ def list_photos(
     """Return the sorted paths of all images in folders `<wnid>-<Breed_name>` directly below `url`.
 
     A folder may also be called by its WordNet id alone, as ImageNet's are, or with a `_` in between. Images are files
-    with one of EXTENSIONS. A line says how many other files and folders there are, and how many links to folders lead
+    with one of EXTENSIONS. A line says how many other files and folders there are, and how many links lead
     nowhere; hidden ones do not count.
     breeds: names, WordNet ids or `Breed`s of the folders to list; None for all.
 
@@ -200,7 +200,9 @@ def _list_folders(fs, root, is_wanted, others, missing):
             missing.add(folder.rstrip("/").rpartition("/")[2])
             return {}
         note_nameless(folder, found.values())
-        return {path: (info.get("size"), info.get("ETag", "")) for path, info in found.items()}
+        gone = [path for path, info in found.items() if info.get("islink") and not fs.exists(path)]
+        missing.update(path.rpartition("/")[2] for path in gone)
+        return {path: (info.get("size"), info.get("ETag", "")) for path, info in found.items() if path not in gone}
 
     if listed := list_folder(fs, root):
         folders = listed[0]
@@ -297,16 +299,12 @@ class _Samples(Sequence):
     """(path, label) pairs of files, in arrays: a list of a million costs each DataLoader worker 170 MB.
 
     A forked process copies what it reads of a list, because that changes the reference counts.
-    alike: indices of the files that may be copies, as their sizes and ETags are equal; alike_bytes: of all these files.
     """
 
     def __init__(self, files, labels):
-        self._paths = np.array([path.encode(*ENCODING) for path in files])
+        paths = [path.encode(*ENCODING) for path in files]
+        self._paths, self._ends = b"".join(paths), np.cumsum([len(path) for path in paths])
         self._labels = np.array(labels)
-        n_alike = Counter(files.values())
-        alike = [(index, file[0]) for index, file in enumerate(files.values()) if file[0] and n_alike[file] > 1]
-        self.alike = np.array([index for index, _ in alike], int)
-        self.alike_bytes = sum(size for _, size in alike)
 
     def __len__(self):
         return len(self._labels)
@@ -314,7 +312,9 @@ class _Samples(Sequence):
     def __getitem__(self, index):
         if isinstance(index, slice):
             return [self[i] for i in range(len(self))[index]]
-        return self._paths[index].decode(*ENCODING), int(self._labels[index])
+        index = range(len(self))[index]  # of those from the end, too
+        path = self._paths[self._ends[index - 1] if index else 0 : self._ends[index]]
+        return path.decode(*ENCODING), int(self._labels[index])
 
 
 class ImageFolder(Dataset):
@@ -369,6 +369,9 @@ class ImageFolder(Dataset):
         if len(set(labels.values())) < len(labels):
             raise ValueError(f"Several folders of {url!r} are one of the classes: {labels}. Give classes that differ.")
         self.samples: Sequence[tuple[str, int]] = _Samples(files, [labels[folder] for folder in folders.values()])
+        n_alike = Counter(files.values())
+        # Sizes of files that may be copies, as another one has the same size and ETag.
+        self.sizes_alike = {path: file[0] for path, file in files.items() if file[0] and n_alike[file] > 1}
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -397,7 +400,8 @@ def train_val_split(dataset: ImageFolder, val_fraction: float, seed: int) -> tup
 
     Copies of a photo, with the same bytes, are on its side, also if they have another label, and don't count in the
     proportion. A line says how many there are.
-    val_fraction: in (0, 1); each label with 2 or more different photos has at least one on each side.
+    val_fraction: in (0, 1); each label with 2 or more different photos, not counting copies of another label's, has at
+    least one on each side.
     Raises BadPhoto if a photo can't be read whose size is that of another.
     """
     val_fraction = fraction("val_fraction", val_fraction)
@@ -416,16 +420,18 @@ def train_val_split(dataset: ImageFolder, val_fraction: float, seed: int) -> tup
 def _first_copies(dataset, labels):
     """Return, for each photo, the index of the first one with the same bytes, which is mostly its own."""
     samples, first = dataset.samples, np.arange(len(labels))
-    alike = getattr(samples, "alike", first[:0])  # a dataset of another kind has a list
-    if len(alike) and samples.alike_bytes > MOST_COMPARED_BYTES:
+    sizes = getattr(dataset, "sizes_alike", {})  # of a dataset of another kind nothing is known
+    alike = [index for index, (path, _) in enumerate(samples) if path in sizes] if sizes else []
+    n_bytes = sum(sizes.values())
+    if n_bytes > MOST_COMPARED_BYTES:
         _say(
             f"Copies among the photos of {dataset.url} are not looked for: {len(alike):,} are as large as another one, "
-            f"and have {samples.alike_bytes / 1e9:.0f} GB to read."
+            f"and have {n_bytes / 1e9:.0f} GB to read."
         )
         return first
     of_content: dict[bytes, int] = {}
     for start in range(0, len(alike), COMPARED_AT_ONCE):
-        indices = alike[start : start + COMPARED_AT_ONCE].tolist()
+        indices = alike[start : start + COMPARED_AT_ONCE]
         paths = [samples[index][0] for index in indices]
         for index, path, content in zip(indices, paths, read_files(paths, dataset.storage_options), strict=True):
             if isinstance(content, Exception):  # ranks that went on might split differently

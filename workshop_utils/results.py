@@ -16,6 +16,7 @@ from workshop_utils.shared import new_shared_folder
 from workshop_utils.storage import local_path, open_address, whole_file
 
 if TYPE_CHECKING:  # a rank that sends a file imports nothing of Dask, which takes half a second
+    import pandas as pd
     from distributed import Client, Future
 
     from daskrun import Job
@@ -25,15 +26,15 @@ class ResultError(ValueError):
     """A result cannot be sent or stored; the message says which, and what to do."""
 
 
-def write_tensorboard(rows: Iterable[dict], folder: str | Path, *, step: str = "step") -> None:
+def write_tensorboard(rows: "Iterable[dict] | pd.DataFrame", folder: str | Path, *, step: str = "step") -> None:
     """Write TensorBoard event files, one run per rank, with a scalar for each number of each row.
 
     TensorBoard shows each step once: after a restart, the last attempt's row, and after another call with the same
     folder, that call's rows from its first step on.
 
     Args:
-        rows: Dicts, such as ``job.rows()`` yields; their numbers may be NumPy's. All of them are read before the first
-            is written.
+        rows: Dicts, such as ``job.rows()`` yields, or a DataFrame, as ``job.metrics()`` is; numbers may be NumPy's. All
+            of them are read before the first is written.
         folder: The parent of the runs' folders, ``rank-0`` and so on.
         step: The name of the number that is a row's step. Rows without it are skipped.
 
@@ -42,7 +43,7 @@ def write_tensorboard(rows: Iterable[dict], folder: str | Path, *, step: str = "
     """
     from torch.utils.tensorboard import SummaryWriter
 
-    folder, rows = local_path(folder), list(rows)
+    folder, rows = local_path(folder), rows.to_dict("records") if hasattr(rows, "to_dict") else list(rows)
     numbers = [{name: x for name, value in row.items() if math.isfinite(x := _as_float(value))} for row in rows]
     numbers = [row for row in numbers if step in row]  # not where it is NaN, as in a row from a DataFrame
     if rows and not numbers:

@@ -18,8 +18,10 @@ def source_versions() -> dict[str, str]:
     for distribution, name in PACKAGES.items():
         digest, package = hashlib.sha256(), import_module(name)
         folder = Path(package.__path__[0])
-        for path in sorted(folder.rglob("*.py")):
-            content = path.read_bytes()
-            digest.update(f"{path.relative_to(folder).as_posix()} {len(content)}\n".encode() + content)
+        files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*.py")}
+        for file in sorted(files):
+            if not file.startswith(".") and "/." not in file:  # JupyterLab keeps copies in .ipynb_checkpoints
+                content = files[file].read_bytes().replace(b"\r\n", b"\n")  # git may have changed line ends
+                digest.update(f"{file} {len(content)}\n".encode() + content)
         versions[distribution] = f"{package.__version__}+{digest.hexdigest()[:8]}"
     return versions

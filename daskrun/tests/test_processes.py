@@ -1,17 +1,22 @@
 """A rank is a process of its own: nothing of one job reaches the next, and nothing that it started outlives it."""
 
+import bz2
 import gc
+import gzip
 import importlib
 import logging
+import lzma
 import multiprocessing
 import os
 import random
+import shelve
 import signal
 import subprocess
 import sys
 import threading
 import time
 import warnings
+import zipfile
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -188,7 +193,7 @@ def test_what_a_function_prints_is_printed_where_the_job_is_awaited(client, capf
 
 
 def test_a_breakpoint_raises_at_once_and_names_how_to_debug(client):
-    with pytest.raises(RuntimeError, match=r"job\.debug"):
+    with pytest.raises(RuntimeError, match=r"job\.stacks"):
         daskrun.run(client, breakpoint, n_workers=1)
 
 
@@ -470,6 +475,38 @@ def test_file_objects_that_a_function_left_open_are_written(client, tmp_path):
 
     daskrun.run(client, write, tmp_path)
     assert [(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)] == ["all of it"] * 2
+
+
+def test_what_a_script_leaves_open_is_written_as_python_does_at_its_end(client, tmp_path):
+    (tmp_path / "script.py").write_text(
+        "import bz2, gzip, io, lzma, shelve, tempfile, threading, zipfile\n"
+        "both = open('both', 'w+b'); both.write(b'abc')\n"
+        "temporary = tempfile.NamedTemporaryFile(); temporary.write(b'gone')\n"
+        "open('name', 'w').write(temporary.name)\n"
+        "packed = gzip.open('gz', 'wt'); packed.write('text')\n"
+        "other, third = lzma.open('xz', 'wb'), bz2.open('bz2', 'wb'); other.write(b'x'); third.write(b'z')\n"
+        "archive = zipfile.ZipFile('zip', 'w'); archive.writestr('a', 'b')\n"
+        "table = shelve.open('shelf', writeback=True); table['x'] = [1]; table['x'].append(2)\n"
+        "class Says:\n"
+        "    def __del__(self): open('said', 'w').write('deleted')\n"
+        "says = Says()\n"
+        "io.left = gzip.open('left', 'wt'); io.left.write('of a module')\n"
+        "def forever():\n"
+        "    while True: both\n"
+        "threading.Thread(target=forever, daemon=True).start()\n"
+    )
+    command = [Path(sys.executable).parent / "daskrun", "-n", "1", "--scheduler", client.scheduler.address, "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and "[rank0]" not in done.stderr, done.stderr
+    assert (tmp_path / "both").read_bytes() == b"abc" and (tmp_path / "said").read_text() == "deleted"
+    assert not Path((tmp_path / "name").read_text()).exists()
+    unpacked = {"gz": gzip, "left": gzip, "xz": lzma, "bz2": bz2}
+    found = [module.decompress((tmp_path / name).read_bytes()) for name, module in unpacked.items()]
+    assert found == [b"text", b"of a module", b"x", b"z"]
+    with zipfile.ZipFile(tmp_path / "zip") as archive:
+        assert archive.read("a") == b"b"
+    with shelve.open(tmp_path / "shelf") as table:
+        assert table["x"] == [1, 2]
 
 
 IN_MAIN = """

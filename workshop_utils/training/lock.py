@@ -20,6 +20,10 @@ BEAT_S = 5  # between two signs of life in a storage that has no locks
 SILENT_S = 3 * BEAT_S  # after which the owner of a lock there is dead
 
 
+_held: set[str] = set()
+_adding = threading.Lock()
+
+
 class CheckpointInUse(RuntimeError):
     """Another run that's alive writes this checkpoint; the message says which."""
 
@@ -56,7 +60,7 @@ def checkpoint_lock(path: str | os.PathLike) -> Iterator[Callable[[], None]]:
 @contextmanager
 def _locked_by_the_kernel(path, file, owner):
     os.makedirs(os.path.dirname(file), exist_ok=True)
-    with _opened_and_locked(path, file) as lock:
+    with _held_by_this_process(path, file, owner), _opened_and_locked(path, file) as lock:
         lock.truncate(0)
         lock.write(owner)
         lock.flush()
@@ -65,6 +69,19 @@ def _locked_by_the_kernel(path, file, owner):
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(file)
+
+
+@contextmanager
+def _held_by_this_process(path, file, owner):
+    """The kernel's lock is the process's, so another thread would get it, too."""
+    with _adding:
+        if file in _held:
+            raise CheckpointInUse(path, owner)
+        _held.add(file)
+    try:
+        yield
+    finally:
+        _held.discard(file)
 
 
 def _opened_and_locked(path, file):
@@ -90,7 +107,8 @@ def _kept_alive(path, fs, key, owner):
 
     def read():
         with suppress(FileNotFoundError, ValueError):
-            return json.loads(fs.cat_file(key))
+            read = json.loads(fs.cat_file(key))
+            return read if isinstance(read, dict) and {"owner", "run"} <= read.keys() else None
         return None
 
     def beat():
