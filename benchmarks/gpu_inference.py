@@ -27,11 +27,12 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.io import ImageReadMode, decode_image
 from torchvision.transforms import v2
 
-from workshop_utils import classify as classifier
-from workshop_utils.classify import GPU_FORWARD, classify
+from workshop_utils.classify import classify
 from workshop_utils.cluster import start_cluster
 from workshop_utils.photos import ImageFolder, list_photos
 from workshop_utils.precision import precision_of
+from workshop_utils.predicting import classifier
+from workshop_utils.predicting.classifier import GPU_FORWARD
 from workshop_utils.predicting.loaded_model import loaded_model
 from workshop_utils.weights import load_resnet
 
@@ -136,7 +137,9 @@ def data_loader(model, dataset, device, transform=None):
 def without_forward(paths, weights):
     """Return the seconds that `classify`'s own pipeline takes on a worker for all but the forward pass."""
     with patch.object(classifier, "_forward", lambda model, images: [(0.0, 0)] * len(images)):
-        return timed(classifier.classify_batches, [paths], weights=weights)
+        photos = classifier.Classifier(weights)
+        parts = [paths[start : start + GPU_FORWARD] for start in range(0, len(paths), GPU_FORWARD)]
+        return timed(lambda: [photos(photos.load([(path, path) for path in part])) for part in parts])
 
 
 @torch.inference_mode()

@@ -26,10 +26,11 @@ from jpegs import SMALL, random_weights, write_jpegs
 from record import versions, write_result
 from torch.utils.data import DataLoader
 
-from workshop_utils.classify import CPU_FORWARD, classify
+from workshop_utils.classify import classify
 from workshop_utils.cluster import start_cluster
 from workshop_utils.photos import ImageFolder, decode_photo, read_files
 from workshop_utils.precision import precision_of
+from workshop_utils.predicting.classifier import CPU_FORWARD
 from workshop_utils.predicting.loaded_model import loaded_model
 from workshop_utils.weights import load_resnet
 

@@ -13,8 +13,8 @@ from functools import partial
 import torch
 from dask.system import CPU_COUNT
 
-from workshop_utils.classify import CPU_FORWARD
 from workshop_utils.photos import decode_photo, read_files
+from workshop_utils.predicting.classifier import CPU_FORWARD
 from workshop_utils.predicting.loaded_model import loaded_model
 
 SIZES = (CPU_FORWARD, 2 * CPU_FORWARD)  # photos at a time

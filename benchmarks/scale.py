@@ -37,6 +37,7 @@ from workshop_utils.cluster import start_cluster
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.object_store import BUCKET, local_object_store
 from workshop_utils.photos import list_photos
+from workshop_utils.predicting import classifier
 from workshop_utils.predicting.loaded_model import LoadedModel
 from workshop_utils.reading.latency import hold_back_requests
 from workshop_utils.reading.s3 import list_folder
@@ -175,13 +176,13 @@ def run_one(client, paths, way):
 
 
 def do_nothing():
-    """Have `classify_batches` of this process read, decode and compute nothing."""
+    """Have `Classifier`s of this process read, decode and compute nothing."""
     categories = [f"category {number}" for number in range(1000)]
     loaded = LoadedModel(torch.nn.Linear(1, 1), None, categories, truths={}, checksum=0, on_gpu=False)
-    classify.loaded_model = lambda *_: loaded
-    classify.read_files = lambda paths, _: paths
-    classify.load_photos = lambda contents, *_, **__: (torch.zeros(len(contents), 1), [None] * len(contents))
-    classify._forward = lambda _, images: [(0.5, 151)] * len(images)
+    classifier.loaded_model = lambda *_: loaded
+    classifier.read_files = lambda paths, _: paths
+    classifier.load_photos = lambda contents, *_, **__: (torch.zeros(len(contents), 1), [None] * len(contents))
+    classifier._forward = lambda _, images: [(0.5, 151)] * len(images)
 
 
 def weigh_graphs(client, sizes):

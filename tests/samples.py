@@ -4,11 +4,13 @@ import threading
 from contextlib import contextmanager
 from http.server import ThreadingHTTPServer
 
+import pandas as pd
 import torch
 import torchvision
 
 from workshop_utils.checkpoint import save_checkpoint
 from workshop_utils.object_store import ADMIN
+from workshop_utils.predicting.classifier import Classifier
 
 ODD_NAMES = ["a b.jpg", "dög.jpg", "50%.jpg", "a%20b.jpg", "a#1.jpg", "a?.jpg", "a[1].jpg", "a*.jpg", "a{b}.jpg"]
 IMAGENET = torchvision.models.ResNet50_Weights.DEFAULT.meta["categories"]
@@ -30,6 +32,14 @@ def make_weights(path, seed):
     torch.nn.init.normal_(model.fc.weight, std=0.5)
     save_checkpoint(path, arch="resnet18", num_classes=1000, categories=IMAGENET, state_dict=model.state_dict())
     return str(path)
+
+
+def classified(batches, **settings):
+    """Return (checksum, rows) of lists of paths, which a Classifier of this process says."""
+    classifier = Classifier(**settings)
+    frames = [classifier(classifier.load([(path, path) for path in batch])) for batch in batches]
+    rows = [tuple(None if pd.isna(value) else value for value in row) for frame in frames for row in frame.values]
+    return rows[0][-1], [row[:-1] for row in rows]
 
 
 class Server(ThreadingHTTPServer):

@@ -25,27 +25,26 @@ import torch
 import torchvision
 from distributed import Client
 from PIL import Image
-from samples import make_weights, sign_in
+from samples import classified, make_weights, sign_in
 from torchvision.models import get_model
 from waiting import until
 
 from daskrun import SchedulerLost
-from workshop_utils import classify as module
+from daskrun.client.map_batches import TASKS_PER_THREAD
 from workshop_utils.checkpoint import WeightsError, load_checkpoint, save_checkpoint
 from workshop_utils.classify import (
-    COLUMNS,
     CPU_BATCHES_PER_TASK,
-    TASKS_PER_THREAD,
     classify,
-    classify_batches,
     classify_stream,
 )
 from workshop_utils.cluster import known_workers
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.dogs.sketches import write_sketches
 from workshop_utils.photos import list_photos
+from workshop_utils.predicting import classifier as module
 from workshop_utils.predicting import int8
-from workshop_utils.predicting.loaded_model import loaded_model
+from workshop_utils.predicting.classifier import COLUMNS
+from workshop_utils.predicting.loaded_model import Model, loaded_model
 from workshop_utils.weights import load_resnet
 
 MISSING = ["prediction", "probability", "correct"]
@@ -221,7 +220,7 @@ def test_workers_that_pause_in_mid_stream_are_named_once_each_and_cost_no_row(cl
         client.run(pause_above, 0.8)
         frames += rest.result(timeout=100)
     assert pd.concat(frames).path.tolist() == many
-    assert all(sum(str(one.message).count(address) for one in seen) == 1 for address in addresses)
+    assert all(sum(address in str(one.message) for one in seen) == 1 for address in addresses)
 
 
 def test_a_cluster_without_a_worker_is_told_once(paths, weights):
@@ -340,6 +339,8 @@ def test_rows_of_two_models_never_come_in_one_frame(client, paths, tmp_path, see
     next(stream)
     torch.manual_seed(seed)
     own_weights(tmp_path / "own.pt", categories)
+    for pid in client.run(os.getpid).values():  # their successors load the model again
+        os.kill(pid, signal.SIGKILL)
     with pytest.raises(WeightsError, match="replaced"):
         list(stream)
 
@@ -360,6 +361,42 @@ def test_a_model_with_other_categories_is_right_by_their_names(client, paths, tm
     for row in frame.itertuples():
         truth = [breed for breed in known if breed.folder in row.path]
         assert pd.isna(row.correct) if not truth else row.correct == (row.prediction == row.breed), row
+
+
+def tiny_model(categories):
+    """Return a Model that says how bright a photo is."""
+
+    class Brightness(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, images):
+            bright = images.mean((1, 2, 3)) * self.weight
+            return torch.stack([1 - bright, bright], 1)
+
+    return Model(Brightness(), None, categories)
+
+
+def test_a_model_of_your_own_classifies_photos_in_any_folders(client, tmp_path):
+    def make():
+        def transform(image):
+            small = torchvision.transforms.functional.pil_to_tensor(image.resize((8, 8)))
+            return small.float() / 255
+
+        return tiny_model(["dark", "bright"])._replace(transform=transform)
+
+    for name, value in (("a/dark/1.png", 20), ("a/b/bright/2.png", 230), ("a/b/bright/3.png", 10), ("a/none/4.png", 9)):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (9, 7), (value,) * 3).save(tmp_path / name)
+    photos = sorted(map(str, tmp_path.rglob("*.png")))
+    frame = classify(client, photos, model=make, label_of=lambda path: Path(path).parent.name, precision="fp32")
+    by_name = frame.set_index(frame.path.map(lambda path: Path(path).stem)).sort_index()
+    assert by_name.prediction.tolist() == ["dark", "bright", "dark", "dark"] and by_name.error.isna().all()
+    assert by_name.correct.fillna(False).tolist() == [True, True, False, False] and by_name.correct.isna().sum() == 1
+    assert by_name.breed.tolist() == ["dark", "bright", "bright", "none"]
+    with pytest.raises(ValueError, match="int8"):
+        classify(client, photos, model=make, precision="int8")
 
 
 def test_an_output_that_is_no_number_is_an_error_of_its_row(client, paths, tmp_path):
@@ -399,7 +436,7 @@ def test_photos_for_calibration_are_spread_over_a_list_and_are_the_first_of_a_ge
 
 def in_int8(paths, weights, photos):
     calibration = int8.Calibration(uuid.uuid4().hex, photos, None)
-    return classify_batches([paths], weights=weights, precision="int8", calibration=calibration)
+    return classified([paths], weights=weights, precision="int8", calibration=calibration)
 
 
 @pytest.mark.weekly
@@ -437,7 +474,7 @@ def test_int8_names_photos_weights_and_processors_that_it_cannot_use(client, pat
 
 
 def test_int8_is_refused_on_a_gpu(client, paths, monkeypatch):
-    monkeypatch.setattr(module, "_sees_gpu", lambda: True)
+    monkeypatch.setattr("workshop_utils.classify._sees_gpu", lambda: True)
     with pytest.raises(ValueError, match="'int8', which is for CPUs, but a worker has a GPU"):
         classify(client, paths, precision="int8")
 
@@ -462,11 +499,10 @@ def test_the_gpus_path_gives_the_rows_of_the_cpus(paths, weights, monkeypatch, t
     (tmp_path / "broken.jpg").write_bytes(Path(paths[0]).read_bytes()[:2000])
     some = [*paths, str(tmp_path / "broken.jpg"), *paths, str(tmp_path / "missing.jpg")]
     batches = [some[start : start + 3] for start in range(0, len(some), 3)]
-    _, expected = classify_batches(batches, weights=weights, precision="fp32")
+    _, expected = classified(batches, weights=weights, precision="fp32")
     loaded = loaded_model(weights, "fp32")
     monkeypatch.setattr(module, "loaded_model", lambda *_: replace(loaded, on_gpu=True))
-    monkeypatch.setattr(module, "GPU_FORWARD", 5)
-    _, rows = classify_batches(batches, weights=weights, precision="fp32")
+    _, rows = classified(batches, weights=weights, precision="fp32")
     assert [row[0] for row in rows] == some and [row[5] for row in rows] == [row[5] for row in expected]
     assert sum(row[5] is not None for row in rows) == 2
     seen = [(row[2], other[2]) for row, other in zip(rows, expected, strict=True) if row[5] is None]
@@ -476,17 +512,18 @@ def test_the_gpus_path_gives_the_rows_of_the_cpus(paths, weights, monkeypatch, t
 def test_a_gpu_that_decodes_nothing_is_told_to_the_client(client, paths, weights):
     def classify_without_decoder():
         loaded = replace(loaded_model(weights, "fp32"), on_gpu=True)
-        of_classify, of_gpu = map(import_module, ("workshop_utils.classify", "workshop_utils.predicting.gpu_decode"))
+        module, of_gpu = (import_module(f"workshop_utils.predicting.{name}") for name in ("classifier", "gpu_decode"))
         with (
-            mock.patch.object(of_classify, "loaded_model", lambda *_: loaded),
+            mock.patch.object(module, "loaded_model", lambda *_: loaded),
             mock.patch.object(of_gpu, "decode_jpegs", side_effect=ImportError("no decoder here")),
             mock.patch.object(of_gpu, "_warned", []),
         ):
-            _, rows = of_classify.classify_batches([paths[:3]], weights=weights, precision="fp32")
-        return [row[5] for row in rows]
+            classifier = module.Classifier(weights, "fp32")
+            frame = classifier(classifier.load([(path, path) for path in paths[:3]]))
+        return frame.error.isna().all()
 
     with pytest.warns(UserWarning, match="Pillow .*no decoder here") as warned:
-        assert client.submit(classify_without_decoder, pure=False).result() == [None] * 3
+        assert client.submit(classify_without_decoder, pure=False).result()
         until(lambda: len(warned))
 
 

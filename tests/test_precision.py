@@ -6,9 +6,9 @@ import threading
 
 import pytest
 import torch
+from samples import classified
 from test_train import noise, resnet
 
-from workshop_utils.classify import classify_batches
 from workshop_utils.precision import ieee_float32, precision_of
 from workshop_utils.train import evaluate, train
 
@@ -90,7 +90,7 @@ def test_pytorchs_new_setting_breaks_neither_training_nor_evaluation_nor_inferen
     evaluate(model, noise(7))
     assert seen == {("ieee", "ieee")}
     photo = str(next(dogs.glob("*/*.jpg")))
-    _, ((_, _, prediction, _, _, error),) = classify_batches([[photo]], weights=weights, precision="fp32")
+    _, ((_, _, prediction, _, _, error),) = classified([[photo]], weights=weights, precision="fp32")
     assert prediction and error is None
     with pytest.raises(ValueError, match="0 images"):
         evaluate(model, noise(0))

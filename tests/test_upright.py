@@ -5,8 +5,8 @@ import io
 import numpy as np
 import pytest
 from PIL import ExifTags, Image
+from samples import classified
 
-from workshop_utils.classify import classify_batches
 from workshop_utils.dogs.sketches import draw_dog
 from workshop_utils.photos import decode_photo
 
@@ -41,6 +41,6 @@ def test_photos_are_predicted_as_their_upright_copies(tmp_path):
     for orientation in STORED:
         (tmp_path / f"{orientation}.png").write_bytes(as_phones_store(orientation))
     paths = sorted(map(str, tmp_path.iterdir()))
-    _, rows = classify_batches([paths], weights="sketches", precision="fp32")
+    _, rows = classified([paths], weights="sketches", precision="fp32")
     assert len({prediction for _, _, prediction, *_ in rows}) == 1
     assert np.ptp([probability for *_, probability, _, _ in rows]) < 1e-4

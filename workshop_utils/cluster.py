@@ -15,15 +15,14 @@ from typing import Any
 import dask
 import pandas as pd
 from dask.system import CPU_COUNT
-from dask.utils import format_bytes
-from distributed import Client, Future, wait
+from distributed import Client
 from distributed.comm import get_address_host
 from distributed.core import Status
 from distributed.versions import VersionMismatchWarning
 from tornado.web import RequestHandler
 
 from daskrun import ClusterError, dashboard, reach, start_local, worker_environment
-from daskrun.errors import check_client, warn
+from daskrun.errors import check_client
 from daskrun.settings import given_threads, n_gpus
 from workshop_utils.object_store import spare_loopback_the_proxy
 from workshop_utils.progress import waiting
@@ -36,7 +35,6 @@ VENDOR_TIMEOUT_S = 600  # a vendor's machines may have to start first
 # Other versions of these on client and workers would fail late and far away, so they are refused at once.
 SAME_ON_SCHEDULER = ("python", "dask", "distributed", "cloudpickle", "daskrun", "workshop-dask-pytorch")
 SAME_ON_WORKERS = (*SAME_ON_SCHEDULER, "numpy", "pandas", "torch", "torchvision")
-LOOK_S = 2  # between two looks at workers while a result is awaited
 ANSWER_S = 30  # time limit for the versions of all workers
 _started: list = []  # clients of the local clusters that start_cluster started in this notebook
 
@@ -258,33 +256,6 @@ def known_workers(client: Client) -> dict[str, dict]:
     """
     check_client(client)
     return client.sync(client.scheduler.identity, n_workers=-1)["workers"]  # type: ignore[union-attr]
-
-
-def result_of(client: Client, future: Future, warned: set[str]) -> Any:
-    """Return a future's result; warn meanwhile if workers are paused, or none is left, as Dask then waits silently.
-
-    Args:
-        warned: The workers that were named before, by address; it grows.
-    """
-    while True:
-        with suppress(TimeoutError):
-            wait([future], timeout=LOOK_S)
-            return future.result()
-        workers = known_workers(client)
-        paused = {address: of for address, of in workers.items() if of["status"] == "paused" and address not in warned}
-        if paused:
-            uses = [
-                f"{address} uses {format_bytes(of['metrics']['memory'])} of its {format_bytes(of['memory_limit'])}"
-                for address, of in paused.items()
-            ]
-            warn(
-                f"{len(paused)} of {len(workers)} workers are paused, which means that they start no task: "
-                f"{'; '.join(uses)}. They go on by themselves once they use less. Delete futures and variables that "
-                "hold much, call client.restart_workers([ADDRESS]), or give workers more memory."
-            )
-        elif not workers and "none" not in warned:
-            warn("The cluster has no worker. This waits until one joins.")
-        warned |= paused.keys() or ({"none"} if not workers else set())
 
 
 def unfit_for_pytorch(client: Client) -> tuple[list[str], int]:

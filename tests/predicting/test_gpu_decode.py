@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import ExifTags, Image
 
-from workshop_utils.classify import load_photos
 from workshop_utils.dogs.sketches import draw_dog
+from workshop_utils.predicting.classifier import load_photos
 from workshop_utils.predicting.gpu_decode import PIXELS_PER_CALL, decode_jpegs, load_on_gpu
 from workshop_utils.weights import load_resnet
 

@@ -28,7 +28,7 @@ def load_on_gpu(
     device: torch.device,
     load_others: Callable,
 ) -> tuple[torch.Tensor, list[str | None]]:
-    """Return what `classify.load_photos` does, with the images on `device`, a GPU, which decodes and resizes JPEGs.
+    """Return what `classifier.load_photos` does, with the images on `device`, a GPU, which decodes and resizes JPEGs.
 
     load_others: called with contents and paths, it does so with Pillow for what the GPU's decoder refuses or might read
     differently. So errors are the same as on a CPU, and a call that fails on the GPU costs time, not photos.

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import nn
@@ -43,6 +43,36 @@ class LoadedModel:
     on_gpu: bool
 
 
+class Model(NamedTuple):
+    """A model of your own for `classify`, which a function makes in each worker's process.
+
+    Attributes:
+        module: Takes (n, 3, h, w) float32 images, and returns (n, number of categories) logits.
+        transform: Makes a (3, h, w) float32 tensor of a Pillow image.
+        categories: The names of the classes, in the order of the logits.
+    """
+
+    module: nn.Module
+    transform: Callable
+    categories: list[str]
+
+
+def ready_model(model: Model, precision: str) -> LoadedModel:
+    """Return the LoadedModel of a model of your own, in eval mode, on the GPU if there is one."""
+    categories = [str(name) for name in model.categories]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = torch.bfloat16 if precision_of(precision) == "bf16" else torch.float32
+    checksum = _checksum(model.module, zlib.crc32(repr(categories).encode()))
+    ready = model.module.eval().to(device, dtype).to(memory_format=torch.channels_last)
+    return LoadedModel(ready, model.transform, categories, ClassNames(categories), checksum, device == "cuda")
+
+
+def _checksum(model: nn.Module, checksum: int) -> int:
+    for tensor in model.state_dict().values():
+        checksum = zlib.crc32(tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes(), checksum)
+    return checksum
+
+
 def loaded_model(
     weights: str | os.PathLike = "auto", precision: str = "auto", calibration: "Calibration | None" = None
 ) -> LoadedModel:
@@ -68,8 +98,7 @@ def loaded_model(
 def _load(address: str, version: str | None, precision: str, photos: "CalibrationPhotos | None") -> LoadedModel:
     model, transform, categories = load_resnet(address)
     checksum = zlib.crc32(repr((model.about, categories)).encode(), photos.checksum if photos else 0)
-    for tensor in model.state_dict().values():
-        checksum = zlib.crc32(tensor.numpy().tobytes(), checksum)
+    checksum = _checksum(model, checksum)
     ready: nn.Module
     if photos:
         from workshop_utils.predicting.int8 import to_int8

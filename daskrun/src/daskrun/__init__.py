@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from daskrun.check_scheduler import reach
     from daskrun.client.job import Job
     from daskrun.client.launch import launch, run
+    from daskrun.client.map_batches import map_batches, parquet_batches
     from daskrun.equal import assert_equal_on_all_ranks
     from daskrun.errors import ClusterError, JobError, SchedulerLost, ScriptFailed, WorkerDied, WorkersBusy
     from daskrun.local import start_local
@@ -41,6 +42,8 @@ __all__ = [
     "assert_equal_on_all_ranks",
     "launch",
     "log_metrics",
+    "map_batches",
+    "parquet_batches",
     "reach",
     "run",
     "start_local",
@@ -56,6 +59,7 @@ _HOMES = {
     ),
     "Job": "client.job",
     **dict.fromkeys(["launch", "run"], "client.launch"),
+    **dict.fromkeys(["map_batches", "parquet_batches"], "client.map_batches"),
     "start_local": "local",
     "log_metrics": "metrics",
     "reach": "check_scheduler",
