@@ -9,8 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
+from PIL import Image
+from waiting import until
 
 SCRIPT = Path(__file__).parents[1] / "deploy/train.py"
 

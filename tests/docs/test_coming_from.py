@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/coming-from.md").read_text(encoding="utf-8")
-INTRODUCTION, *SECTIONS = re.split(r"^## From ", PAGE, flags=re.MULTILINE)
+INTRODUCTION = PAGE.partition("\n## ")[0]
+SECTIONS = re.findall(r"^## From (.*?)(?=^## )", PAGE, re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PROBLEM, START = BLOCK.findall(INTRODUCTION)
 PRINTED = re.compile(r"^\[?(\d[\d.e-]+)(?:, \d[\d.e-]+\])?$", re.MULTILINE)  # a loss, or the list of both ranks' losses
