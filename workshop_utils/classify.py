@@ -130,14 +130,7 @@ def classify_stream(
         chosen, photos = choose_for_calibration(photos, all_at_hand=isinstance(paths, Sized))
         calibration = Calibration(uuid.uuid4().hex, list(map(absolute_address, chosen)), storage_options)
     make = partial(
-        _classifier,
-        uuid.uuid4().hex,
-        resolve_weights(weights),
-        precision,
-        storage_options,
-        calibration,
-        model,
-        label_of,
+        Classifier, resolve_weights(weights), precision, storage_options, calibration, model=model, label_of=label_of
     )
     frames = map_batches(
         client,
@@ -159,18 +152,13 @@ def _of_one_model(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         if len(checksums) > 1:
             raise WeightsError(
                 "The workers had different weights, or in int8 other photos to calibrate with: a file was replaced "
-                "meanwhile, is another one on some machines, or could not be read by all. Call classify again, with "
-                "files that all workers share."
+                "meanwhile, is another one on some machines, or could not be read by all; or model= draws weights at "
+                "random. Call classify again, with files that all workers share, and a seed in model=."
             )
         yield frame.drop(columns="checksum")
 
 
 # --- on a worker
-
-
-def _classifier(call: str, *given: object) -> Classifier:
-    """Return the Classifier of one call, which looks again whether the weights' file was replaced."""
-    return Classifier(*given)  # type: ignore[arg-type]
 
 
 async def _sees_gpu() -> bool:

@@ -7,10 +7,12 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import cloudpickle
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -20,6 +22,7 @@ from waiting import until
 
 from daskrun import SchedulerLost, map_batches, parquet_batches
 from daskrun.client.map_batches import LARGE, TASKS_PER_THREAD
+from daskrun.worker import batches
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
 WORDS = ["x" * (number % 7 + 1) for number in range(400)]
@@ -59,7 +62,7 @@ def test_rows_come_in_the_order_of_the_items_from_all_workers(client):
     assert frame.pid.nunique() == len(client.nthreads())
 
 
-def test_one_object_is_made_in_a_process_and_kept_also_for_the_next_call(client):
+def test_one_object_is_made_in_a_process_for_a_call_and_goes_with_it(client):
     class Counts:
         def __init__(self):
             time.sleep(0.2)
@@ -69,8 +72,9 @@ def test_one_object_is_made_in_a_process_and_kept_also_for_the_next_call(client)
             return {"made": [self.made] * len(batch), "pid": [os.getpid()] * len(batch)}
 
     frames = [pd.concat(map_batches(client, Counts, range(200), batch_size=4)) for _ in range(2)]
-    frame = pd.concat(frames)
-    assert frame.made.nunique() == frame.pid.nunique() and set(frames[0].made) & set(frames[1].made)
+    assert [one.made.nunique() for one in frames] == [one.pid.nunique() for one in frames]
+    assert not set(frames[0].made) & set(frames[1].made)  # what it has loaded may be another file by now
+    until(lambda: not any(client.run(lambda: len(batches._made)).values()))
 
 
 def test_a_large_maker_is_sent_once_to_a_worker_and_to_its_successor(client):
@@ -170,7 +174,6 @@ def test_parts_are_one_table_whatever_is_missing_in_one_of_them(where, client, t
         table = pq.read_table(tmp_path / "answers")
     else:
         import fsspec
-        import pyarrow as pa
 
         with Client(processes=False, n_workers=1, dashboard_address=None, set_as_default=False) as alone:
             items, parts = work(alone, "memory://bucket/answers")
@@ -222,18 +225,64 @@ def test_a_program_that_was_killed_goes_on_with_the_parts_that_are_missing(tmp_p
 
 def test_parts_of_other_items_are_refused_and_kept(client, tmp_path):
     parts = map_batches(client, Lengths, WORDS, output=tmp_path)
-    with pytest.raises(ValueError, match="other items"):
-        map_batches(client, Lengths, WORDS[1:], output=tmp_path)
+    for others in (WORDS[1:], WORDS[:256]):  # the last are a whole task of them
+        with pytest.raises(ValueError, match="other items"):
+            map_batches(client, Lengths, others, output=tmp_path)
     assert sorted(parts) == sorted(map(str, tmp_path.glob("*.parquet")))
 
 
-def test_columns_that_change_their_type_are_named(client, tmp_path):
-    class Changes:
-        def __call__(self, batch):
-            return {"value": [one if one < 50 else f"text {one}" for one in batch]}
+@pytest.mark.parametrize(
+    ("first", "later", "both"),
+    [
+        (1, 1.5, "double"),
+        (None, 3, "int64"),
+        ([], [1.5, 2.0], "list<element: double>"),
+        (2**60 + 1, None, "int64"),
+        (Path("a.jpg"), Path("b.jpg"), "string"),
+        ([[1, 2]], [[3]], "list<element: list<element: int64>>"),
+    ],
+)
+def test_types_are_widened_where_parts_differ(client, tmp_path, first, later, both):
+    def make():
+        return lambda batch: {"value": [first if one < 50 else later for one in batch]}
 
-    with pytest.raises(ValueError, match="'value'"):
-        map_batches(client, Changes, range(100), batch_size=10, batches_per_task=1, output=tmp_path)
+    map_batches(client, make, range(100), batch_size=10, batches_per_task=1, output=tmp_path)
+    table = pq.read_table(tmp_path)
+    assert str(table.schema.field("value").type).replace("large_", "").replace("item", "element") == both
+    plain = [os.fspath(one) if isinstance(one, Path) else one for one in (first, later)]
+    assert table["value"].to_pylist() == [plain[0]] * 50 + [plain[1]] * 50
+
+
+@pytest.mark.parametrize(("first", "later"), [(True, 2), ({"a": 1}, "text"), (1, "text")])
+def test_types_that_do_not_go_together_are_named_and_nothing_is_changed(client, tmp_path, first, later):
+    def make():
+        return lambda batch: {"value": [first if one < 50 else later for one in batch]}
+
+    with pytest.raises(ValueError, match="value"):
+        map_batches(client, make, range(100), batch_size=10, batches_per_task=1, output=tmp_path)
+    found = [value for path in tmp_path.glob("*.parquet") for value in pq.read_table(path)["value"].to_pylist()]
+    assert first in found and all(type(value) in (type(first), type(later)) for value in found)
+
+
+def test_ids_stay_whole_beside_rows_with_an_error(client, tmp_path):
+    ids = [2**60 + number for number in range(40)]
+
+    class Fails:
+        def __call__(self, batch):
+            if any(one % 7 == 0 for one in batch):
+                raise ValueError("seven")
+            return {"id": batch}
+
+    map_batches(client, Fails, ids, batch_size=4, output=tmp_path, on_error="row")
+    found = pq.read_table(tmp_path)["id"].to_pylist()
+    assert found == [one if one % 7 else None for one in ids]
+
+
+def test_equal_items_are_the_same_whichever_objects_they_are(client, tmp_path):
+    one = "".join(["a", "b"])
+    assert map_batches(client, Lengths, [one, one, {"k": 1}.popitem()[0]], output=tmp_path) == map_batches(
+        client, Lengths, ["".join(["a", "b"]), "ab", "k"], output=tmp_path
+    )
 
 
 def test_rows_of_parquet_are_dataframes_of_the_batch_size(client, tmp_path):
@@ -251,6 +300,19 @@ def test_rows_of_parquet_are_dataframes_of_the_batch_size(client, tmp_path):
     assert frame.rows.max() == 64 and set(frame["columns"]) == {"text,k"}
     with pytest.raises(FileNotFoundError):
         parquet_batches(tmp_path / "none")
+    with pytest.raises(ValueError, match="nope"):
+        parquet_batches(tmp_path, columns=["nope"])
+
+
+def test_parquet_that_was_written_again_is_read_again_and_its_integers_stay_whole(client, tmp_path):
+    class Text:
+        def __call__(self, frame):
+            return frame
+
+    for ids in ([2**60 + 1, None], [5, 6]):
+        pq.write_table(pa.table({"id": ids}), tmp_path / "a.parquet")
+        frames = list(map_batches(client, Text, parquet_batches(tmp_path, storage_options={"auto_mkdir": True})))
+        assert [one for frame in frames for one in frame["id"]] == ids
 
 
 def test_the_next_batches_are_loaded_while_one_is_computed(client):
@@ -283,11 +345,20 @@ def test_a_closed_client_is_one_error(client):
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"items": "one"}, {"batch_size": 0}, {"batch_size": 2.5}, {"ahead": -1}, {"on_error": "skip"}],
+    [
+        {"items": "one"},
+        {"items": pd.DataFrame({"a": [1]})},
+        {"batch_size": 0},
+        {"batch_size": 2.5},
+        {"ahead": -1},
+        {"on_error": "skip"},
+        {"make": Lengths()},
+        {"make": len},
+    ],
 )
 def test_invalid_arguments_are_refused_at_once(client, arguments):
-    with pytest.raises(ValueError, match=next(iter(arguments))):
-        map_batches(client, Lengths, **{"items": WORDS} | arguments)
+    with pytest.raises((ValueError, TypeError), match=next(iter(arguments))):
+        map_batches(client, **{"make": Lengths, "items": WORDS} | arguments)
 
 
 def test_a_task_of_dask_may_call_it(client):

@@ -43,7 +43,7 @@ class Classifier:
     ) -> None:
         """Load the model; the arguments are those of `classify`, and a Calibration makes it one in int8."""
         if model:
-            self._loaded = ready_model(model(), precision)
+            self._loaded = ready_model(Model(*model()), precision)
         else:
             self._loaded = loaded_model(weights, precision, calibration)
         self._options, self._label_of = storage_options, label_of
@@ -118,6 +118,8 @@ def load_photos(
             return transform(decode_photo(content, path)), None
         except BadPhoto as error:
             return None, str(error)
+        except Exception as error:  # of a transform of one's own
+            return None, f"{path}: {error!r}"
 
     loaded = list(pool.map(load, contents, paths))
     images = [image for image, _ in loaded if image is not None]

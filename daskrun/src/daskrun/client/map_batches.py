@@ -1,15 +1,19 @@
 """Call one object on many batches, on all workers of a cluster: `map_batches`."""
 
 import hashlib
+import inspect
+import io
 import os
 import pickle
 import re
+import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from functools import partial
 from itertools import chain, islice
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -47,7 +51,8 @@ def parquet_batches(
         storage_options: For fsspec.
 
     Raises:
-        FileNotFoundError: If there's no such file, or no Parquet file in the folder.
+        FileNotFoundError: If there's no such file, or no Parquet file in the folder itself.
+        ValueError: For a file that's no Parquet, and for a column that it doesn't have.
     """
     from fsspec.core import url_to_fs
 
@@ -55,13 +60,10 @@ def parquet_batches(
     fs, path = url_to_fs(_absolute(os.fspath(url)), **options)
     files = sorted(fs.glob(f"{path.rstrip('/')}/*.parquet")) if fs.isdir(path) else [path]
     if not files or not fs.exists(files[0]):
-        raise FileNotFoundError(f"{url} is no Parquet file, and no folder of *.parquet.")
-    chosen = None if columns is None else tuple(columns)
-    return [
-        Rows(file, group, 0, size, chosen, tuple(options.items()))
-        for file in map(fs.unstrip_protocol, files)
-        for group, size in enumerate(on_workers.sizes_of_row_groups(file, options))
-    ]
+        raise FileNotFoundError(f"{url} is no Parquet file, and no folder that holds *.parquet itself.")
+    chosen = (columns,) if isinstance(columns, str) else None if columns is None else tuple(columns)
+    groups = (on_workers.row_groups(fs.unstrip_protocol(file), chosen, options) for file in files)
+    return list(chain.from_iterable(groups))
 
 
 def map_batches(
@@ -79,10 +81,10 @@ def map_batches(
 ) -> Any:
     """Call an object on batches of items, on all workers, and return the rows in the order of the items.
 
-    Each worker process makes one object and keeps it. If it has a method ``load``, this is called in a thread with the
-    items of the next batches, while a batch is computed; what it returns is what the object is called with. A worker
-    with several threads calls them at the same time. If a worker dies, its batches run again on another one, which
-    makes an object of its own.
+    Each worker process makes one object, and keeps it until the call ends. If it has a method ``load``, this is called
+    in threads with the items of the next batches, as many as ``ahead`` says, while a batch is computed; what it returns
+    is what the object is called with. A worker with several threads calls both at the same time. If a worker dies, its
+    batches run again on another one, which makes an object of its own.
 
     Without ``output``, the rows come as an iterator of DataFrames. No more items are taken, and no more tasks given to
     the cluster, than keep the workers busy while you use one, so memory stays flat. An error, an interrupt and the
@@ -91,13 +93,15 @@ def map_batches(
     Args:
         client: A connected ``distributed.Client``.
         make: A class, or a function without arguments, that returns what is called with each batch and returns columns
-            (a dict of lists, arrays or tensors on any device) or a DataFrame. ``functools.partial`` gives it arguments.
+            (a dict of lists, arrays or tensors on any device) or a DataFrame, with any number of rows.
+            ``functools.partial`` gives it arguments.
         items: Anything that can be iterated: paths, rows; or `parquet_batches`. A batch is a list of them, or a
             DataFrame of Parquet's rows.
         batch_size: Items of a batch.
         output: A folder, or an address that fsspec opens and all workers reach. Each task then writes its rows there as
             a Parquet file, atomically, and a call with the same items and sizes skips what is there already. Another
-            model needs another folder.
+            model, and other items, need another folder. Types are widened at the end where parts differ, as integers
+            and floats.
         on_error: "raise", or "row": if a batch fails, its items are tried one by one, and those that fail become rows
             in which only the column ``error`` has a value.
         storage_options: For fsspec, for ``output``.
@@ -109,11 +113,12 @@ def map_batches(
         An iterator of DataFrames; with ``output``, the addresses of the files, in order.
 
     Raises:
-        ValueError: For an invalid argument, for an ``output`` with parts of other items, or if a column's
-            values don't fit the type that it has in the first part with values.
+        ValueError: For an invalid argument, or an ``output`` with parts of other items or of types that don't go
+            together.
         SchedulerLost: If the client is closed, also meanwhile, or its scheduler is lost.
 
-    What ``make`` or its object raises is raised here, with a note that names the batch.
+    What ``make`` or its object raises is raised here, of a batch with a note that names it. A batch that ends its
+    worker's process raises Dask's KilledWorker, once it has done so four times.
 
     >>> from distributed import Client
     >>> class Lengths:
@@ -125,14 +130,21 @@ def map_batches(
     [[1, 3, 2], [4]]
     """
     check_client(client)
-    if isinstance(items, (str, bytes, os.PathLike)):
-        raise ValueError(f"items is the single {items!r}: give a list.")
+    if isinstance(items, (str, bytes, os.PathLike, Mapping)) or hasattr(items, "columns"):
+        raise ValueError(f"items is a {type(items).__name__}: give a list, or parquet_batches.")
     counts = {"batch_size": batch_size, "batches_per_task": batches_per_task, "ahead": ahead}
     for name, value in counts.items():
-        if not isinstance(value, int) or value < (name != "ahead"):
+        if not isinstance(value, Integral) or value < (name != "ahead"):
             raise ValueError(f"{name} is {value!r}: give an integer of at least {int(name != 'ahead')}.")
     if on_error not in ("raise", "row"):
         raise ValueError(f"on_error is {on_error!r}: write 'raise' or 'row'.")
+    try:
+        inspect.signature(make).bind()
+    except TypeError as error:
+        why = f"make is {make!r}, which can't be called without arguments ({error})"
+        raise TypeError(f"{why}: give a class, or a function that returns what takes a batch.") from None
+    except ValueError:  # of a built-in function
+        pass
     with suppress(ValueError, AttributeError, KeyError):  # in no task, in none with a thread, or it has left before
         secede()  # a task of Dask that calls this gives its thread back, as the batches may need it
     total = None
@@ -162,29 +174,44 @@ def _write(run: "_Run", tasks: Iterable[list[Batch]], folder: str, options: dict
     fs, root = url_to_fs(folder, **options)
     if not fs.async_impl:  # the others are object stores, which have no folders
         fs.makedirs(root, exist_ok=True)
-    there = {}
+    names, there = set[str](), dict[int, str]()
     with suppress(FileNotFoundError):
-        names = (path.rstrip("/").rpartition("/")[2] for path in fs.ls(root, detail=False, refresh=True))
+        names = {path.rstrip("/").rpartition("/")[2] for path in fs.ls(root, detail=False, refresh=True)}
         there = {int(found[1]): found[0] for found in map(PART.fullmatch, names) if found}
 
     def with_parts() -> Iterator[tuple[list[Batch], Part]]:
         for number, task in enumerate(tasks):
-            name = f"part-{number:06}-{hashlib.sha256(pickle.dumps(task)).hexdigest()[:10]}.parquet"
-            if there.get(number, name) != name:
+            name = f"part-{number:06}-{_digest(task)}.parquet"
+            if there.pop(number, name) != name:
                 raise ValueError(
-                    f"{folder} holds {there[number]}, of other items, or of another batch_size or batches_per_task: "
-                    "give another folder, or delete this one."
+                    f"{folder} holds another part {number}, of other items, or of another batch_size or "
+                    "batches_per_task: give another folder, or delete this one."
                 )
-            yield task, Part(f"{folder.rstrip('/')}/{name}", options, number in there)
+            yield task, Part(f"{folder.rstrip('/')}/{name}", options, name in names)
 
     parts: list[Part] = []
+    schema = b""
     with bar() as line:
         for task, part in run.results(with_parts()):
             parts.append(part)
+            try:
+                schema = on_workers.merged([schema, part.schema]) if schema else part.schema
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"{part.path} doesn't go with the parts before it, so delete it: {error}") from error
             line.update(sum(map(n_items, task)))
-        schema = on_workers.one_schema([part.schema for part in parts])
+        if there:
+            raise ValueError(f"{folder} holds parts {sorted(there)}, too, of other items: delete them.")
         run.retype([part for part in parts if part.schema != schema], schema)
     return [part.path for part in parts]
+
+
+def _digest(task: list[Batch]) -> str:
+    """Return what's the same for equal items, whichever objects they are."""
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file, protocol=5)
+    pickler.fast = True  # it writes an object twice where it's there twice
+    pickler.dump([batch[:-1] if isinstance(batch, Rows) else batch for batch in task])  # without its options
+    return hashlib.sha256(file.getvalue()).hexdigest()[:10]
 
 
 class _Run:
@@ -192,18 +219,22 @@ class _Run:
 
     def __init__(self, client: Client, make: Callable, row_errors: bool, ahead: int) -> None:
         self.name = getattr(getattr(make, "func", make), "__name__", "map_batches")  # of a partial's function
-        self._client, self._warned = client, set[str]()
+        self._client, self._call, self._warned = client, uuid.uuid4().hex, set[str]()
+        self._counted_at, self._n_threads = -LOOK_S, 1
         self._make: bytes | Future = cloudpickle.dumps(make)
         if len(self._make) > LARGE:  # not with each task; the scheduler has it for workers that come later
             with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1TB"}):
-                self._make = client.submit(bytes, self._make, key=f"{self.name}-made-by-{uuid.uuid4().hex}")
+                self._make = client.submit(bytes, self._make, key=f"{self.name}-made-by-{self._call}")
             client.replicate([self._make])  # or Dask would give the first tasks to the one worker that has it
         self._rest = row_errors, ahead
 
     @property
     def n_threads(self) -> int:
-        """The cluster's threads; workers come and go."""
-        return sum(self._client.nthreads().values()) or 1  # the only worker may be restarting
+        """The cluster's threads, counted again now and then, as workers come and go."""
+        if time.monotonic() > self._counted_at + LOOK_S:
+            self._n_threads = sum(self._client.nthreads().values()) or 1  # the only worker may be restarting
+            self._counted_at = time.monotonic()
+        return self._n_threads
 
     def results(self, tasks: Iterator[tuple[list[Batch], Part | None]]) -> Iterator[tuple[list[Batch], Any]]:
         """Yield each task's batches and result, in order, while those after it run."""
@@ -211,7 +242,8 @@ class _Run:
         try:
             for task, part in chain(tasks, [([], None)]):
                 if task:
-                    given, key = (self._make, task, *self._rest, part), f"{self.name}-{uuid.uuid4().hex}"
+                    given = self._call, self._make, task, *self._rest, part
+                    key = f"{self.name}-{uuid.uuid4().hex}"
                     running.append((task, self._client.submit(on_workers.run_task, *given, key=key)))
                 while running and (not task or len(running) > TASKS_PER_THREAD * self.n_threads):
                     result = result_of(self._client, running[0][1], self._warned)
@@ -226,6 +258,7 @@ class _Run:
         finally:
             if self._client.status == "running":  # a closed one refuses, and its scheduler has cancelled them
                 self._client.cancel([future for _, future in running])  # frees the workers after an error or Ctrl-C
+                self._client.run(on_workers.forget, self._call, on_error="ignore")
 
     def retype(self, parts: Sequence[Part], schema: bytes) -> None:
         """Give parts these types, on the workers."""

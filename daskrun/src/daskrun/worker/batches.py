@@ -1,11 +1,11 @@
 """Batches of `map_batches` on a worker: one object for a process, batches loaded ahead, a DataFrame for each task."""
 
-import hashlib
 import os
+import pickle
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from functools import lru_cache, partial
@@ -20,26 +20,36 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-MOST_MADE = 2  # two calls may take turns on a worker
+MOST_MADE = 8  # of calls at the same time, and of programs that were killed
 MOST_SHOWN = 200  # characters of an item
-_made: dict[str, Any] = {}
-_making = threading.Lock()
+
+
+class _Made:
+    """What a call's maker has made in this process."""
+
+    def __init__(self) -> None:
+        self.making, self.object = threading.Lock(), None
+
+
+_made: dict[str, _Made] = {}
+_adding = threading.Lock()
 
 
 class Rows(NamedTuple):
     """Some rows of a Parquet file's row group: a batch that is read where it's needed."""
 
     path: str
+    version: str  # of the file, which changes when it's written again
     group: int
     start: int
     stop: int
     columns: tuple[str, ...] | None
-    storage_options: tuple[tuple[str, Any], ...]
+    storage_options: bytes  # pickled, as a dict has no hash
 
     def read(self) -> "pd.DataFrame":
-        """Return the rows."""
-        table = _row_group(self.path, self.group, self.columns, self.storage_options)
-        return table.slice(self.start, self.stop - self.start).to_pandas()
+        """Return the rows. Integers with a missing value stay integers, beside None."""
+        table = _row_group(self.path, self.version, self.group, self.columns, self.storage_options)
+        return table.slice(self.start, self.stop - self.start).to_pandas(integer_object_nulls=True)
 
 
 Batch = list | Rows
@@ -66,40 +76,47 @@ def n_items(batch: Batch) -> int:
     return batch.stop - batch.start if isinstance(batch, Rows) else len(batch)
 
 
-def run_task(make: bytes, batches: list[Batch], row_errors: bool, ahead: int, part: Part | None) -> Any:
+def run_task(call: str, make: bytes, batches: list[Batch], row_errors: bool, ahead: int, part: Part | None) -> Any:
     """Return a DataFrame of what the maker's object says of these batches, or the Part that was written of it.
 
     Args:
+        call: Of `map_batches`: each has objects of its own.
         make: The pickled maker.
         row_errors: Whether an item that fails becomes a row with an error.
         ahead: Batches that are loaded while one is computed.
     """
-    import pandas as pd
-
     if part and part.is_there:
         return part._replace(schema=_packed(_parquet_file(part.path, part.storage_options).schema_arrow))
-    call = _object_of(make)
-    load = getattr(call, "load", None)
+    made = _object_of(call, make)
+    load, convert = getattr(made, "load", None), _as_table if part else _as_frame
     loaded = _loaded_ahead(load, batches, ahead)
-    frame = pd.concat([_frame(call, load, *one, row_errors) for one in loaded], ignore_index=True)
+    found = [rows for one in loaded for rows in _rows(made, load, convert, *one, row_errors)]
     if part is None:
-        return frame
+        import pandas as pd
+
+        return pd.concat(found, ignore_index=True)
     import pyarrow as pa
 
-    return write(pa.Table.from_pandas(frame, preserve_index=False), part)
+    return write(pa.concat_tables(found, promote_options="permissive"), part)
 
 
-def _object_of(make: bytes) -> Any:
-    """Return the maker's object of this process; the first task makes it, and others wait."""
-    key = hashlib.sha256(make).hexdigest()
-    with _making:
-        if key in _made:
-            _made[key] = _made.pop(key)  # it was used last
-        else:
-            while len(_made) >= MOST_MADE:
-                del _made[next(iter(_made))]
-            _made[key] = cloudpickle.loads(make)()
-        return _made[key]
+def _object_of(call: str, make: bytes) -> Any:
+    """Return the maker's object of this process; the first task makes it, and others of the call wait."""
+    with _adding:
+        made = _made[call] = _made.pop(call) if call in _made else _Made()  # it was used last
+        while len(_made) > MOST_MADE:
+            del _made[next(iter(_made))]
+    with made.making:
+        if made.object is None:
+            made.object = cloudpickle.loads(make)()
+            if not callable(made.object):
+                raise TypeError(f"The maker returned a {type(made.object).__name__}, which can't be called.")
+        return made.object
+
+
+def forget(call: str) -> None:
+    """Drop what a call has made in this process, and its memory."""
+    _made.pop(call, None)
 
 
 def _loaded_ahead(
@@ -124,24 +141,26 @@ def _load(load: Callable | None, batch: Batch) -> Any:
     return load(items) if load else items
 
 
-def _frame(
-    call: Callable, load: Callable | None, batch: Batch, loaded: Callable[[], Any], row_errors: bool
-) -> "pd.DataFrame":
+def _rows(
+    made: Callable, load: Callable | None, convert: Callable, batch: Batch, loaded: Callable[[], Any], row_errors: bool
+) -> list[Any]:
+    """Return the rows of a batch, in pieces, as `convert` makes them."""
     import pandas as pd
 
     try:
-        frame = _as_frame(call(loaded()))
+        frame = _as_frame(made(loaded()))
+        if row_errors:
+            frame["error"] = frame.get("error", pd.Series([None] * len(frame))).astype("string")
+        return [convert(frame)]
     except Exception as error:
         if not row_errors:
             add_note(error, f"In the batch that begins with {_shown(batch)}.")
             raise
         if n_items(batch) > 1:  # which of them fails?
-            alone = [_frame(call, load, one, partial(_load, load, one), True) for one in _one_by_one(batch)]
-            return pd.concat(alone, ignore_index=True)
-        frame = pd.DataFrame({"error": [f"{_shown(batch)}: {type(error).__name__}: {error}"]})
-    if row_errors:
-        frame["error"] = frame.get("error", pd.Series([None] * len(frame))).astype("string")
-    return frame
+            alone = [_rows(made, load, convert, one, partial(_load, load, one), True) for one in _one_by_one(batch)]
+            return [piece for pieces in alone for piece in pieces]
+        why = pd.Series([f"{_shown(batch)}: {type(error).__name__}: {error}"], dtype="string")
+        return [convert(pd.DataFrame({"error": why}))]
 
 
 def _as_frame(answer: Any) -> "pd.DataFrame":
@@ -154,16 +173,28 @@ def _as_frame(answer: Any) -> "pd.DataFrame":
     return pd.DataFrame({str(name): _column(values) for name, values in answer.items()})
 
 
+def _as_table(frame: "pd.DataFrame") -> "pa.Table":
+    import pyarrow as pa
+
+    return pa.Table.from_pandas(frame, preserve_index=False)
+
+
 def _column(values: Any) -> Any:
-    """Return a column: tensors become NumPy's arrays on the CPU, and each row of several dimensions a value."""
+    """Return a column: tensors become NumPy's arrays, each row of several dimensions a value, and paths texts."""
+    if hasattr(values, "reset_index"):  # pandas would align the columns by their indices
+        return values.reset_index(drop=True)
     if hasattr(values, "detach"):
         values = values.detach().cpu()
         values = (values.float() if str(values.dtype) == "torch.bfloat16" else values).numpy()
-    if getattr(values, "ndim", 1) > 1:
-        return list(values)
+    if (n_dimensions := getattr(values, "ndim", 1)) > 1:
+        return list(values) if n_dimensions == 2 else values.tolist()
     if isinstance(values, Iterable) and not isinstance(values, (str, bytes)) and not hasattr(values, "dtype"):
-        return [_column(value) if hasattr(value, "detach") else value for value in values]
+        return [_column(value) if hasattr(value, "detach") else _plain(value) for value in values]
     return values
+
+
+def _plain(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _one_by_one(batch: Batch) -> list[Batch]:
@@ -203,47 +234,53 @@ def _packed(schema: "pa.Schema") -> bytes:
     return schema.remove_metadata().serialize().to_pybytes()
 
 
-def one_schema(schemas: list[bytes]) -> bytes:
-    """Return a schema for all parts: each column has the type of the first part in which it has values."""
+def merged(schemas: Sequence[bytes]) -> bytes:
+    """Return the schema that all of these fit into. Raises pyarrow.ArrowTypeError, which names a column."""
     import pyarrow as pa
 
-    if not schemas:
-        return b""
-    read = [pa.ipc.read_schema(pa.py_buffer(schema)) for schema in dict.fromkeys(schemas)]
-    types: dict[str, pa.DataType] = {}
-    for field in (field for schema in read for field in schema if not pa.types.is_null(field.type)):
-        types.setdefault(field.name, field.type)
-    names = dict.fromkeys([*max(read, key=len).names, *(name for schema in read for name in schema.names)])
-    return pa.schema([(name, types.get(name, pa.null())) for name in names]).serialize().to_pybytes()
+    read = [pa.ipc.read_schema(pa.py_buffer(schema)) for schema in schemas]
+    return _packed(pa.unify_schemas(read, promote_options="permissive"))
 
 
 def retype(part: Part, schema: bytes) -> Part:
-    """Give a part that has been written these types. Raises ValueError if its values don't have them."""
+    """Give a part that has been written these types, which are wider than its own."""
     import pyarrow as pa
 
     wanted = pa.ipc.read_schema(pa.py_buffer(schema))
     table = _parquet_file(part.path, part.storage_options).read()
-    columns = []
-    for field in wanted:
-        try:
-            there = field.name in table.column_names
-            columns.append(table[field.name].cast(field.type) if there else pa.nulls(len(table), field.type))
-        except pa.ArrowInvalid as error:
-            raise ValueError(f"The column {field.name!r} of {part.path} is no {field.type}: {error}") from error
+    there = {name: table[name] for name in table.column_names}
+    columns = [
+        there[field.name].cast(field.type) if field.name in there else pa.nulls(len(table), field.type)
+        for field in wanted
+    ]
     return write(pa.table(columns, schema=wanted), part)
 
 
 @lru_cache(maxsize=2)  # the next batches are of the same group
 def _row_group(
-    path: str, group: int, columns: tuple[str, ...] | None, storage_options: tuple[tuple[str, Any], ...]
+    path: str, version: str, group: int, columns: tuple[str, ...] | None, storage_options: bytes
 ) -> "pa.Table":
-    return _parquet_file(path, dict(storage_options)).read_row_group(group, columns=columns and list(columns))
+    file = _parquet_file(path, pickle.loads(storage_options))
+    return file.read_row_group(group, columns=columns and list(columns))
 
 
-def sizes_of_row_groups(path: str, storage_options: Mapping[str, Any]) -> list[int]:
-    """Return how many rows each row group of a Parquet file has."""
-    about = _parquet_file(path, storage_options).metadata
-    return [about.row_group(group).num_rows for group in range(about.num_row_groups)]
+def row_groups(path: str, columns: tuple[str, ...] | None, storage_options: dict[str, Any]) -> list[Rows]:
+    """Return the row groups of a Parquet file. Raises ValueError for a column that it doesn't have."""
+    from fsspec.core import url_to_fs
+
+    fs, key = url_to_fs(path, **storage_options)
+    try:
+        file = _parquet_file(path, storage_options)
+    except ValueError as error:
+        raise ValueError(f"{path} is no Parquet file: {error}") from error
+    if unknown := set(columns or ()) - set(file.schema_arrow.names):
+        raise ValueError(
+            f"{path} has no column {', '.join(sorted(unknown))}: its columns are {file.schema_arrow.names}."
+        )
+    about = file.metadata
+    sizes = [about.row_group(group).num_rows for group in range(about.num_row_groups)]
+    options = pickle.dumps(storage_options)
+    return [Rows(path, fs.ukey(key), group, 0, size, columns, options) for group, size in enumerate(sizes)]
 
 
 def _parquet_file(path: str, storage_options: Mapping[str, Any]) -> Any:
