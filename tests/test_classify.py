@@ -225,7 +225,7 @@ def test_workers_that_pause_in_mid_stream_are_named_once_each_and_cost_no_row(cl
 
 def test_a_cluster_without_a_worker_is_told_once(paths, weights):
     with (
-        Client(n_workers=0, dashboard_address=None, set_as_default=False) as client,
+        Client(n_workers=0, dashboard_address="127.0.0.1:0", set_as_default=False) as client,
         pytest.warns(UserWarning) as seen,
         ThreadPoolExecutor(1) as pool,
     ):

@@ -551,7 +551,9 @@ def test_ranks_find_the_environment_of_torchrun(client):
         "MASTER_ADDR": LOOPBACK,
     }
     assert first.items() >= expected.items()
-    assert {name for name in first if first[name] != second[name]} == {"RANK", "LOCAL_RANK", "ROLE_RANK"}
+    assert {name for name in first if first[name] != second[name]} == {
+        *("RANK", "LOCAL_RANK", "ROLE_RANK", "TORCHELASTIC_ERROR_FILE")
+    }
     assert first["TORCHELASTIC_RUN_ID"].startswith("environment-")
     virtual = daskrun.run(client, environment, virtual_local_rank=True)
     assert [(one["LOCAL_RANK"], one["LOCAL_WORLD_SIZE"], one["GROUP_RANK"]) for one in virtual] == [

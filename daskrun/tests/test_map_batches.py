@@ -175,7 +175,7 @@ def test_parts_are_one_table_whatever_is_missing_in_one_of_them(where, client, t
     else:
         import fsspec
 
-        with Client(processes=False, n_workers=1, dashboard_address=None, set_as_default=False) as alone:
+        with Client(processes=False, n_workers=1, dashboard_address="127.0.0.1:0", set_as_default=False) as alone:
             items, parts = work(alone, "memory://bucket/answers")
         fs = fsspec.filesystem("memory")
         table = pa.concat_tables(pq.read_table(fs.open(path)) for path in sorted(fs.glob("/bucket/answers/*.parquet")))

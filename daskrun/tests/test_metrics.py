@@ -108,7 +108,7 @@ def test_outside_a_job_nothing_is_logged_and_a_task_is_told_once():
         return log_metrics(loss=1), log_metrics(loss=2)
 
     assert logs_twice() == (None, None)  # no warning, or this would fail
-    with Client(n_workers=1, threads_per_worker=1, dashboard_address=None, set_as_default=False) as client:
+    with Client(n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0", set_as_default=False) as client:
         with pytest.warns(UserWarning, match="log_metrics") as warned:
             assert client.gather(client.map(lambda _: logs_twice(), range(3))) == [(None, None)] * 3
             assert daskrun.run(client, logs_twice) == [(None, None)]  # a rank's are no reason

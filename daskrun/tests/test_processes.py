@@ -322,7 +322,10 @@ def test_a_rank_whose_worker_is_closed_may_save_and_all_its_rows_arrive(tmp_path
     def close(dask_worker):
         dask_worker.loop.add_callback(dask_worker.close_gracefully, reason="worker-lifetime-reached")
 
-    with dask.config.set({"distributed.worker.daemon": False}), Client(n_workers=1, dashboard_address=None) as client:
+    with (
+        dask.config.set({"distributed.worker.daemon": False}),
+        Client(n_workers=1, dashboard_address="127.0.0.1:0") as client,
+    ):
         job = daskrun.launch(client, logs, tmp_path / "saved", wait_for_successors=1)
         until(lambda: len(job.metrics()) > 200)
         client.run(close) if ends == "its lifetime" else client.restart_workers(job.workers)

@@ -124,7 +124,7 @@ def map_batches(
     >>> class Lengths:
     ...     def __call__(self, words):
     ...         return {"word": words, "length": [len(word) for word in words]}
-    >>> with Client(processes=False, dashboard_address=None) as client:
+    >>> with Client(processes=False, dashboard_address="127.0.0.1:0") as client:
     ...     frames = list(map_batches(client, Lengths, ["a", "dog", "is", "here"], batch_size=3))
     >>> [frame.length.tolist() for frame in frames]
     [[1, 3, 2], [4]]
