@@ -1,5 +1,6 @@
 """Call one object on many batches, on all workers of a cluster: `map_batches`."""
 
+import asyncio
 import hashlib
 import inspect
 import io
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 TASKS_PER_THREAD = 4  # at a time: while the next one in order takes long, other threads have work
 LARGE = 100_000  # bytes of a pickled maker
+FORGET_S = 10.0  # time limit for workers to drop what they have made
 LOOK_S = 2.0  # between two looks at workers while a result is awaited
 SHOWN_AFTER_S = 2
 PART = re.compile(r"part-(\d+)-(\w+)\.parquet")
@@ -258,13 +260,20 @@ class _Run:
         finally:
             if self._client.status == "running":  # a closed one refuses, and its scheduler has cancelled them
                 self._client.cancel([future for _, future in running])  # frees the workers after an error or Ctrl-C
-                self._client.run(on_workers.forget, self._call, on_error="ignore")
+                loop: Any = self._client.loop
+                asyncio.run_coroutine_threadsafe(_forget(self._client, self._call), loop.asyncio_loop)
 
     def retype(self, parts: Sequence[Part], schema: bytes) -> None:
         """Give parts these types, on the workers."""
         futures = [self._client.submit(on_workers.retype, part, schema, pure=False) for part in parts]
         for future in futures:
             result_of(self._client, future, self._warned)
+
+
+async def _forget(client: Client, call: str) -> None:
+    """Have the workers drop what they have made for a call; nobody waits for one that hangs."""
+    with suppress(Exception):
+        await asyncio.wait_for(client.run(on_workers.forget, call, on_error="ignore"), FORGET_S)  # type: ignore[arg-type]
 
 
 def result_of(client: Client, future: Future, warned: set[str]) -> Any:
