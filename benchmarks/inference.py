@@ -1,11 +1,11 @@
-"""Images per second of `classify`, of the usual ways to do the same, and of the bound that the cores set.
+"""Photos per second of `classify`, of the usual ways to do the same, and of the bound that the cores set.
 
     python benchmarks/inference.py [--photos N] [--rounds N]
 
-All read the same JPEGs of 500×375 (two read such of 224×224 as well) and run the same ResNet-50, one after the other in
-each round; the medians over the rounds count. WORKSHOP_WEIGHTS names the weights; without it they are random, which
-costs the same time. Peers: pip install -e '.[peers]'; inference_peers.py says how their time is taken. With a GPU, the
-contestants are those of gpu_inference.py.
+All read the same JPEGs of 500×375 and run the same ResNet-50, one after the other in each round; the medians over the
+rounds count. WORKSHOP_WEIGHTS names the weights; without it they are random, which costs the same time. The bound is
+the pace of decoding and of the forward passes of whichever engine is faster here. Peers: pip install -e '.[peers]';
+inference_peers.py says how their time is taken. With a GPU, the contestants are those of gpu_inference.py.
 """
 
 import os
@@ -22,20 +22,21 @@ import torch
 import torchvision
 from dask.system import CPU_COUNT
 from inference_peers import peers, steady_seconds
-from jpegs import SMALL, random_weights, write_jpegs
+from jpegs import random_weights, write_jpegs
 from record import versions, write_result
 from torch.utils.data import DataLoader
 
 from workshop_utils.classify import classify
 from workshop_utils.cluster import start_cluster
 from workshop_utils.photos import ImageFolder, decode_photo, read_files
-from workshop_utils.precision import precision_of
 from workshop_utils.predicting.classifier import CPU_FORWARD
+from workshop_utils.predicting.engine import module_for
 from workshop_utils.predicting.loaded_model import loaded_model
 from workshop_utils.weights import load_resnet
 
 N_PHOTOS, N_PHOTOS_GPU = 384, 20_480
 BATCH_SIZE = 32
+PRECISIONS, ENGINES = ("fp32", "bf16"), ("eager", "openvino")
 
 
 @click.command()
@@ -54,32 +55,38 @@ def main(n_photos, rounds):
     n_photos = n_photos or N_PHOTOS
     with tempfile.TemporaryDirectory() as folder:
         photos = f"{folder}/photos"
-        paths, small = write_jpegs(photos, n_photos), write_jpegs(f"{folder}/small", n_photos, SMALL)
+        paths = write_jpegs(photos, n_photos)
         weights = os.environ.get("WORKSHOP_WEIGHTS") or random_weights(folder)
         client = start_cluster(threads_per_worker=1)
-        contestants = {"upstream: delayed per image, model per batch, fp32": partial(upstream, paths, weights)}
-        for bf16, size, children in product((False, True), (BATCH_SIZE, CPU_FORWARD), (0, 2)):
-            name = f"DataLoader, {'bf16' if bf16 else 'fp32'}, batches of {size}, {children} children"
-            contestants[name] = partial(data_loader, photos, weights, children, size, bf16)
-        for name, precision in {"classify": "auto", "int8, classify": "int8"}.items():
-            contestants[name] = partial(classify, client, paths, weights=weights, precision=precision)
-            contestants[name]()  # every worker imports, loads, and calibrates once, outside the clock
-        contestants["224 px, upstream"] = partial(upstream, small, weights)
-        contestants["224 px, classify"] = partial(classify, client, small, weights=weights)
-        others, not_run = peers(paths, str(weights))
-        seconds = {name: [] for name in [*contestants, *others, "bound"]}
+        contestants = {"upstream, fp32": partial(upstream, paths, weights)}
+        for precision in PRECISIONS:
+            contestants[f"DataLoader, {precision}"] = partial(data_loader, photos, weights, precision == "bf16")
+        how = {f"{precision}, {engine}": (precision, engine) for precision, engine in product(PRECISIONS, ENGINES)}
+        for name, (precision, engine) in how.items():
+            run = partial(classify, client, paths, weights=weights, precision=precision, engine=engine)
+            contestants[f"classify, {name}"] = run
+        others, not_run = peers(paths, str(weights), how)
+        bounds = {f"bound, {precision}": [] for precision in PRECISIONS}
+        seconds = {name: [] for name in [*contestants, *others]} | bounds
+        core_ms = {}
         for number in range(rounds):
             for name, run in contestants.items():
+                if name.startswith("classify"):
+                    run()  # every worker loads and converts, outside the clock: it keeps the last two models
                 start = time.perf_counter()
                 run()
                 seconds[name].append(time.perf_counter() - start)
             for name, run in others.items():
                 seconds[name].append(steady_seconds(run(), n_photos))
-            core_seconds = list(client.run(core_seconds_per_photo, paths[: n_photos // 2], weights).values())
-            seconds["bound"].append(n_photos * statistics.mean(map(sum, core_seconds)) / CPU_COUNT)
+            for precision in PRECISIONS:
+                measured = client.run(core_seconds_per_photo, paths[: n_photos // 4], weights, precision).values()
+                of_engine = [statistics.mean(of_workers) for of_workers in zip(*measured, strict=True)]
+                decode, *forward = of_engine
+                core_ms[precision] = [1e3 * part for part in of_engine]
+                bounds[f"bound, {precision}"].append(n_photos * (decode + min(forward)) / CPU_COUNT)
             click.echo(f"round {number + 1} of {rounds} done", err=True)
         client.shutdown()
-    report(n_photos, rounds, seconds, not_run, core_seconds, os.environ.get("WORKSHOP_WEIGHTS") is not None)
+    report(n_photos, rounds, seconds, not_run, core_ms, os.environ.get("WORKSHOP_WEIGHTS") is not None)
 
 
 def upstream(paths, weights):
@@ -107,52 +114,60 @@ def upstream(paths, weights):
     return dask.compute(*[predict([preprocess(path) for path in paths[i : i + BATCH_SIZE]]) for i in starts])
 
 
-def data_loader(folder, weights, num_workers, batch_size, bf16):
-    """The usual loop of one process: all cores for the forward pass, in channels-last; children read and decode."""
+def data_loader(folder, weights, bf16):
+    """The usual loop of one process: all cores for the forward pass, in channels-last; two children read and decode."""
     model, transform, _ = load_resnet(weights)
     model = model.to(memory_format=torch.channels_last)
     torch.set_num_threads(CPU_COUNT)
     predictions = []
-    loader = DataLoader(ImageFolder(folder, transform), batch_size, num_workers=num_workers)
+    loader = DataLoader(ImageFolder(folder, transform), CPU_FORWARD, num_workers=2)
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         for images, _ in loader:
             predictions += model(images.to(memory_format=torch.channels_last)).argmax(1).tolist()
     return predictions
 
 
-def core_seconds_per_photo(paths, weights):
-    """Return (decode, forward) seconds of one core per photo, on a worker, while all workers measure the same."""
-    loaded = loaded_model(weights)
-    like = next(loaded.model.parameters())
+def core_seconds_per_photo(paths, weights, precision):
+    """Return seconds of a core per photo, while all workers do the same: to decode, and to compute with each engine."""
+    loaded = loaded_model(weights, precision)
 
     def decode(paths):
         contents = read_files(paths)
-        images = [loaded.transform(decode_photo(*pair)) for pair in zip(contents, paths, strict=True)]
-        return torch.stack(images).to(like.device, like.dtype, memory_format=torch.channels_last)
+        return torch.stack([loaded.transform(decode_photo(*pair)) for pair in zip(contents, paths, strict=True)])
 
     @torch.inference_mode()
-    def forward(images):
-        for part in images.split(CPU_FORWARD):  # as classify does
-            loaded.model(part)
+    def forward(model, images):
+        like = next(model.parameters(), images)
+        for part in images.to(like.dtype, memory_format=torch.channels_last).split(CPU_FORWARD):  # as classify does
+            model(part)
 
-    forward(decode(paths[: 2 * CPU_FORWARD]))  # the first pass pays for memory that later ones find
-    start = time.process_time()
-    images = decode(paths)
-    decoded = time.process_time()
-    forward(images)
-    return (decoded - start) / len(paths), (time.process_time() - decoded) / len(paths)
+    def timed(run, *arguments):
+        start = time.process_time()
+        result = run(*arguments)
+        seconds.append((time.process_time() - start) / len(paths))
+        return result
+
+    seconds = []
+    models = [module_for(engine, loaded.model, decode(paths[:2])) for engine in ENGINES]
+    for model in models:
+        forward(model, decode(paths[: 2 * CPU_FORWARD]))  # the first pass pays for memory that later ones find
+    images = timed(decode, paths)
+    for model in models:
+        timed(forward, model, images)
+    return seconds
 
 
-def report(n_photos, rounds, seconds, not_run, core_seconds, real_weights):
+def report(n_photos, rounds, seconds, not_run, core_ms, real_weights):
     """Print the rates, and write them as JSON; table.py says which goals they meet."""
     rate = {name: n_photos / statistics.median(values) for name, values in seconds.items()}
     of_upstream = next(iter(rate.values()))
     width = max(map(len, rate))
-    lines = [f"{'':{width}}  images/s  × upstream"]
+    lines = [f"{'':{width}}  photos/s  × upstream"]
     lines += [f"{name:{width}}  {value:8.1f}  {value / of_upstream:10.2f}" for name, value in rate.items()]
-    decode, forward = (statistics.mean(part) for part in zip(*core_seconds, strict=True))
     lines += [f"{name}: {why}" for name, why in not_run.items()]
-    lines.append(f"core-ms per photo: decode {decode * 1e3:.1f}, forward {forward * 1e3:.1f} in {precision_of()}")
+    for precision, (decode, *forward) in core_ms.items():
+        engines = ", ".join(f"{engine} {ms:.1f}" for engine, ms in zip(ENGINES, forward, strict=True))
+        lines.append(f"core-ms per photo: decode {decode:.1f}, forward in {precision} {engines}")
     print("\n".join(lines))
     path = write_result(
         "inference",
@@ -161,9 +176,9 @@ def report(n_photos, rounds, seconds, not_run, core_seconds, real_weights):
             "rounds": rounds,
             "batch_size": BATCH_SIZE,
             "real_weights": real_weights,
-            "precision": precision_of(),
             "images_per_s": rate,
             "seconds": seconds,
+            "core_ms": core_ms,
             "not_run": not_run,
             "peers": versions(["ray", "daft"]),
             "printed": lines,

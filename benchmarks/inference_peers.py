@@ -8,6 +8,7 @@ import importlib.util
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -15,19 +16,26 @@ from dask.system import CPU_COUNT
 
 from workshop_utils.photos import decode_photo, read_files
 from workshop_utils.predicting.classifier import CPU_FORWARD
+from workshop_utils.predicting.engine import module_for
 from workshop_utils.predicting.loaded_model import loaded_model
 
-SIZES = (CPU_FORWARD, 2 * CPU_FORWARD)  # photos at a time
+SIZE = CPU_FORWARD  # photos at a time
 
 
-def peers(paths: Sequence[str], weights: str) -> tuple[dict[str, Callable[[], Iterator]], dict[str, str]]:
-    """Return {name: a function that returns an iterator over lists of predictions} and {name: why it cannot run}."""
+def peers(
+    paths: Sequence[str], weights: str, how: dict[str, tuple[str, str]]
+) -> tuple[dict[str, Callable[[], Iterator]], dict[str, str]]:
+    """Return {name: a function that returns an iterator over lists of predictions} and {name: why it cannot run}.
+
+    how: {name: (precision, engine)}.
+    """
     contestants, not_run = {}, {}
-    for name, package, ways in (("Ray Data", "ray", with_ray), ("Daft", "daft", with_daft)):
+    for peer, package, run in (("Ray Data", "ray", with_ray), ("Daft", "daft", with_daft)):
         if importlib.util.find_spec(package) is None:
-            not_run[name] = f"{package} is not installed: pip install -e '.[peers]'"
+            not_run[peer] = f"{package} is not installed: pip install -e '.[peers]'"
         else:
-            contestants |= ways(paths, weights)
+            for name, (precision, engine) in how.items():
+                contestants[f"{peer}, {name}"] = partial(run, paths, weights, precision, engine)
     return contestants, not_run
 
 
@@ -60,20 +68,16 @@ def decoded(paths, transform):
 class Classifier:
     """The model in one process, on one core."""
 
-    def __init__(self, weights):
+    def __init__(self, weights, precision, engine):
         torch.set_num_threads(1)
-        self.loaded = loaded_model(weights)
-
-    def of_paths(self, paths):
-        return self.of_images(decoded(paths, self.loaded.transform))
+        self.loaded, self.engine = loaded_model(weights, precision), engine
 
     @torch.inference_mode()
-    def of_images(self, images):
-        model, categories = self.loaded.model, self.loaded.categories
-        like = next(model.parameters())
-        images = images.to(like.dtype, memory_format=torch.channels_last)
-        parts = [model(part).argmax(1) for part in images.split(CPU_FORWARD)]
-        return [categories[index] for index in torch.cat(parts)]
+    def of_paths(self, paths):
+        images = decoded(paths, self.loaded.transform)
+        model = module_for(self.engine, self.loaded.model, images)
+        images = images.to(next(model.parameters(), images).dtype, memory_format=torch.channels_last)
+        return [self.loaded.categories[index] for index in model(images).argmax(1)]
 
 
 # --- Ray Data: https://docs.ray.io/en/latest/data/batch_inference.html
@@ -81,70 +85,47 @@ class Classifier:
 
 class RayClassifier(Classifier):
     def __call__(self, batch):
-        if "image" in batch:
-            return {"prediction": self.of_images(torch.from_numpy(batch["image"]))}
         return {"prediction": self.of_paths(list(batch["item"]))}
 
 
-def with_ray(paths, weights):
+def with_ray(paths, weights, precision, engine):
     import ray
 
-    def classified(make_dataset, size):
-        # A core more than there is: where an actor holds each core, the tasks that feed them would wait for ever.
-        ray.init(num_cpus=CPU_COUNT + 1, include_dashboard=False, log_to_driver=False, logging_level="error")
-        try:
-            ray.data.DataContext.get_current().enable_progress_bars = False
-            actors = ray.data.ActorPoolStrategy(size=CPU_COUNT)
-            found = make_dataset(size).map_batches(
-                RayClassifier, fn_constructor_args=[weights], compute=actors, batch_size=size, num_cpus=1
-            )
-            for batch in found.iter_batches(batch_size=None, batch_format="numpy"):
-                yield list(batch["prediction"])
-        finally:
-            ray.shutdown()
-
-    def of_paths(size):
-        return ray.data.from_items(list(paths), override_num_blocks=max(len(paths) // size, 1))
-
-    def of_images(size):
-        transform = loaded_model(weights).transform
-
-        def decode(batch):
-            torch.set_num_threads(1)
-            return {"image": decoded(list(batch["item"]), transform).numpy()}
-
-        return of_paths(size).map_batches(decode, batch_size=size)
-
-    ways = {f"Ray Data, actors decode {size} photos at a time": partial(classified, of_paths, size) for size in SIZES}
-    return ways | {f"Ray Data, tasks decode {CPU_FORWARD} at a time": partial(classified, of_images, CPU_FORWARD)}
+    ray.init(num_cpus=CPU_COUNT, include_dashboard=False, log_to_driver=False, logging_level="error")
+    try:
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        photos = ray.data.from_items(list(paths), override_num_blocks=max(len(paths) // SIZE, 1))
+        found = photos.map_batches(
+            RayClassifier,
+            fn_constructor_args=[weights, precision, engine],
+            compute=ray.data.ActorPoolStrategy(size=CPU_COUNT),
+            batch_size=SIZE,
+            num_cpus=1,
+        )
+        for batch in found.iter_batches(batch_size=None, batch_format="numpy"):
+            yield list(batch["prediction"])
+    finally:
+        ray.shutdown()
 
 
 # --- Daft: https://docs.daft.ai/en/stable/custom-code/cls/
 
 
-def with_daft(paths, weights):
+def with_daft(paths, weights, precision, engine):
     import daft
     from daft.pickle import cloudpickle
 
-    daft.set_runner_native()
+    with suppress(daft.exceptions.DaftCoreException):  # it is set already
+        daft.set_runner_native()
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # its processes do not find this file
 
-    def classified(use_process, size):
-        @daft.cls(cpus=1, max_concurrency=CPU_COUNT, use_process=use_process)
-        class DaftClassifier(Classifier):
-            @daft.method.batch(return_dtype=str, batch_size=size)
-            def predict(self, paths):
-                return self.of_paths(paths.to_pylist())
+    @daft.cls(cpus=1, max_concurrency=CPU_COUNT, use_process=True)
+    class DaftClassifier(Classifier):
+        @daft.method.batch(return_dtype=str, batch_size=SIZE)
+        def predict(self, paths):
+            return self.of_paths(paths.to_pylist())
 
-        frame = daft.from_pydict({"path": list(paths)}).into_batches(size)
-        frame = frame.select(DaftClassifier(weights).predict(daft.col("path")).alias("prediction"))
-        for part in frame.iter_partitions():
-            yield part.to_pydict()["prediction"]
-
-    return {
-        f"Daft, {CPU_COUNT} {'processes' if process else 'threads'}, {size} photos at a time": partial(
-            classified, process, size
-        )
-        for process in (False, True)
-        for size in SIZES
-    }
+    frame = daft.from_pydict({"path": list(paths)}).into_batches(SIZE)
+    classifier = DaftClassifier(weights, precision, engine)
+    for part in frame.select(classifier.predict(daft.col("path")).alias("prediction")).iter_partitions():
+        yield part.to_pydict()["prediction"]

@@ -10,7 +10,6 @@ from workshop_utils.dogs.sketches import draw_dog
 from workshop_utils.photos import list_photos
 
 SIZE = (500, 375)  # pixels, the commonest size in Stanford Dogs
-SMALL = (224, 224)  # what ResNet-50 takes
 
 
 def write_jpegs(folder, n_photos, size=SIZE):

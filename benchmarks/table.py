@@ -130,29 +130,25 @@ TABLE = [
         [
             Peer("upstream's recipe", contestant("upstream"), 4),
             Peer("best DataLoader loop", contestant("DataLoader"), 1.15),
-            Peer("Ray Data", contestant("Ray Data"), 1.3),
-            Peer("Daft", contestant("Daft"), 1.3),
-            Peer("bound of these cores", contestant("bound"), 0.97),
+            Peer("bound of these cores", contestant("bound"), 0.9),
         ],
         "photos/s",
     ),
-    Task(
-        "classify photos of 224 px",
-        "inference",
-        contestant("224 px, classify"),
-        [Peer("upstream's recipe", contestant("224 px, upstream"), 6)],
-        "photos/s",
-    ),
-    Task(
-        "classify photos in int8",
-        "inference",
-        contestant("int8"),
-        [
-            Peer("ours, default precision", contestant("classify"), 1.5),
-            Peer("Ray Data", contestant("Ray Data")),
-            Peer("Daft", contestant("Daft")),
-        ],
-        "photos/s",
+    *(
+        Task(
+            f"classify photos in {precision}",
+            "inference",
+            contestant(f"classify, {precision}"),
+            [
+                Peer("Ray Data", contestant(f"Ray Data, {precision}, eager"), goal),
+                Peer("Daft", contestant(f"Daft, {precision}, eager"), goal),
+                Peer("Ray Data with OpenVINO", contestant(f"Ray Data, {precision}, openvino")),
+                Peer("Daft with OpenVINO", contestant(f"Daft, {precision}, openvino")),
+                Peer("bound of these cores", contestant(f"bound, {precision}"), 0.9),
+            ],
+            "photos/s",
+        )
+        for precision, goal in (("fp32", 1.25), ("bf16", 1.6))
     ),
     *(
         Task(

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sized
 from functools import partial
 
@@ -14,8 +13,9 @@ from daskrun.errors import check_client
 from daskrun.settings import n_gpus
 from workshop_utils.arguments import whole_number
 from workshop_utils.checkpoint import WeightsError
-from workshop_utils.precision import PRECISIONS, precision_of
+from workshop_utils.precision import precision_of
 from workshop_utils.predicting.classifier import COLUMNS, GPU_FORWARD, TYPES, Classifier
+from workshop_utils.predicting.engine import ENGINES, WORTH_IT
 from workshop_utils.predicting.loaded_model import Model
 from workshop_utils.progress import bar
 from workshop_utils.storage import absolute_address
@@ -34,6 +34,7 @@ def classify(
     storage_options: dict | None = None,
     weights: str | os.PathLike = "auto",
     precision: str = "auto",
+    engine: str = "auto",
     model: Callable[[], Model] | None = None,
     label_of: Callable[[str], str | None] | None = None,
 ) -> pd.DataFrame:
@@ -49,10 +50,11 @@ def classify(
         batch_size: Photos that a worker reads in one call; on a GPU, at least GPU_FORWARD.
         storage_options: What fsspec needs to open ``paths``; None for anonymous reading of s3:// without credentials.
         weights: As in `load_resnet`; a file must be readable from the workers, and a relative path is this process's.
-        precision: "fp32", "bf16", or "auto" for bf16 where the worker is faster in it; or "int8", on CPUs, for which
-            each worker first calibrates the model with 32 of the photos, spread evenly over ``paths``, or the first
-            ones of a generator. A few predictions differ; more may if these photos are unlike the others. How much
-            faster it is depends on the processor: most with VNNI or AMX; with AVX2 alone, perhaps not at all.
+        precision: "fp32", "bf16", or "auto" for bf16 where the worker is faster in it.
+        engine: What computes forward passes on CPUs: "eager" for PyTorch's own kernels, or "openvino", which is faster
+            and first converts the model, in seconds, in each worker's process. "auto" is OpenVINO for hundreds of
+            photos and more for each thread of the cluster, where it's installed, if its logits for the first photos
+            are within 0.1% of eager's largest one in fp32, and within 5% in bf16.
         model: A function that returns a `Model`, called once in each worker's process, instead of ``weights``.
         label_of: Returns the name of the class that a path shows, None if it isn't known; by default, the folder's
             WordNet id and name say so.
@@ -64,7 +66,8 @@ def classify(
 
     Raises:
         WeightsError: If the weights can't be loaded, or differ between workers.
-        ValueError: For an invalid argument, and if none of the photos for calibration can be read.
+        ValueError: For an invalid argument.
+        EngineError: For ``engine="openvino"``, if it isn't installed, can't compute the model, or disagrees.
         SchedulerLost: If the client is closed, also meanwhile, or its scheduler is lost.
         TypeError: If the client is asynchronous.
 
@@ -84,6 +87,7 @@ def classify(
         storage_options=storage_options,
         weights=weights,
         precision=precision,
+        engine=engine,
         model=model,
         label_of=label_of,
     )
@@ -103,6 +107,7 @@ def classify_stream(
     storage_options: dict | None = None,
     weights: str | os.PathLike = "auto",
     precision: str = "auto",
+    engine: str = "auto",
     model: Callable[[], Model] | None = None,
     label_of: Callable[[str], str | None] | None = None,
 ) -> Iterator[pd.DataFrame]:
@@ -116,21 +121,21 @@ def classify_stream(
     if isinstance(paths, (str, bytes, os.PathLike)):
         raise ValueError(f"paths is the single path {str(paths)!r}: give a list of paths.")
     batch_size = whole_number("batch_size", batch_size, 1)
-    precision_of(precision, (*PRECISIONS, "int8"))  # raises ValueError for an unknown one
-    if model and precision == "int8":
-        raise ValueError("precision is 'int8', which is for ResNets by weights=: write 'auto' for a model of your own.")
+    precision_of(precision)  # raises ValueError for an unknown one
+    if engine not in ENGINES:
+        raise ValueError(f"engine is {engine!r}: write one of {', '.join(ENGINES)}.")
     photos: Iterator[str] = (os.fspath(path) if isinstance(path, os.PathLike) else str(path) for path in paths)
     on_gpu = any(client.run(_sees_gpu, on_error="ignore").values())
-    calibration = None
-    if precision == "int8":
-        if on_gpu:
-            raise ValueError("precision is 'int8', which is for CPUs, but a worker has a GPU: write 'auto'.")
-        from workshop_utils.predicting.int8 import Calibration, choose_for_calibration
-
-        chosen, photos = choose_for_calibration(photos, all_at_hand=isinstance(paths, Sized))
-        calibration = Calibration(uuid.uuid4().hex, list(map(absolute_address, chosen)), storage_options)
+    if engine == "openvino" and on_gpu:
+        raise ValueError("engine is 'openvino', which is for CPUs, but a worker has a GPU: write 'auto'.")
+    if (
+        engine == "auto"
+        and isinstance(paths, Sized)
+        and len(paths) < WORTH_IT * max(sum(client.nthreads().values()), 1)
+    ):
+        engine = "eager"
     make = partial(
-        Classifier, resolve_weights(weights), precision, storage_options, calibration, model=model, label_of=label_of
+        Classifier, resolve_weights(weights), precision, engine, storage_options, model=model, label_of=label_of
     )
     frames = map_batches(
         client,
@@ -151,9 +156,9 @@ def _of_one_model(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         checksums |= set(frame.checksum)
         if len(checksums) > 1:
             raise WeightsError(
-                "The workers had different weights, or in int8 other photos to calibrate with: a file was replaced "
-                "meanwhile, is another one on some machines, or could not be read by all; or model= draws weights at "
-                "random. Call classify again, with files that all workers share, and a seed in model=."
+                "The workers had different weights: their file was replaced meanwhile, or is another one on some "
+                "machines; or model= draws weights at random. Call classify again, with a file that all workers "
+                "share, and a seed in model=."
             )
         yield frame.drop(columns="checksum")
 

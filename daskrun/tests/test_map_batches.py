@@ -357,7 +357,7 @@ def test_a_closed_client_is_one_error(client):
     ],
 )
 def test_invalid_arguments_are_refused_at_once(client, arguments):
-    with pytest.raises((ValueError, TypeError), match=next(iter(arguments))):
+    with pytest.raises((ValueError, TypeError)):
         map_batches(client, **{"make": Lengths, "items": WORDS} | arguments)
 
 

@@ -1,1 +1,1 @@
-"""Behind `classify`: a model that predicts, in full precision or in eight bits, and a GPU's decoder."""
+"""Behind `classify`: the model, the engine that computes it, and a GPU's decoder."""

@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
@@ -13,11 +12,9 @@ from torch import nn
 
 from workshop_utils.photos import class_folder, read_files
 from workshop_utils.precision import ieee_float32
+from workshop_utils.predicting.engine import module_for
 from workshop_utils.predicting.loaded_model import LoadedModel, Model, loaded_model, ready_model
 from workshop_utils.reading.decode import BadPhoto, decode_photo
-
-if TYPE_CHECKING:
-    from workshop_utils.predicting.int8 import Calibration
 
 COLUMNS = ["path", "breed", "prediction", "probability", "correct", "error"]
 TEXT = "str" if pd.Series(["text"]).dtype != object else "string"  # pandas 2 would write a missing value as "None"
@@ -36,17 +33,14 @@ class Classifier:
         self,
         weights: str | os.PathLike = "auto",
         precision: str = "auto",
+        engine: str = "auto",
         storage_options: dict | None = None,
-        calibration: "Calibration | None" = None,
         model: Callable[[], Model] | None = None,
         label_of: Callable[[str], str | None] | None = None,
     ) -> None:
-        """Load the model; the arguments are those of `classify`, and a Calibration makes it one in int8."""
-        if model:
-            self._loaded = ready_model(Model(*model()), precision)
-        else:
-            self._loaded = loaded_model(weights, precision, calibration)
-        self._options, self._label_of = storage_options, label_of
+        """Load the model; the arguments are those of `classify`."""
+        self._loaded = ready_model(Model(*model()), precision) if model else loaded_model(weights, precision)
+        self._engine, self._options, self._label_of = engine, storage_options, label_of
         self._decoders = ThreadPoolExecutor(torch.get_num_threads())
 
     def load(self, paths: Sequence[tuple[str, str]]) -> Loaded:
@@ -58,14 +52,21 @@ class Classifier:
 
             device = next(loaded.model.parameters()).device
             load = partial(load_on_gpu, transform=loaded.transform, device=device, load_others=load)
-        return (list(paths), *load(read_files(read, self._options), read))
+        images, errors = load(read_files(read, self._options), read)
+        if torch.cuda.is_available() and not images.is_cuda:
+            images = images.pin_memory()  # it's copied to the GPU without a stop
+        return list(paths), images, errors
 
     def __call__(self, batch: Loaded) -> pd.DataFrame:
         """Return `classify`'s rows, and the model's checksum."""
         paths, images, errors = batch
-        answers = _forward(self._loaded.model, images) if len(images) else []
+        answers = self._forward(images) if len(images) else []
         frame = pd.DataFrame(self._rows(paths, errors, answers), columns=COLUMNS).astype(TYPES)
         return frame.assign(checksum=self._loaded.checksum)
+
+    def _forward(self, images: torch.Tensor) -> Iterable[tuple[float, int]]:
+        engine = "eager" if self._loaded.on_gpu else self._engine
+        return _forward(module_for(engine, self._loaded.model, images[:CPU_FORWARD]), images)
 
     def _rows(
         self,
@@ -130,8 +131,8 @@ def load_photos(
 @torch.inference_mode()
 def _forward(model: nn.Module, images: torch.Tensor) -> Iterable[tuple[float, int]]:
     """Return (probability, index of the category) of each image's likeliest category."""
-    like = next(model.parameters(), torch.empty(0))  # a model in int8 has none: it takes float32, on the CPU
-    images = images.to(like.device, like.dtype, memory_format=torch.channels_last)
+    like = next(model.parameters(), torch.empty(0))  # OpenVINO's module has none: it takes float32, on the CPU
+    images = images.to(like.device, non_blocking=True).to(like.dtype, memory_format=torch.channels_last)
     parts = images.split(GPU_FORWARD if images.is_cuda else CPU_FORWARD)
     logits = torch.cat([model(part) for part in parts]).float()  # (batch, n_categories)
     probabilities, indices = logits.softmax(1).max(1)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -19,9 +19,6 @@ from workshop_utils.precision import precision_of
 from workshop_utils.storage import open_address
 from workshop_utils.weights import load_resnet, resolve_weights
 
-if TYPE_CHECKING:
-    from workshop_utils.predicting.int8 import Calibration, CalibrationPhotos
-
 _loading = threading.Lock()
 
 
@@ -29,10 +26,10 @@ _loading = threading.Lock()
 class LoadedModel:
     """A pretrained ResNet, ready for the photos of a process.
 
-    model: on the GPU if there is one, channels-last, each BatchNorm folded into the convolution before it; or in int8.
-    Its images need the device and the dtype of its parameters; in int8 it has none, and takes float32 on the CPU.
+    model: on the GPU if there is one, channels-last, each BatchNorm folded into the convolution before it. Its images
+    need the device and the dtype of its parameters.
     transform, categories: `load_resnet`'s. classes: the categories again, which finds them by the name of a folder.
-    checksum: of weights and categories, and in int8 also of the photos for calibration. on_gpu: where the model is.
+    checksum: of weights and categories. on_gpu: where the model is.
     """
 
     model: nn.Module
@@ -60,11 +57,8 @@ class Model(NamedTuple):
 def ready_model(model: Model, precision: str) -> LoadedModel:
     """Return the LoadedModel of a model of your own, in eval mode, on the GPU if there is one."""
     categories = [str(name) for name in model.categories]
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = torch.bfloat16 if precision_of(precision) == "bf16" else torch.float32
     checksum = _checksum(model.module, zlib.crc32(repr(categories).encode()))
-    ready = model.module.eval().to(device, dtype).to(memory_format=torch.channels_last)
-    return LoadedModel(ready, model.transform, categories, ClassNames(categories), checksum, device == "cuda")
+    return _ready(model.module, model.transform, categories, checksum, precision_of(precision))
 
 
 def _checksum(model: nn.Module, checksum: int) -> int:
@@ -73,13 +67,10 @@ def _checksum(model: nn.Module, checksum: int) -> int:
     return checksum
 
 
-def loaded_model(
-    weights: str | os.PathLike = "auto", precision: str = "auto", calibration: "Calibration | None" = None
-) -> LoadedModel:
+def loaded_model(weights: str | os.PathLike = "auto", precision: str = "auto") -> LoadedModel:
     """Return the LoadedModel of these weights. The first call loads, and the first after their file was replaced.
 
-    calibration: makes it a model in int8, whatever `precision` is.
-    Raises what `load_resnet` raises, ValueError for an unknown precision, and in int8 what `int8.to_int8` raises.
+    Raises what `load_resnet` raises, and ValueError for an unknown precision.
     """
     address, version = resolve_weights(weights), None
     if address not in ("imagenet", "sketches"):
@@ -87,28 +78,21 @@ def loaded_model(
             fs, path = open_address(address)
             version = str(fs.info(path))  # size, time and the like: they change with the file
     with _loading:  # otherwise two threads of a worker would both load
-        if not calibration:
-            return _load(address, version, precision_of(precision), None)
-        from workshop_utils.predicting.int8 import read_photos
-
-        return _load(address, version, "int8", read_photos(calibration))
+        return _load(address, version, precision_of(precision))
 
 
 @lru_cache(maxsize=2)  # two calls of `classify` may take turns on a worker
-def _load(address: str, version: str | None, precision: str, photos: "CalibrationPhotos | None") -> LoadedModel:
+def _load(address: str, version: str | None, precision: str) -> LoadedModel:
     model, transform, categories = load_resnet(address)
-    checksum = zlib.crc32(repr((model.about, categories)).encode(), photos.checksum if photos else 0)
-    checksum = _checksum(model, checksum)
-    ready: nn.Module
-    if photos:
-        from workshop_utils.predicting.int8 import to_int8
+    checksum = _checksum(model, zlib.crc32(repr((model.about, categories)).encode()))
+    _fold_batch_norms(model)
+    return _ready(model, transform, categories, checksum, precision)
 
-        device, ready = "cpu", to_int8(model, transform, photos, address)
-    else:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        _fold_batch_norms(model)
-        ready = model.to(device, dtype).to(memory_format=torch.channels_last)
+
+def _ready(model: nn.Module, transform: Callable, categories: list[str], checksum: int, precision: str) -> LoadedModel:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    ready = model.eval().to(device, dtype).to(memory_format=torch.channels_last)
     return LoadedModel(ready, transform, categories, ClassNames(categories), checksum, device == "cuda")
 
 

@@ -12,6 +12,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from numbers import Integral
@@ -20,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import dask
 from dask.utils import format_bytes
-from distributed import Client, Future, secede, wait
+from distributed import Client, Future, secede
 from tqdm import tqdm
 
 from daskrun.errors import SchedulerLost, check_client, warn
 from daskrun.screen import screen
 from daskrun.worker import batches as on_workers
-from daskrun.worker.batches import Batch, Part, Rows, n_items
+from daskrun.worker.batches import Batch, Part, Rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -115,6 +116,7 @@ def map_batches(
         An iterator of DataFrames; with ``output``, the addresses of the files, in order.
 
     Raises:
+        TypeError: If ``make`` can't be called without arguments.
         ValueError: For an invalid argument, or an ``output`` with parts of other items or of types that don't go
             together.
         SchedulerLost: If the client is closed, also meanwhile, or its scheduler is lost.
@@ -140,18 +142,13 @@ def map_batches(
             raise ValueError(f"{name} is {value!r}: give an integer of at least {int(name != 'ahead')}.")
     if on_error not in ("raise", "row"):
         raise ValueError(f"on_error is {on_error!r}: write 'raise' or 'row'.")
-    try:
-        inspect.signature(make).bind()
-    except TypeError as error:
-        why = f"make is {make!r}, which can't be called without arguments ({error})"
-        raise TypeError(f"{why}: give a class, or a function that returns what takes a batch.") from None
-    except ValueError:  # of a built-in function
-        pass
+    with suppress(ValueError):  # of a built-in function, which tells no arguments
+        inspect.signature(make).bind()  # raises TypeError
     with suppress(ValueError, AttributeError, KeyError):  # in no task, in none with a thread, or it has left before
         secede()  # a task of Dask that calls this gives its thread back, as the batches may need it
     total = None
     if isinstance(items, Sized):
-        total = sum(n_items(item) if isinstance(item, Rows) else 1 for item in items)
+        total = sum(len(item) if isinstance(item, Rows) else 1 for item in items)
     batches = _batched(items, batch_size)
     run = _Run(client, make, on_error == "row", ahead)
     bar = partial(tqdm, desc=run.name, total=total, unit=" items", delay=SHOWN_AFTER_S, file=screen())
@@ -165,7 +162,7 @@ def map_batches(
 def _frames(run: "_Run", tasks: Iterable[list[Batch]], bar: Callable) -> Iterator["pd.DataFrame"]:
     with bar() as line:
         for task, frame in run.results((task, None) for task in tasks):
-            line.update(sum(map(n_items, task)))
+            line.update(sum(map(len, task)))
             yield frame
 
 
@@ -200,7 +197,7 @@ def _write(run: "_Run", tasks: Iterable[list[Batch]], folder: str, options: dict
                 schema = on_workers.merged([schema, part.schema]) if schema else part.schema
             except (ValueError, TypeError) as error:
                 raise ValueError(f"{part.path} doesn't go with the parts before it, so delete it: {error}") from error
-            line.update(sum(map(n_items, task)))
+            line.update(sum(map(len, task)))
         if there:
             raise ValueError(f"{folder} holds parts {sorted(there)}, too, of other items: delete them.")
         run.retype([part for part in parts if part.schema != schema], schema)
@@ -212,7 +209,7 @@ def _digest(task: list[Batch]) -> str:
     file = io.BytesIO()
     pickler = pickle.Pickler(file, protocol=5)
     pickler.fast = True  # it writes an object twice where it's there twice
-    pickler.dump([batch[:-1] if isinstance(batch, Rows) else batch for batch in task])  # without its options
+    pickler.dump([replace(batch, storage_options=b"") if isinstance(batch, Rows) else batch for batch in task])
     return hashlib.sha256(file.getvalue()).hexdigest()[:10]
 
 
@@ -283,10 +280,11 @@ def result_of(client: Client, future: Future, warned: set[str]) -> Any:
         warned: The workers that were named before, by address; it grows.
     """
     while True:
-        with suppress(TimeoutError):
-            wait([future], timeout=LOOK_S)
-        if future.done():
-            return future.result()
+        try:
+            return future.result(timeout=LOOK_S)
+        except TimeoutError:
+            if future.done():  # a task's own error, or it took long to send
+                return future.result()
         workers = client.scheduler_info(n_workers=-1)["workers"]
         for address, of in workers.items():
             if of["status"] == "paused" and address not in warned:
@@ -306,8 +304,7 @@ def _batched(items: Iterable, size: int) -> Iterator[Batch]:
     left = iter(items)
     for item in left:
         if isinstance(item, Rows):
-            starts = range(item.start, item.stop, size)
-            yield from (item._replace(start=start, stop=min(start + size, item.stop)) for start in starts)
+            yield from (item[start : start + size] for start in range(0, len(item), size))
         else:
             yield [item, *islice(left, size - 1)]
 

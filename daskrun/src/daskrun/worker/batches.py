@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,19 +25,13 @@ MOST_MADE = 8  # of calls at the same time, and of programs that were killed
 MOST_SHOWN = 200  # characters of an item
 
 
-class _Made:
-    """What a call's maker has made in this process."""
-
-    def __init__(self) -> None:
-        self.making, self.object = threading.Lock(), None
+_made: dict[str, Callable] = {}  # by call
+_making = threading.Lock()
 
 
-_made: dict[str, _Made] = {}
-_adding = threading.Lock()
-
-
-class Rows(NamedTuple):
-    """Some rows of a Parquet file's row group: a batch that is read where it's needed."""
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of a Parquet file's row group: a batch that is read where it's needed. It's sliced as a list is."""
 
     path: str
     version: str  # of the file, which changes when it's written again
@@ -45,6 +40,16 @@ class Rows(NamedTuple):
     stop: int
     columns: tuple[str, ...] | None
     storage_options: bytes  # pickled, as a dict has no hash
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __getitem__(self, rows: slice) -> "Rows":
+        chosen = range(self.start, self.stop)[rows]
+        return replace(self, start=chosen.start, stop=chosen.stop)
+
+    def __repr__(self) -> str:
+        return f"row {self.start} of row group {self.group} of {self.path}"
 
     def read(self) -> "pd.DataFrame":
         """Return the rows. Integers with a missing value stay integers, beside None."""
@@ -69,11 +74,6 @@ class Part(NamedTuple):
     storage_options: dict[str, Any]
     is_there: bool = False
     schema: bytes = b""
-
-
-def n_items(batch: Batch) -> int:
-    """Return how many items, or rows of a table, a batch has."""
-    return batch.stop - batch.start if isinstance(batch, Rows) else len(batch)
 
 
 def run_task(call: str, make: bytes, batches: list[Batch], row_errors: bool, ahead: int, part: Part | None) -> Any:
@@ -102,16 +102,16 @@ def run_task(call: str, make: bytes, batches: list[Batch], row_errors: bool, ahe
 
 def _object_of(call: str, make: bytes) -> Any:
     """Return the maker's object of this process; the first task makes it, and others of the call wait."""
-    with _adding:
-        made = _made[call] = _made.pop(call) if call in _made else _Made()  # it was used last
+    with _making:
+        made = _made.pop(call, None)
+        if made is None:
+            made = cloudpickle.loads(make)()
+        if not callable(made):
+            raise TypeError(f"The maker returned a {type(made).__name__}, which can't be called.")
+        _made[call] = made  # it was used last
         while len(_made) > MOST_MADE:
             del _made[next(iter(_made))]
-    with made.making:
-        if made.object is None:
-            made.object = cloudpickle.loads(make)()
-            if not callable(made.object):
-                raise TypeError(f"The maker returned a {type(made.object).__name__}, which can't be called.")
-        return made.object
+        return made
 
 
 def forget(call: str) -> None:
@@ -125,15 +125,12 @@ def _loaded_ahead(
     """Yield each batch and what returns it loaded, once the next ones are being loaded, too."""
     with ThreadPoolExecutor(n_ahead or 1) as pool:
         started: deque[tuple[Batch, Future]] = deque()
-        for batch in batches:
-            # In this task's context, by which a warning reaches the client.
-            started.append((batch, pool.submit(copy_context().run, _load, load, batch)))
-            if len(started) > n_ahead:
+        for batch in [*batches, None]:
+            if batch is not None:  # in this task's context, by which a warning reaches the client
+                started.append((batch, pool.submit(copy_context().run, _load, load, batch)))
+            while started and (batch is None or len(started) > n_ahead):
                 first, future = started.popleft()
                 yield first, future.result
-        while started:
-            first, future = started.popleft()
-            yield first, future.result
 
 
 def _load(load: Callable | None, batch: Batch) -> Any:
@@ -156,8 +153,9 @@ def _rows(
         if not row_errors:
             add_note(error, f"In the batch that begins with {_shown(batch)}.")
             raise
-        if n_items(batch) > 1:  # which of them fails?
-            alone = [_rows(made, load, convert, one, partial(_load, load, one), True) for one in _one_by_one(batch)]
+        if len(batch) > 1:  # which of them fails?
+            items = [batch[n : n + 1] for n in range(len(batch))]
+            alone = [_rows(made, load, convert, item, partial(_load, load, item), True) for item in items]
             return [piece for pieces in alone for piece in pieces]
         why = pd.Series([f"{_shown(batch)}: {type(error).__name__}: {error}"], dtype="string")
         return [convert(pd.DataFrame({"error": why}))]
@@ -189,24 +187,13 @@ def _column(values: Any) -> Any:
     if (n_dimensions := getattr(values, "ndim", 1)) > 1:
         return list(values) if n_dimensions == 2 else values.tolist()
     if isinstance(values, Iterable) and not isinstance(values, (str, bytes)) and not hasattr(values, "dtype"):
-        return [_column(value) if hasattr(value, "detach") else _plain(value) for value in values]
+        plain = (os.fspath(value) if isinstance(value, os.PathLike) else value for value in values)
+        return [_column(value) if hasattr(value, "detach") else value for value in plain]
     return values
 
 
-def _plain(value: Any) -> Any:
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
-def _one_by_one(batch: Batch) -> list[Batch]:
-    if isinstance(batch, Rows):
-        return [batch._replace(start=row, stop=row + 1) for row in range(batch.start, batch.stop)]
-    return [[item] for item in batch]
-
-
 def _shown(batch: Batch) -> str:
-    if isinstance(batch, Rows):
-        return f"row {batch.start} of row group {batch.group} of {batch.path}"
-    return repr(batch[0])[:MOST_SHOWN]
+    return repr(batch if isinstance(batch, Rows) else batch[0])[:MOST_SHOWN]
 
 
 # --- Parquet
