@@ -4,7 +4,8 @@
 
 In each round the same training, on two ranks, runs under torchrun, under `daskrun` with workers of its own, under
 `daskrun` on a running cluster, and as a function of `daskrun.launch` on that cluster, in an order that changes. Then
-rank 1 kills itself, under torchrun and under `daskrun`. Writes results/<device>-rank-processes.json.
+rank 1 kills itself, under torchrun and under `daskrun`. At the end, a function that does nothing is launched, and cells
+run on ranks that stay. Writes results/<device>-rank-processes.json.
 """
 
 import json
@@ -13,6 +14,8 @@ import statistics
 import subprocess
 import sys
 import time
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 from record import write_result
@@ -21,7 +24,7 @@ import daskrun
 
 BIN = Path(sys.executable).parent
 SCRIPT = Path(__file__).with_name("launchers") / "trains_with_loaders.py"
-KILL_AT, LAUNCHES, TIMEOUT_S = 20, 20, 60
+KILL_AT, LAUNCHES, CELLS, TIMEOUT_S = 20, 20, 50, 60
 
 
 def lines(command, **variables):
@@ -64,6 +67,20 @@ def nothing():
     pass
 
 
+def cells(client):
+    """Return the seconds of each cell on two ranks, by what it does."""
+    sources = {"that prints nothing": "x = 1", "with a value": "x", "with an all_reduce": "dist.all_reduce(ones)"}
+    seconds = {what: [] for what in sources}
+    with daskrun.interactive(client) as ranks, redirect_stdout(StringIO()):
+        ranks.run("import torch, torch.distributed as dist; ones = torch.ones(1)")
+        for _ in range(CELLS):
+            for what, source in sources.items():
+                begin = time.perf_counter()
+                ranks.run(source)
+                seconds[what].append(time.perf_counter() - begin)
+    return seconds
+
+
 def main(rounds):
     torchrun = [BIN / "torchrun", "--standalone", "--nproc-per-node", 2]
     ours = [BIN / "daskrun", "-n", 2]
@@ -90,6 +107,7 @@ def main(rounds):
             begin = time.perf_counter()
             daskrun.run(client, nothing)
             launches.append(time.perf_counter() - begin)
+        trips = cells(client)
         client.shutdown()
 
     def median(way, figure):
@@ -110,9 +128,16 @@ def main(rounds):
         middle = f"{statistics.median(there):.2f} s" if there else "-"
         print(f"kill -9 to the next step, {way}: {middle}, recovered {len(there)} of {rounds}")
     print(f"a warm launch: {statistics.median(launches):.2f} s")
+    for what, seconds in trips.items():
+        print(f"a cell {what}: {statistics.median(seconds) * 1e3:.0f} ms")
     losses = {round(one["loss"], 6) for of in found.values() for one in of}
     print("the losses are the same:", len(losses) == 1)
-    print(write_result("rank-processes", {"rounds": rounds, "runs": found, "deaths_s": deaths, "launches_s": launches}))
+    print(
+        write_result(
+            "rank-processes",
+            {"rounds": rounds, "runs": found, "deaths_s": deaths, "launches_s": launches, "cells_s": trips},
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -192,11 +192,6 @@ def test_what_a_function_prints_is_printed_where_the_job_is_awaited(client, capf
     assert {"[rank0]: careful", "[rank1]: careful"} <= set(err.splitlines())
 
 
-def test_a_breakpoint_raises_at_once_and_names_how_to_debug(client):
-    with pytest.raises(RuntimeError, match=r"job\.stacks"):
-        daskrun.run(client, breakpoint, n_workers=1)
-
-
 def test_dasks_data_stays_on_a_worker_whose_rank_has_failed(client):
     data = client.scatter(list(range(2)), broadcast=True)
     for _ in range(2):

@@ -20,11 +20,21 @@ if sys.platform == "win32":
 
 if TYPE_CHECKING:
     from daskrun.check_scheduler import reach
+    from daskrun.client.interactive import Ranks, interactive
     from daskrun.client.job import Job
     from daskrun.client.launch import launch, run
     from daskrun.client.map_batches import map_batches, parquet_batches
     from daskrun.equal import assert_equal_on_all_ranks
-    from daskrun.errors import ClusterError, JobError, SchedulerLost, ScriptFailed, WorkerDied, WorkersBusy
+    from daskrun.errors import (
+        CellFailed,
+        ClusterError,
+        JobError,
+        NoDebugger,
+        SchedulerLost,
+        ScriptFailed,
+        WorkerDied,
+        WorkersBusy,
+    )
     from daskrun.local import start_local
     from daskrun.metrics import log_metrics
     from daskrun.settings import worker_environment, worker_settings
@@ -32,14 +42,18 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CellFailed",
     "ClusterError",
     "Job",
     "JobError",
+    "NoDebugger",
+    "Ranks",
     "SchedulerLost",
     "ScriptFailed",
     "WorkerDied",
     "WorkersBusy",
     "assert_equal_on_all_ranks",
+    "interactive",
     "launch",
     "log_metrics",
     "map_batches",
@@ -55,9 +69,20 @@ __all__ = [
 _HOMES = {
     "assert_equal_on_all_ranks": "equal",
     **dict.fromkeys(
-        ["ClusterError", "JobError", "SchedulerLost", "ScriptFailed", "WorkerDied", "WorkersBusy"], "errors"
+        [
+            "CellFailed",
+            "ClusterError",
+            "JobError",
+            "NoDebugger",
+            "SchedulerLost",
+            "ScriptFailed",
+            "WorkerDied",
+            "WorkersBusy",
+        ],
+        "errors",
     ),
     "Job": "client.job",
+    **dict.fromkeys(["Ranks", "interactive", "load_ipython_extension"], "client.interactive"),
     **dict.fromkeys(["launch", "run"], "client.launch"),
     **dict.fromkeys(["map_batches", "parquet_batches"], "client.map_batches"),
     "start_local": "local",

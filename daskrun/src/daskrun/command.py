@@ -81,6 +81,8 @@ ANSWER_S = 30  # time limit for a scheduler's first answer
 @click.option(
     "--virtual-local-rank", is_flag=True, help="LOCAL_RANK is 0 on each rank, as if it had a host of its own."
 )
+@click.option("--debug", type=click.Choice(["error"]), help="Open pdb where a rank raises an error.")
+@click.option("--debug-timeout", default="600", help="How long a rank's debugger waits for an answer.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as for python -m.")
 @click.version_option(__version__, prog_name="daskrun")
 @click.argument("script")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from distributed import Client
 
+    from daskrun.child.interactive import CellError
     from daskrun.protocol import Ended
 
 GO_ON = "To go on after a death, set max_restarts, and resume from a checkpoint."
@@ -83,6 +84,55 @@ class ScriptFailed(JobError):
 
     def __str__(self) -> str:
         return self.summary + _with(self.output)
+
+
+class NoDebugger(JobError):
+    """A rank stopped at ``breakpoint()``, and nobody answered its debugger.
+
+    Attributes:
+        rank: The rank.
+        place: Where it stopped, such as "train.py:33".
+    """
+
+    def __init__(self, rank: int, place: str) -> None:
+        super().__init__(rank, place)  # pickle needs both
+        self.rank, self.place = rank, place
+
+    def __str__(self) -> str:
+        return (
+            f"Rank {self.rank} stopped at {self.place}, and nobody answered its debugger in time: wait for the job "
+            f"in a notebook or a terminal, or call job.debug({self.rank}) there."
+        )
+
+
+class CellFailed(JobError):
+    """A cell failed on some of the ranks that ran it.
+
+    Attributes:
+        errors: The `CellError` of each of these ranks.
+    """
+
+    def __init__(self, errors: "Mapping[int, CellError]") -> None:
+        super().__init__(errors)  # pickle needs it
+        self.errors = dict(errors)
+
+    def __str__(self) -> str:
+        return "\n".join(said for said, _ in self._parts())
+
+    def _parts(self) -> list[tuple[str, str]]:
+        """Return (what happened, the traceback of one rank) for ranks with the same error."""
+        alike: dict[tuple, list[int]] = {}
+        for rank, (kind, message, line, _) in self.errors.items():
+            alike.setdefault((kind, message, line), []).append(rank)
+        parts = []
+        for (kind, message, line), ranks in alike.items():
+            where = f" at line {line} of the cell" if line else ""
+            said = f"{ranks_do(ranks, 'raises', 'raise').capitalize()}{where}: {kind}: {message}"
+            parts.append((said, self.errors[ranks[0]].text))
+        return parts
+
+    def _render_traceback_(self) -> list[str]:  # IPython shows this
+        return [line for said, text in self._parts() for line in (text, said)]
 
 
 class SchedulerLost(JobError):

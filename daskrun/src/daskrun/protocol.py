@@ -42,6 +42,9 @@ class Event(StrEnum):
     OUTPUT = "output"  # (attempt, rank, [(is_error, line), …])
     USAGE = "usage"  # (attempt, rank, CPU cores in use, bytes of memory)
     NOTICE = "notice"  # (text,): a warning for whoever launched the job
+    REPLY = "reply"  # (attempt, rank, number of the request, pickled answer): of a rank that stays
+    PROMPT = "prompt"  # (attempt, rank, place, text): its debugger waits for a line
+    RESUMED = "resumed"  # (attempt, rank, text): its debugger lets it go on
     GONE = "gone"  # (id of a worker's process,): the worker has died, or is being closed
     CLOSED = "closed"  # (id of a worker's process,): its rank has ended, and nothing of it follows
 
@@ -86,6 +89,8 @@ class Assignment:
     Attributes:
         process: The id of the worker's process, which its successor doesn't share.
         starts_fresh: Whether the rank's process is a new interpreter, and no fork of the template.
+        debug_timeout: Seconds that its debugger waits for the client.
+        debug_errors: Whether the debugger opens where the program raises an error.
     """
 
     attempt: AttemptId
@@ -95,6 +100,8 @@ class Assignment:
     process: str
     place: Place
     starts_fresh: bool = False
+    debug_timeout: float = 0
+    debug_errors: bool = False
 
 
 @dataclass(frozen=True)
@@ -212,9 +219,11 @@ class Snapshot(NamedTuple):
         others: The stacks of the program's other threads.
         groups: The names of its process groups.
         collectives: What the flight recorders have of each collective.
+        stopped_at: Where its debugger waits for the client, "" if it doesn't.
     """
 
     frames: list[tuple[str, int, str, str]]
     others: list[list[tuple[str, int, str, str]]]
     groups: list[str]
     collectives: list[dict[str, Any]]
+    stopped_at: str = ""

@@ -3,6 +3,7 @@
 import os
 import threading
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from typing import Any
 
 from daskrun.protocol import Assignment
@@ -15,6 +16,9 @@ class Context:
 
     def __init__(self, connection: Connection, mine: Assignment, host: str, port: int, is_script: bool) -> None:
         self.mine, self.host, self.port, self.is_script = mine, host, port, is_script
+        self.requests: SimpleQueue[tuple[int, bytes]] = SimpleQueue()  # of a client to a rank that stays
+        self.lines: SimpleQueue[str | None] = SimpleQueue()  # for the debugger; None if nobody answers it
+        self.stopped_at = ""  # where the debugger waits for a line
         self._connection, self._sending = connection, threading.Lock()
         self._socket = os.fstat(connection.fileno())
 

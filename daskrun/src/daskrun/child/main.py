@@ -87,7 +87,7 @@ def begin(fds: list[int]) -> Program:
 
 def _program(order: Order, here: context.Context) -> Program:
     if "PYTHONBREAKPOINT" not in os.environ:
-        sys.breakpointhook = _refuse_breakpoint
+        sys.breakpointhook = _breakpoint
     os.chdir(order.folder)
     if isinstance(order.program, Script):
         return _script(order.program, order.beside)
@@ -99,6 +99,7 @@ def _program(order: Order, here: context.Context) -> Program:
 def _exit_code(error: BaseException) -> int:
     """Return the exit code that Python gives a process for what has ended its code, and print what Python prints."""
     if not isinstance(error, SystemExit):
+        _debug(error)
         sys.excepthook(type(error), error, error.__traceback__)
         return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     code = error.code or 0
@@ -155,6 +156,7 @@ def _run_function(function: Function, here: context.Context) -> None:
             vars(main_module).update(names_of_main(fn.func if isinstance(fn, partial) else fn))
             here.send("returned", packed(fn(*args, **kwargs)))
         except BaseException as error:
+            _debug(error)
             tell(error)
             raise
         if store is not None:
@@ -231,11 +233,18 @@ def _name(name: str) -> None:
 
 
 def _answer(connection: Connection, here: context.Context) -> None:
-    """Answer each question where this process is; end with the worker."""
+    """Take what the worker sends; end with it."""
     while True:
         try:
-            connection.recv()
-            here.send("snapshot", snapshot())
+            kind, *about = connection.recv()
+            if kind == "look":
+                here.send("snapshot", snapshot())
+            elif kind == "line":
+                here.lines.put(*about)
+            elif kind == "request":
+                here.requests.put(tuple(about))
+            elif kind == "interrupt":
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         except (EOFError, ConnectionError):
             os.killpg(0, signal.SIGKILL)  # what it has started, too
         except OSError:  # the program has closed the connection
@@ -246,8 +255,19 @@ def _print_error(kind: type[BaseException], error: BaseException, stack: Traceba
     traceback.print_exception(kind, error, from_the_program(stack))
 
 
-def _refuse_breakpoint(*_: object, **__: object) -> None:
-    raise RuntimeError(
-        "breakpoint() was called in a rank, whose standard input is empty. To debug the function, call it in your own "
-        "process; job.stacks() shows where each rank is."
-    )
+def _breakpoint(*_: object, **__: object) -> None:
+    """Stop the caller of ``breakpoint()``, and let the client debug it."""
+    if not (here := context.current()):
+        raise RuntimeError("breakpoint() was called in a process that a rank has started, which has no debugger.")
+    from daskrun.child.debugger import RankPdb
+
+    RankPdb(here).set_trace(sys._getframe(1))
+
+
+def _debug(error: BaseException) -> None:
+    """Let the client debug the program where it raised an error, if the job was started so."""
+    here = context.current()
+    if here and here.mine.debug_errors:
+        from daskrun.child.debugger import post_mortem
+
+        post_mortem(here, error)

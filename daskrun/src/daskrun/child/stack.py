@@ -6,10 +6,12 @@ from threading import current_thread, main_thread
 from types import TracebackType
 from typing import Any
 
+from daskrun.child import context
 from daskrun.private import frames_of_threads, recorded_collectives
 from daskrun.protocol import Snapshot
 
 LOWEST = "<string>"  # the file of a rank's lowest frame, which calls the program
+CELL = "<cell "  # how the files of the cells begin that a rank is sent
 MOST_THREADS = 20
 OURS = str(Path(__file__).parents[1]), "<frozen runpy>"
 
@@ -20,7 +22,9 @@ def snapshot() -> Snapshot | str:
         innermost, first, ours = frames_of_threads(), main_thread().ident, current_thread().ident
         main = _stack(innermost[first or 0])
         others = [_stack(frame) for thread, frame in innermost.items() if thread not in (first, ours)]
-        return Snapshot(main, others[:MOST_THREADS], *recorded_collectives())
+        here = context.current()
+        stopped_at = here.stopped_at if here else ""
+        return Snapshot(main, others[:MOST_THREADS], *recorded_collectives(), stopped_at)
     except (AttributeError, KeyError, ValueError) as error:
         return repr(error)
 
@@ -37,6 +41,8 @@ def n_above(files: list[str]) -> int:
     Args:
         files: Of the frames, outermost first.
     """
+    if cells := [n for n, file in enumerate(files) if file.startswith(CELL)]:
+        return cells[0]
     start = files[:1] == [LOWEST]
     return next((n for n in range(start, len(files)) if not files[n].startswith(OURS)), len(files))
 

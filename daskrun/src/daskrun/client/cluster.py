@@ -18,7 +18,7 @@ from daskrun.errors import JobError, SchedulerLost
 from daskrun.protocol import TOPIC, Assignment, Function, JobState, Meeting, Place, Script
 from daskrun.why.look import Look
 from daskrun.why.looks import looks
-from daskrun.worker.rank import at_work, deliver, end, run_rank, send_signal
+from daskrun.worker.rank import at_work, deliver, end, run_rank, send_signal, tell
 
 ANSWER_S = 15  # time limit for a worker's answer
 LOOK_S = 5  # time limit for an answer that takes no time on a worker that runs
@@ -106,6 +106,8 @@ class Cluster:
                 member.process,
                 place,
                 limits.start_method == "spawn",
+                limits.debug_timeout,
+                limits.debug == "error",
             )
             futures.append(
                 self._client.submit(
@@ -173,6 +175,19 @@ class Cluster:
         there = [worker.address for rank, worker in enumerate(attempt.members) if rank not in attempt.gone]
         answers = await self.ask_workers(there, send_signal, attempt.id, number, answer_s=LOOK_S)
         return True in answers.values()
+
+    async def tell(self, attempt: Attempt, ranks: Sequence[int], *message: Any) -> None:
+        """Send a message to the processes of these ranks. Where one is gone, that is heard.
+
+        Raises JobError if a worker doesn't take it.
+        """
+        there = [attempt.members[rank].address for rank in ranks if rank not in attempt.gone]
+        answers = await self.ask_workers(there, tell, attempt.id, *message, answer_s=BUSY_S)
+        if set(answers) != set(there):
+            await asyncio.sleep(LOOK_S)  # a death is told meanwhile
+            gone = {attempt.members[rank].address for rank in attempt.gone}
+            if silent := set(there) - set(answers) - gone:
+                raise JobError(f"These workers of ranks do not answer: {', '.join(sorted(silent))}.")
 
     async def looks(self, attempt: Attempt) -> tuple[list[Look], list[int]]:
         """Return (how each rank at work looks, ranks that are over).

@@ -72,6 +72,9 @@ class Control:
         rows: Metrics so far.
         output: What ranks have printed and nothing has shown, as (rank, attempt, lines).
         warnings: For the job's caller.
+        replies: To requests, by rank and number of the request.
+        prompts: (place, text) of each rank whose debugger waits for a line.
+        debugged: Ranks that are in the debugger.
         stopped: Why the job has to end, None while it may go on.
         stop_signal: With which its user stopped it, 0 for none.
         traceback: Of the error, as it came from its rank.
@@ -86,6 +89,9 @@ class Control:
         self.rows: list[dict[str, Any]] = []
         self.output: deque[tuple[int, int, Lines]] = deque()
         self.warnings: list[str] = []
+        self.replies: dict[tuple[int, int], bytes] = {}
+        self.prompts: dict[int, tuple[str, str]] = {}
+        self.debugged: set[int] = set()
         self.stopped: BaseException | None = None
         self.results: list[bytes] = []
         self.error: BaseException | None = None
@@ -279,6 +285,8 @@ class Control:
         grace_s = 0 if self.stopped or state is JobState.FINISHED else self.limits.shutdown_timeout
         await self.cluster.free(attempt, state, error, grace_s)
         self._tasks = []
+        self.prompts.clear()
+        self.debugged.clear()
 
     # --- its parts
 
@@ -338,6 +346,17 @@ class Control:
                 self.doing = "running"
         elif kind == Event.FAILED:
             attempt.hear_failure(rank, Failure(*about))
+        elif kind == Event.REPLY:
+            number, answer = about
+            self.replies[rank, number] = answer
+        elif kind == Event.PROMPT:
+            self.prompts[rank] = about[0], about[1]
+            self.debugged.add(rank)
+        elif kind == Event.RESUMED:
+            self.debugged.discard(rank)
+            self.prompts.pop(rank, None)
+            if lines := "".join(about).splitlines():
+                self.output.append((rank, attempt.id.number, [(False, line.encode()) for line in lines]))
         elif kind == Event.DIED:
             said, *ended = about
             attempt.hear_death(rank, EndedProcess(*ended), said)

@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
 from operator import itemgetter
@@ -17,6 +17,7 @@ from tqdm import tqdm
 from daskrun.client.cluster import Cluster
 from daskrun.client.control import Control
 from daskrun.client.limits import Limits, seconds
+from daskrun.client.prompt import can_ask, line_for
 from daskrun.errors import JobError, check_client, warn
 from daskrun.metrics import latest_rows
 from daskrun.pickling import unpacked
@@ -180,6 +181,58 @@ class Job(Generic[T]):
         """
         return explain(*self._client.sync(self._control.looks))
 
+    def debug(self, rank: int) -> None:
+        """Open the prompt of pdb where a rank has stopped: at ``breakpoint()``, or with debug="error" where it failed.
+
+        It waits until the rank stops, and returns once that goes on. An interrupt leaves the rank where it is.
+
+        Raises:
+            JobError: If the job ends before.
+        """
+        control = self._control
+        if rank not in range(control.size):
+            raise ValueError(f"There are ranks 0 to {control.size - 1}, and no rank {rank}.")
+        self._until(lambda: rank in control.prompts or self.done(), f"rank {rank} has not stopped yet")
+        if self.done():
+            raise JobError(f"{self.name} is over, and so is rank {rank}.")
+        while rank in control.prompts:
+            self._answer(rank, line_for(rank, control.prompts[rank][1]))
+            self._until(lambda: rank in control.prompts or rank not in control.debugged or self.done())
+
+    def _answer(self, rank: int, line: str | None) -> None:
+        """Send a line to a rank's debugger; None ends it."""
+        del self._control.prompts[rank]
+        self.tell_ranks([rank], "line", line)
+
+    def tell_ranks(self, ranks: Sequence[int], kind: str, *about: Any) -> None:
+        """Send a message to the processes of these ranks."""
+        control = self._control
+        self._until(lambda: self.done() or (control.attempt and len(control.attempt.begun) == control.attempt.size))
+        if (attempt := control.attempt) and not self.done():
+            self._client.sync(self._control.cluster.tell, attempt, ranks, kind, *about)
+
+    def wait_for_replies(self, ranks: Sequence[int], number: int, timeout_s: float | None = None) -> bool:
+        """Wait until ranks have answered a request, or the job ends; return whether they have."""
+        there, give_up = self._control.replies, None if timeout_s is None else time.monotonic() + timeout_s
+
+        def have_answered() -> bool:
+            return all((rank, number) in there for rank in ranks)
+
+        def is_over() -> bool:
+            return have_answered() or self.done() or (give_up is not None and time.monotonic() >= give_up)
+
+        self._until(is_over, give_up=give_up, opens_prompts=give_up is None)
+        return have_answered()
+
+    def leave_debuggers(self) -> None:
+        """Let the ranks go on whose debuggers wait, with an error."""
+        for rank in list(self._control.prompts):
+            self._answer(rank, None)
+
+    def replies(self, ranks: Sequence[int], number: int) -> dict[int, bytes]:
+        """Return, and forget, what ranks have answered to a request."""
+        return {rank: self._control.replies.pop((rank, number)) for rank in ranks}
+
     def stop(self, grace: float | str = 30) -> None:
         """Send the ranks SIGTERM, which a function or a script may handle to save, and wait until the job has ended.
 
@@ -218,17 +271,27 @@ class Job(Generic[T]):
             give_up: When the condition may hold without news of the job, on time.monotonic's clock.
         """
         try:
-            self._until(condition, what, give_up)
+            self._until(condition, what, give_up, opens_prompts=True)
         except BaseException:  # Ctrl-C raises KeyboardInterrupt, and SystemExit once dask_jobqueue is imported
             self.cancel()
             raise
 
-    def _until(self, condition: Callable[[], object], what: str = "", give_up: float | None = None) -> None:
+    def _until(
+        self,
+        condition: Callable[[], object],
+        what: str = "",
+        give_up: float | None = None,
+        opens_prompts: bool = False,
+    ) -> None:
         with _line(what) as line:
             reached = False
             while not reached:
-                reached = self._reach(condition, give_up)
+                reached = self._reach(lambda: condition() or (opens_prompts and self._control.prompts), give_up)
                 self._tell()
+                for rank in sorted(self._control.prompts) if opens_prompts else ():
+                    line.clear()
+                    self.debug(rank) if can_ask() else self._answer(rank, None)
+                    reached = False
                 if rows := len(self._control.rows):
                     line.set_postfix_str(_counted(rows, "row") + " of metrics", refresh=False)
                 line.update(0)

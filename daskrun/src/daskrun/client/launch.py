@@ -36,6 +36,8 @@ def launch(
     shutdown_timeout: float | str = 30,
     start_method: str | None = None,
     virtual_local_rank: bool = False,
+    debug: str | None = None,
+    debug_timeout: float | str = 600,
 ) -> Job[T]:
     """Start a function as one rank per worker, each in a process of its own, and return the `Job` at once.
 
@@ -75,6 +77,9 @@ def launch(
         shutdown_timeout: How long ranks have to end after SIGTERM, which they get when another one has failed.
         start_method: "spawn" starts a new interpreter for each rank, in seconds; "fork", the default on Linux, forks.
         virtual_local_rank: Whether each rank counts as a host of its own: LOCAL_RANK is 0, and its GPU is cuda:0.
+        debug: "error" opens pdb where a rank raises an error; ``breakpoint()`` does so anyway. The prompt is in the
+            notebook or terminal that waits for the job; see also `Job.debug`.
+        debug_timeout: How long a rank's debugger waits for an answer; then the rank goes on with a `NoDebugger` error.
 
     Raises:
         ValueError: For an invalid option.
@@ -106,6 +111,8 @@ def launch(
         shutdown_timeout,
         start_method,
         virtual_local_rank,
+        debug,
+        debug_timeout,
     )
     kwargs = dict(kwargs or {})
     _check_call(fn, args, kwargs)

@@ -27,6 +27,8 @@ class Limits:
     shutdown_timeout: Any = 30
     start_method: str | None = None
     virtual_local_rank: bool = False
+    debug: str | None = None
+    debug_timeout: Any = 600
 
     def __post_init__(self) -> None:
         n = self.n_workers
@@ -42,7 +44,10 @@ class Limits:
             raise ValueError(f"max_restarts is {self.max_restarts!r}: give 0 or more; with retry, 1 or more.")
         if self.start_method not in (None, "fork", "spawn"):
             raise ValueError(f"start_method is {self.start_method!r}: write 'fork' or 'spawn', or leave it out.")
-        for name in ("time_limit", "wait_for_workers", "wait_for_successors", "stall_after", "shutdown_timeout"):
+        if self.debug not in (None, "error"):
+            raise ValueError(f"debug is {self.debug!r}: write 'error', or leave it out.")
+        durations = "time_limit", "wait_for_workers", "wait_for_successors", "stall_after", "shutdown_timeout"
+        for name in (*durations, "debug_timeout"):
             if getattr(self, name) is not None:
                 setattr(self, name, seconds(name, getattr(self, name)))
 

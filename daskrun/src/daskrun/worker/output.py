@@ -7,7 +7,7 @@ import struct
 import termios
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 
 BATCH_S = 0.1  # between two batches, which a rank's loop does not wait for
 FULL = 64 * 1024  # bytes, as many as a pipe holds
@@ -15,6 +15,8 @@ BUSY_S = 0.01  # between two batches of a script that prints much; with none, a 
 REST_S = 1  # after which what has no newline is shown
 BAR_S = 5  # between two states of a progress bar that are shown
 LONGEST = 2**20  # bytes of a line, after which it goes on as another one
+
+ANSWERS = "reply", "prompt", "resumed"  # messages before which a line is shown though it has no end
 
 Lines = list[tuple[bool, bytes]]  # of each line: whether it was printed as an error, and what
 
@@ -46,26 +48,31 @@ def pump(
         over, is_open = False, True
         while not over:
             over = has_ended(lambda: not is_open or not messages.poll())  # noqa: B023  # it's called at once
-            began, n_bytes, lines = time.monotonic(), 0, []
+            began, n_bytes, lines, message = time.monotonic(), 0, [], None
             ready = {key.fd for key, _ in selector.select(0 if over else BATCH_S)}
             if ends in ready:
                 selector.unregister(ends)
-            for file, stream in streams.items():
-                data = os.read(file, _n_waiting(file) if over else FULL) if file in ready else b""
-                if file in ready and not data:  # whoever could write has closed it
-                    selector.unregister(file)
-                n_bytes += len(data)
-                lines += [(file == err, line) for line in stream.lines(data, over)]
-            if lines:
-                send(lines)
-            while is_open and messages.poll():
+            if is_open and messages.poll():
                 try:
-                    receive(messages.recv())
+                    message = messages.recv()
                 except (EOFError, OSError):  # also in the midst of a message
                     is_open = False
                     selector.unregister(messages.fileno())
-            if not over and n_bytes and messages.fileno() not in ready:
-                time.sleep(max(0, began + (BUSY_S if n_bytes > FULL / 4 else BATCH_S) - time.monotonic()))
+            for file, stream in streams.items():  # what was printed before the message comes before it
+                n_waiting = _n_waiting(file)
+                data = os.read(file, n_waiting) if n_waiting or file in ready else b""
+                if file in ready and not data:  # whoever could write has closed it
+                    selector.unregister(file)
+                n_bytes += len(data)
+                is_last = over or (message is not None and message[0] in ANSWERS)
+                lines += [(file == err, line) for line in stream.lines(data, is_last)]
+            if lines:
+                send(lines)
+            if message is not None:
+                receive(message)
+            elif not over and n_bytes:
+                rest_s = max(0, began + (BUSY_S if n_bytes > FULL / 4 else BATCH_S) - time.monotonic())
+                wait([messages] if is_open else [], rest_s)
 
 
 def _n_waiting(pipe: int) -> int:

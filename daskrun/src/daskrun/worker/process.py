@@ -60,7 +60,7 @@ class Process:
         self._ended_at = 0.0
         self._is_told = False
         self._answer: list[Snapshot | str] = []
-        self._answered, self._asking = threading.Event(), threading.Lock()
+        self._answered, self._asking, self._telling = threading.Event(), threading.Lock(), threading.Lock()
 
     def wait(
         self,
@@ -114,6 +114,11 @@ class Process:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
+    def tell(self, kind: str, *about: object) -> None:
+        """Send the process a message, unless it has ended."""
+        with self._telling, suppress(OSError):
+            self._messages.send((kind, *about))
+
     def kill(self) -> None:
         """End the process and what it has started, at once."""
         self._group_signal(signal.SIGKILL)
@@ -122,8 +127,7 @@ class Process:
         """Return where the process is; wait for its answer, and look at it from outside if it has none."""
         with self._asking:
             self._answered.clear()
-            with suppress(OSError):
-                self._messages.send("look")
+            self.tell("look")
             if self._answered.wait(ANSWER_S):
                 answer = self._answer.pop()
                 if isinstance(answer, Snapshot):

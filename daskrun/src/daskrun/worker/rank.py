@@ -127,6 +127,16 @@ def send_signal(attempt: AttemptId, number: int, dask_worker: Any = None) -> boo
     return process is not None or is_starting
 
 
+async def tell(attempt: AttemptId, kind: str, *about: Any, dask_worker: Any = None) -> bool:
+    """Send a message to the rank's process on this worker, as soon as it has one; return whether there is a rank."""
+    key = attempt, dask_worker.address
+    while not (process := _processes.get(key)) and _is_at_work(dask_worker, attempt):
+        await asyncio.sleep(0.01)
+    if process:
+        await asyncio.to_thread(process.tell, kind, *about)
+    return process is not None
+
+
 async def look(attempt: AttemptId, dask_worker: Any = None) -> Look | None:
     """Return where the rank on this worker is; None where no such rank runs."""
     for task in dask_worker.state.executing:
@@ -289,6 +299,8 @@ class _Heard:
         elif kind == "failed" and not self._is_closing():
             self._has_failed = True
             self._log(Event.FAILED, *about[0])
+        elif kind in ("reply", "prompt", "resumed"):
+            self._log(Event(kind), *about)
         elif kind == "event":
             worker.log_event(*about)
 

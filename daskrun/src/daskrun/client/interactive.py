@@ -1,0 +1,179 @@
+"""Ranks that stay, and run the cells of a notebook: `interactive`, and the magic ``%%ranks``."""
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+from weakref import ref
+
+import cloudpickle
+from distributed import Client
+
+from daskrun.child.interactive import CellError, CellResult, run_cell, serve, set_variables, value_of
+from daskrun.client.job import Job
+from daskrun.client.limits import Limits, seconds
+from daskrun.errors import CellFailed, JobError
+from daskrun.pickling import pickled, unpacked
+from daskrun.protocol import Function
+
+INTERRUPT_S = 1.5  # that ranks have to end an interrupted cell; one that waits in a collective can't
+
+_latest: "ref[Ranks] | None" = None
+
+
+def interactive(
+    client: Client,
+    *,
+    n_workers: int | tuple[int, int] | None = None,
+    backend: str | None = "auto",
+    idle_timeout: float | str | None = "30 min",
+    **options: Any,
+) -> "Ranks":
+    """Start ranks that stay, with a process group, and wait for cells: after ``%load_ext daskrun``, ``%%ranks``.
+
+    They're a job like any other: they own their workers, are on ``/ranks``, and end with this process.
+
+    Args:
+        client: A connected ``distributed.Client``.
+        n_workers: As in `launch`.
+        backend: As in `launch`.
+        idle_timeout: After which time without a cell the ranks end; None for never.
+        **options: Others of `launch`: workers, wait_for_workers, start_method, virtual_local_rank, debug_timeout.
+
+    Raises:
+        ValueError, JobError, WorkersBusy: As in `launch`.
+
+    >>> from distributed import LocalCluster
+    >>> with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+    ...     with interactive(cluster.get_client()) as ranks:
+    ...         ranks.run("import torch.distributed as dist; square = dist.get_rank() ** 2")
+    ...         ranks["square"]
+    [0, 1]
+    """
+    global _latest
+    idle_s = None if idle_timeout is None else seconds("idle_timeout", idle_timeout)
+    program = Function(pickled(serve, (idle_s,), {}), backend)
+    limits = Limits(n_workers=n_workers, stall_after=None, **options)
+    ranks = Ranks(lambda: Job(client, program, "interactive", limits))
+    _latest = ref(ranks)
+    return ranks
+
+
+class Ranks:
+    """Ranks that run cells, and keep their variables; see `interactive`. As a context manager, it ends them.
+
+    Attributes:
+        job: Their `Job`.
+    """
+
+    def __init__(self, start: Callable[[], Job]) -> None:
+        self._start, self._numbers = start, itertools.count()
+        self.job = start()
+
+    def __len__(self) -> int:
+        return len(self.job.workers)
+
+    def __repr__(self) -> str:
+        return f"<Ranks: {self.job!r}>"
+
+    def __enter__(self) -> "Ranks":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the ranks."""
+        self.job.cancel()
+
+    def run(self, cell: str, ranks: Iterable[int] | None = None) -> None:
+        """Run code on all ranks, or on some, and print what they print. ``%%ranks`` does the same.
+
+        Raises:
+            CellFailed: If the code raises an error on some of them, which its ``errors`` has by rank.
+            WorkerDied: If a rank's process is gone.
+        """
+        results: dict[int, CellResult | CellError] = self._ask(partial(run_cell, cell), ranks)
+        errors = {}
+        for rank, result in results.items():
+            if isinstance(result, CellError):
+                errors[rank] = result
+                continue
+            _display(result)
+            if result.error:
+                errors[rank] = result.error
+        if errors:
+            raise CellFailed(errors)
+
+    def __getitem__(self, name: str) -> list[Any]:
+        """Return a variable's value on each rank, in rank order; tensors come on the CPU."""
+        values = self._ask(partial(value_of, name))
+        errors = {rank: value for rank, value in values.items() if isinstance(value, CellError)}
+        if errors:
+            raise CellFailed(errors)
+        return list(values.values())
+
+    def push(self, **variables: Any) -> None:
+        """Set variables on all ranks."""
+        self._ask(partial(set_variables, variables))
+
+    def _ask(self, call: Callable, ranks: Iterable[int] | None = None) -> dict[int, Any]:
+        """Return what ranks answer."""
+        asked, number = self._chosen(ranks), next(self._numbers)
+        request = cloudpickle.dumps(call)
+        try:
+            self.job.tell_ranks(asked, "request", number, request)
+            self.job.wait_for_replies(asked, number)
+        except KeyboardInterrupt:
+            self._interrupt(asked, number)
+            raise
+        if self.job.done():
+            self.job.result()
+            raise JobError("The ranks have ended, as no cell came for long: call interactive again.")
+        return {rank: unpacked(rank, answer) for rank, answer in self.job.replies(asked, number).items()}
+
+    def _chosen(self, ranks: Iterable[int] | None) -> Sequence[int]:
+        chosen = range(len(self)) if ranks is None else sorted(set(ranks))
+        if unknown := [rank for rank in chosen if rank not in range(len(self))]:
+            raise ValueError(f"There are ranks 0 to {len(self) - 1}, and no rank {unknown[0]}.")
+        return chosen
+
+    def _interrupt(self, asked: Sequence[int], number: int) -> None:
+        """Interrupt a cell, and say who waits for whom; start ranks again that don't come out of it."""
+        print(self.job.explain())
+        self.job.leave_debuggers()
+        self.job.tell_ranks(asked, "interrupt")
+        if self.job.wait_for_replies(asked, number, INTERRUPT_S):
+            self.job.replies(asked, number)
+            print("The cell was interrupted; the ranks keep their variables.")
+            return
+        self.job.cancel()
+        self.job = self._start()
+        print(
+            "A rank that waits in a collective can't be interrupted: all ranks were started again, without variables."
+        )
+
+
+def _display(result: CellResult) -> None:
+    for data, metadata in result.displayed:
+        from IPython.display import publish_display_data
+
+        publish_display_data(data, metadata)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Add ``%%ranks`` to IPython."""
+
+    def run_on_ranks(line: str, cell: str) -> None:
+        """Run a cell on all ranks of the latest `interactive`, or on those that the line names: ``%%ranks 0 2``."""
+        ranks = _latest() if _latest else None
+        if ranks is None:
+            raise JobError("There are no ranks yet: ranks = daskrun.interactive(client).")
+        try:
+            chosen = [int(rank) for rank in line.replace(",", " ").split()] or None
+        except ValueError:
+            raise ValueError(f"%%ranks {line}: write numbers of ranks, as in %%ranks 0 2.") from None
+        first = "" if cell.startswith("%%") else f"# %%ranks {line}\n"  # lines count as in the notebook
+        ranks.run(first + cell, chosen)
+
+    shell.register_magic_function(run_on_ranks, "cell", "ranks")
