@@ -134,6 +134,26 @@ def test_a_collective_that_hangs_is_explained_and_the_ranks_are_usable_again(ran
     assert [x.item() for x in ranks["x"]] == [2, 2]
 
 
+def test_an_error_that_another_rank_waits_for_is_shown_while_that_hangs(ranks, capfd):
+    ranks.run("import torch, torch.distributed as dist; ones = torch.ones(1)")
+
+    def hangs():
+        said = ranks.job.explain()
+        return "Rank 0 waits in all_reduce" in said and "waits for the next" in said
+
+    pressing = press_stop_when(hangs)
+    with pytest.raises(KeyboardInterrupt):
+        ranks.run("if dist.get_rank() == 1:\n    raise ValueError('of rank 1')\ndist.all_reduce(ones)")
+    pressing.join()
+    assert "of rank 1" in capfd.readouterr().err
+
+
+def test_another_call_takes_the_place_of_the_ranks_before(client, ranks):
+    with daskrun.interactive(client, n_workers=2) as others:
+        others.run("x = 1")
+        assert ranks.job.done() and others["x"] == [1, 1]
+
+
 # --- in a kernel
 
 

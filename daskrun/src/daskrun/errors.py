@@ -117,22 +117,17 @@ class CellFailed(JobError):
         self.errors = dict(errors)
 
     def __str__(self) -> str:
-        return "\n".join(said for said, _ in self._parts())
-
-    def _parts(self) -> list[tuple[str, str]]:
-        """Return (what happened, the traceback of one rank) for ranks with the same error."""
-        alike: dict[tuple, list[int]] = {}
-        for rank, (kind, message, line, _) in self.errors.items():
-            alike.setdefault((kind, message, line), []).append(rank)
+        alike: dict[CellError, list[int]] = {}
+        for rank, error in self.errors.items():
+            alike.setdefault(error, []).append(rank)
         parts = []
         for (kind, message, line), ranks in alike.items():
             where = f" at line {line} of the cell" if line else ""
-            said = f"{ranks_do(ranks, 'raises', 'raise').capitalize()}{where}: {kind}: {message}"
-            parts.append((said, self.errors[ranks[0]].text))
-        return parts
+            parts.append(f"{ranks_do(ranks, 'raises', 'raise').capitalize()}{where}: {kind}: {message}")
+        return "\n".join(parts)
 
-    def _render_traceback_(self) -> list[str]:  # IPython shows this
-        return [line for said, text in self._parts() for line in (text, said)]
+    def _render_traceback_(self) -> list[str]:  # IPython shows this: the ranks have printed the rest
+        return [str(self)]
 
 
 class SchedulerLost(JobError):

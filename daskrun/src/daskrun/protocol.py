@@ -220,6 +220,7 @@ class Snapshot(NamedTuple):
         groups: The names of its process groups.
         collectives: What the flight recorders have of each collective.
         stopped_at: Where its debugger waits for the client, "" if it doesn't.
+        is_idle: Whether it's a rank that stays, and waits for a cell.
     """
 
     frames: list[tuple[str, int, str, str]]
@@ -227,3 +228,4 @@ class Snapshot(NamedTuple):
     groups: list[str]
     collectives: list[dict[str, Any]]
     stopped_at: str = ""
+    is_idle: bool = False

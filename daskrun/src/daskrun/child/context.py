@@ -18,6 +18,7 @@ class Context:
         self.mine, self.host, self.port, self.is_script = mine, host, port, is_script
         self.requests: SimpleQueue[tuple[int, bytes]] = SimpleQueue()  # of a client to a rank that stays
         self.lines: SimpleQueue[str | None] = SimpleQueue()  # for the debugger; None if nobody answers it
+        self.is_idle = False  # a rank that stays, and waits for a request
         self.stopped_at = ""  # where the debugger waits for a line
         self._connection, self._sending = connection, threading.Lock()
         self._socket = os.fstat(connection.fileno())

@@ -23,13 +23,11 @@ class CellError(NamedTuple):
         kind: The exception's class.
         message: Its text.
         line: Of the cell, 0 if it's none of its lines.
-        text: The traceback, as IPython shows it.
     """
 
     kind: str
     message: str
     line: int
-    text: str
 
 
 class CellResult(NamedTuple):
@@ -50,16 +48,18 @@ def serve(idle_s: float | None) -> None:
     torch.set_printoptions(**SHORT)
     shell = _new_shell(is_shown=here.mine.rank == 0)
     while True:
+        here.is_idle = True
         try:
             number, call = here.requests.get(timeout=idle_s)
         except Empty:
             return
         except KeyboardInterrupt:  # of a cell that has just ended
             continue
+        here.is_idle = False
         try:
             answer = packed(cloudpickle.loads(call)(shell))
         except BaseException as error:
-            answer = packed(CellError(type(error).__name__, str(error), 0, ""))
+            answer = packed(CellError(type(error).__name__, str(error), 0))
         sys.stdout.flush()
         here.send("reply", number, answer)
 
@@ -117,7 +117,8 @@ def _new_shell(is_shown: bool) -> Any:
         def _showtraceback(self, etype: type, evalue: BaseException, stb: list[str]) -> None:
             lines = [line for frame, line in walk_tb(evalue.__traceback__) if frame.f_code.co_filename.startswith(CELL)]
             line = lines[-1] if lines else getattr(evalue, "lineno", None) or 0  # of a syntax error
-            self.error = CellError(etype.__name__, str(evalue), line, self.InteractiveTB.stb2text(stb))
+            self.error = CellError(etype.__name__, str(evalue), line)
+            print(self.InteractiveTB.stb2text(stb), file=sys.stderr)  # at once: other ranks may wait for this one
 
     config = Config()
     config.HistoryManager.enabled = False

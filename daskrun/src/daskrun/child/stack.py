@@ -23,8 +23,8 @@ def snapshot() -> Snapshot | str:
         main = _stack(innermost[first or 0])
         others = [_stack(frame) for thread, frame in innermost.items() if thread not in (first, ours)]
         here = context.current()
-        stopped_at = here.stopped_at if here else ""
-        return Snapshot(main, others[:MOST_THREADS], *recorded_collectives(), stopped_at)
+        at, is_idle = (here.stopped_at, here.is_idle) if here else ("", False)
+        return Snapshot(main, others[:MOST_THREADS], *recorded_collectives(), at, is_idle)
     except (AttributeError, KeyError, ValueError) as error:
         return repr(error)
 

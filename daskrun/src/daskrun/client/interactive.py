@@ -1,8 +1,8 @@
 """Ranks that stay, and run the cells of a notebook: `interactive`, and the magic ``%%ranks``."""
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import chain, count
 from typing import Any
 from weakref import ref
 
@@ -18,6 +18,8 @@ from daskrun.protocol import Function
 
 INTERRUPT_S = 1.5  # that ranks have to end an interrupted cell; one that waits in a collective can't
 
+SUCCEED_S = 10  # until the workers of the ranks before are idle
+
 _latest: "ref[Ranks] | None" = None
 
 
@@ -31,7 +33,8 @@ def interactive(
 ) -> "Ranks":
     """Start ranks that stay, with a process group, and wait for cells: after ``%load_ext daskrun``, ``%%ranks``.
 
-    They're a job like any other: they own their workers, are on ``/ranks``, and end with this process.
+    They're a job like any other: they own their workers, are on ``/ranks``, and end with this process. Another call
+    with this client ends them, too, so a notebook's cell can run again.
 
     Args:
         client: A connected ``distributed.Client``.
@@ -51,10 +54,14 @@ def interactive(
     [0, 1]
     """
     global _latest
+    earlier = _latest() if _latest else None
+    if earlier is not None and earlier.client is client:
+        earlier.close()
+        options.setdefault("wait_for_workers", SUCCEED_S)
     idle_s = None if idle_timeout is None else seconds("idle_timeout", idle_timeout)
     program = Function(pickled(serve, (idle_s,), {}), backend)
     limits = Limits(n_workers=n_workers, stall_after=None, **options)
-    ranks = Ranks(lambda: Job(client, program, "interactive", limits))
+    ranks = Ranks(client, lambda: Job(client, program, "interactive", limits))
     _latest = ref(ranks)
     return ranks
 
@@ -63,11 +70,12 @@ class Ranks:
     """Ranks that run cells, and keep their variables; see `interactive`. As a context manager, it ends them.
 
     Attributes:
+        client: The client.
         job: Their `Job`.
     """
 
-    def __init__(self, start: Callable[[], Job]) -> None:
-        self._start, self._numbers = start, itertools.count()
+    def __init__(self, client: Client, start: Callable[[], Job]) -> None:
+        self.client, self._start, self._numbers = client, start, count()
         self.job = start()
 
     def __len__(self) -> int:
@@ -93,44 +101,41 @@ class Ranks:
             CellFailed: If the code raises an error on some of them, which its ``errors`` has by rank.
             WorkerDied: If a rank's process is gone.
         """
-        results: dict[int, CellResult | CellError] = self._ask(partial(run_cell, cell), ranks)
-        errors = {}
-        for rank, result in results.items():
-            if isinstance(result, CellError):
-                errors[rank] = result
-                continue
-            _display(result)
-            if result.error:
-                errors[rank] = result.error
-        if errors:
+        __tracebackhide__ = True
+        results: dict[int, CellResult] = self._ask(partial(run_cell, cell), ranks)
+        for data, metadata in chain.from_iterable(result.displayed for result in results.values()):
+            from IPython.display import publish_display_data
+
+            publish_display_data(data, metadata)
+        if errors := {rank: result.error for rank, result in results.items() if result.error}:
             raise CellFailed(errors)
 
     def __getitem__(self, name: str) -> list[Any]:
         """Return a variable's value on each rank, in rank order; tensors come on the CPU."""
-        values = self._ask(partial(value_of, name))
-        errors = {rank: value for rank, value in values.items() if isinstance(value, CellError)}
-        if errors:
-            raise CellFailed(errors)
-        return list(values.values())
+        return list(self._ask(partial(value_of, name)).values())
 
     def push(self, **variables: Any) -> None:
         """Set variables on all ranks."""
         self._ask(partial(set_variables, variables))
 
     def _ask(self, call: Callable, ranks: Iterable[int] | None = None) -> dict[int, Any]:
-        """Return what ranks answer."""
+        """Return what ranks answer. Raises CellFailed if some can't."""
+        __tracebackhide__ = True  # IPython shows the caller
         asked, number = self._chosen(ranks), next(self._numbers)
         request = cloudpickle.dumps(call)
         try:
             self.job.tell_ranks(asked, "request", number, request)
-            self.job.wait_for_replies(asked, number)
+            answers = self.job.wait_for_replies(asked, number)
         except KeyboardInterrupt:
             self._interrupt(asked, number)
             raise
-        if self.job.done():
+        if answers is None:
             self.job.result()
             raise JobError("The ranks have ended, as no cell came for long: call interactive again.")
-        return {rank: unpacked(rank, answer) for rank, answer in self.job.replies(asked, number).items()}
+        values = {rank: unpacked(rank, answer) for rank, answer in answers.items()}
+        if errors := {rank: value for rank, value in values.items() if isinstance(value, CellError)}:
+            raise CellFailed(errors)
+        return values
 
     def _chosen(self, ranks: Iterable[int] | None) -> Sequence[int]:
         chosen = range(len(self)) if ranks is None else sorted(set(ranks))
@@ -143,8 +148,7 @@ class Ranks:
         print(self.job.explain())
         self.job.leave_debuggers()
         self.job.tell_ranks(asked, "interrupt")
-        if self.job.wait_for_replies(asked, number, INTERRUPT_S):
-            self.job.replies(asked, number)
+        if self.job.wait_for_replies(asked, number, INTERRUPT_S) is not None:
             print("The cell was interrupted; the ranks keep their variables.")
             return
         self.job.cancel()
@@ -152,13 +156,6 @@ class Ranks:
         print(
             "A rank that waits in a collective can't be interrupted: all ranks were started again, without variables."
         )
-
-
-def _display(result: CellResult) -> None:
-    for data, metadata in result.displayed:
-        from IPython.display import publish_display_data
-
-        publish_display_data(data, metadata)
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -211,18 +211,18 @@ class Job(Generic[T]):
         if (attempt := control.attempt) and not self.done():
             self._client.sync(self._control.cluster.tell, attempt, ranks, kind, *about)
 
-    def wait_for_replies(self, ranks: Sequence[int], number: int, timeout_s: float | None = None) -> bool:
-        """Wait until ranks have answered a request, or the job ends; return whether they have."""
-        there, give_up = self._control.replies, None if timeout_s is None else time.monotonic() + timeout_s
-
-        def have_answered() -> bool:
-            return all((rank, number) in there for rank in ranks)
-
-        def is_over() -> bool:
-            return have_answered() or self.done() or (give_up is not None and time.monotonic() >= give_up)
-
-        self._until(is_over, give_up=give_up, opens_prompts=give_up is None)
-        return have_answered()
+    def wait_for_replies(
+        self, ranks: Sequence[int], number: int, timeout_s: float | None = None
+    ) -> dict[int, bytes] | None:
+        """Return what ranks answer to a request; None if the job ends before that, or the time is over."""
+        there, keys = self._control.replies, {(rank, number) for rank in ranks}
+        give_up = None if timeout_s is None else time.monotonic() + timeout_s
+        self._until(
+            lambda: there.keys() >= keys or self.done() or (give_up is not None and time.monotonic() >= give_up),
+            give_up=give_up,
+            opens_prompts=give_up is None,
+        )
+        return {rank: there.pop((rank, number)) for rank in ranks} if there.keys() >= keys else None
 
     def leave_debuggers(self) -> None:
         """Let the ranks go on whose debuggers wait, with an error."""

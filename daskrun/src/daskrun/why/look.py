@@ -68,6 +68,8 @@ def look_at(rank: int, snapshot: Snapshot) -> Look:
     place = "; another thread is at ".join(map(place_of, [frames, *others]))
     stack = "in another thread:\n".join(map(stack_of_code, [frames, *others]))
     waits = bool(others) or is_in_waiting_code(frames)
+    if snapshot.is_idle:
+        place = "no line of a cell, and waits for the next one"
     at = snapshot.stopped_at
     trouble = f"is stopped at {at} by its debugger: job.debug({rank}) opens the prompt" if at else ""
     return Look(rank, place, stack, calls, tuple(snapshot.groups), trouble, waits)
