@@ -271,7 +271,7 @@ def deciding(results):
 def how_fast(results):
     """Return the README's part: the table in short, and where it was measured."""
     first, *others = (on(results[name]["machine"]) for name in ("inference", "storage", "launchers"))
-    where = f"{first} (first row) and {' and '.join(dict.fromkeys(others))} (others)"
+    where = f"{first} (first row) and {' and '.join(dict.fromkeys(others))} (others)" if {first} != {*others} else first
     return f"Measured on {where}; more in [figures](docs/figures.md).\n\n{in_short(results)}"
 
 
