@@ -90,6 +90,23 @@ def test_with_debug_error_the_prompt_opens_where_a_rank_raised(client, type_in):
     assert "ValueError: too large" in said[0] and "18\n" in said[1]
 
 
+def test_with_debug_error_each_rank_that_failed_can_be_looked_at(client, type_in):
+    def fail():
+        raise ValueError(f"of rank {os.environ['RANK']}")
+
+    said = type_in("p 1 + 1", "c", "p 1 + 1", "c")
+    with pytest.raises(ValueError, match="of rank"):
+        daskrun.run(client, fail, debug="error")
+    assert len(said) == 4 and {text[:7] for text in said} == {"[rank0]", "[rank1]"}
+
+
+@pytest.mark.parametrize("last", ["n", "s", "c"])
+def test_stepping_off_the_end_goes_on(client, type_in, last):
+    said = type_in("n", "n", last)
+    assert daskrun.run(client, train, [1]) == [41, 42]
+    assert "--Return--" in said[2]
+
+
 def test_where_nobody_can_answer_the_rank_goes_on_with_an_error(client):
     with pytest.raises(NoDebugger) as failed:  # pytest's standard input is no terminal
         daskrun.run(client, train, [1])

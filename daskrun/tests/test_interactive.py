@@ -16,6 +16,7 @@ from waiting import GIVE_UP_S, owned, until
 
 import daskrun
 from daskrun import CellFailed, JobError, WorkerDied
+from daskrun.client import job as job_module
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the workers cannot import it
 
@@ -146,6 +147,39 @@ def test_an_error_that_another_rank_waits_for_is_shown_while_that_hangs(ranks, c
         ranks.run("if dist.get_rank() == 1:\n    raise ValueError('of rank 1')\ndist.all_reduce(ones)")
     pressing.join()
     assert "of rank 1" in capfd.readouterr().err
+
+
+def test_a_second_stop_starts_ranks_again_that_are_still_ending(ranks, capfd):
+    ranks.run("import time; kept = 1")
+    pressing = press_stop_when(lambda: "sleep" in ranks.job.stacks())
+
+    def press_again():
+        pressing.join()
+        until(lambda: ranks.job.stacks().count("time.sleep(2000)"))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    again = threading.Thread(target=press_again)
+    again.start()
+    with pytest.raises(KeyboardInterrupt):
+        ranks.run("try:\n    time.sleep(1000)\nfinally:\n    time.sleep(2000)")
+    again.join()
+    assert ranks["'kept' in globals()"] == [False, False]
+
+
+def test_a_breakpoint_in_a_cell_steps_to_its_next_lines(ranks, monkeypatch):
+    said, lines = [], ["n", "n", "n", "c"]
+    monkeypatch.setattr(job_module, "can_ask", lambda: True)
+    monkeypatch.setattr(job_module, "line_for", lambda rank, text: (said.append(text), lines.pop(0) + "\n")[1])
+    ranks.run("breakpoint()\ny = 5\nz = y + 1", [1])
+    assert not lines and "-> y = 5" in "".join(said) and ranks["globals().get('z')"] == [None, 6]
+
+
+def test_ranks_that_were_closed_and_exit_say_so(ranks, capfd):
+    ranks.run("exit()")
+    assert "close" in capfd.readouterr().out
+    ranks.close()
+    with pytest.raises(JobError):
+        ranks.run("1")
 
 
 def test_another_call_takes_the_place_of_the_ranks_before(client, ranks):

@@ -100,7 +100,7 @@ class NoDebugger(JobError):
 
     def __str__(self) -> str:
         return (
-            f"Rank {self.rank} stopped at {self.place}, and nobody answered its debugger in time: wait for the job "
+            f"Rank {self.rank} stopped at {self.place}, and nobody answered its debugger: wait for the job "
             f"in a notebook or a terminal, or call job.debug({self.rank}) there."
         )
 

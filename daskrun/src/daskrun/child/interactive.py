@@ -64,8 +64,13 @@ def serve(idle_s: float | None) -> None:
         here.send("reply", number, answer)
 
 
-def run_cell(source: str, shell: Any) -> CellResult:
-    """Run a cell, with IPython's magics and top-level await; its last value is printed."""
+def run_cell(source: str, number: int, shell: Any) -> CellResult:
+    """Run a cell, with IPython's magics and top-level await; its last value is printed.
+
+    Args:
+        number: Of the client's cell, 0 if that has none.
+    """
+    shell.execution_count = number or shell.execution_count
     shell.error, shell.display_pub.displayed = None, []
     shell.run_cell(source, store_history=True)
     return CellResult(shell.error, shell.display_pub.displayed)
@@ -113,6 +118,9 @@ def _new_shell(is_shown: bool) -> Any:
 
     class Shell(InteractiveShell):
         error: CellError | None = None
+
+        def ask_exit(self) -> None:  # exit() calls it
+            print("The ranks stay: ranks.close() ends them.")
 
         def _showtraceback(self, etype: type, evalue: BaseException, stb: list[str]) -> None:
             lines = [line for frame, line in walk_tb(evalue.__traceback__) if frame.f_code.co_filename.startswith(CELL)]

@@ -247,6 +247,7 @@ class Control:
     async def _verdict(self, attempt: Attempt) -> BaseException:
         """Return the failure after which the job may start again, or end the job with the error of a rank."""
         self.doing = "looking for the cause of a failure"
+        await self.until(lambda: not self.debugged - attempt.dead or self.stopped)  # other ranks are looked at
         await self.until(lambda: attempt.cause is not None or self.stopped, SETTLE_S)
         if attempt.dead:
             await asyncio.sleep(GATHER_S)
@@ -349,6 +350,7 @@ class Control:
         elif kind == Event.REPLY:
             number, answer = about
             self.replies[rank, number] = answer
+            self.debugged.discard(rank)
         elif kind == Event.PROMPT:
             self.prompts[rank] = about[0], about[1]
             self.debugged.add(rank)

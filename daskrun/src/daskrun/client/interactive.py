@@ -1,22 +1,25 @@
 """Ranks that stay, and run the cells of a notebook: `interactive`, and the magic ``%%ranks``."""
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain, count
 from typing import Any
 from weakref import ref
 
 import cloudpickle
-from distributed import Client
+from distributed import CancelledError, Client
 
 from daskrun.child.interactive import CellError, CellResult, run_cell, serve, set_variables, value_of
 from daskrun.client.job import Job
 from daskrun.client.limits import Limits, seconds
-from daskrun.errors import CellFailed, JobError
+from daskrun.errors import CellFailed, JobError, ranks_do
 from daskrun.pickling import pickled, unpacked
 from daskrun.protocol import Function
 
 INTERRUPT_S = 1.5  # that ranks have to end an interrupted cell; one that waits in a collective can't
+LOOK_S = 3  # between two looks whether a rank has raised that others may wait for
 
 SUCCEED_S = 10  # until the workers of the ranks before are idle
 
@@ -29,19 +32,23 @@ def interactive(
     n_workers: int | tuple[int, int] | None = None,
     backend: str | None = "auto",
     idle_timeout: float | str | None = "30 min",
-    **options: Any,
+    workers: str | Sequence[str | int] | None = None,
+    wait_for_workers: float | str = 0,
+    start_method: str | None = None,
+    virtual_local_rank: bool = False,
+    debug_timeout: float | str = 600,
 ) -> "Ranks":
     """Start ranks that stay, with a process group, and wait for cells: after ``%load_ext daskrun``, ``%%ranks``.
 
     They're a job like any other: they own their workers, are on ``/ranks``, and end with this process. Another call
-    with this client ends them, too, so a notebook's cell can run again.
+    ends them, too, so a notebook's cell can run again.
 
     Args:
         client: A connected ``distributed.Client``.
         n_workers: As in `launch`.
         backend: As in `launch`.
         idle_timeout: After which time without a cell the ranks end; None for never.
-        **options: Others of `launch`: workers, wait_for_workers, start_method, virtual_local_rank, debug_timeout.
+        workers, wait_for_workers, start_method, virtual_local_rank, debug_timeout: As in `launch`.
 
     Raises:
         ValueError, JobError, WorkersBusy: As in `launch`.
@@ -55,13 +62,21 @@ def interactive(
     """
     global _latest
     earlier = _latest() if _latest else None
-    if earlier is not None and earlier.client is client:
+    if earlier is not None and not earlier.job.done():
         earlier.close()
-        options.setdefault("wait_for_workers", SUCCEED_S)
+        wait_for_workers = wait_for_workers or SUCCEED_S
     idle_s = None if idle_timeout is None else seconds("idle_timeout", idle_timeout)
     program = Function(pickled(serve, (idle_s,), {}), backend)
-    limits = Limits(n_workers=n_workers, stall_after=None, **options)
-    ranks = Ranks(client, lambda: Job(client, program, "interactive", limits))
+    limits = Limits(
+        n_workers=n_workers,
+        workers=workers,
+        wait_for_workers=wait_for_workers,
+        stall_after=None,
+        start_method=start_method,
+        virtual_local_rank=virtual_local_rank,
+        debug_timeout=debug_timeout,
+    )
+    ranks = Ranks(lambda: Job(client, program, "interactive", limits))
     _latest = ref(ranks)
     return ranks
 
@@ -77,12 +92,11 @@ class Ranks:
     """Ranks that run cells, and keep their variables; see `interactive`. As a context manager, it ends them.
 
     Attributes:
-        client: The client.
         job: Their `Job`.
     """
 
-    def __init__(self, client: Client, start: Callable[[], Job]) -> None:
-        self.client, self._start, self._numbers = client, start, count()
+    def __init__(self, start: Callable[[], Job]) -> None:
+        self._start, self._numbers = start, count()
         self.job = start()
 
     def __len__(self) -> int:
@@ -109,7 +123,8 @@ class Ranks:
             WorkerDied: If a rank's process is gone.
         """
         __tracebackhide__ = True
-        results: dict[int, CellResult] = self._ask(partial(run_cell, cell), ranks)
+        shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+        results: dict[int, CellResult] = self._ask(partial(run_cell, cell, getattr(shell, "execution_count", 0)), ranks)
         for data, metadata in chain.from_iterable(result.displayed for result in results.values()):
             from IPython.display import publish_display_data
 
@@ -132,13 +147,19 @@ class Ranks:
         request = cloudpickle.dumps(call)
         try:
             self.job.tell_ranks(asked, "request", number, request)
-            answers = self.job.wait_for_replies(asked, number)
+            raised: list[int] = []
+            while (answers := self.job.wait_for_replies(asked, number, LOOK_S)) is None and not self.job.done():
+                before, raised = raised, self.job.raised(asked, number)
+                if raised and not before:
+                    who = ranks_do(raised, "has", "have").capitalize()
+                    print(f"{who} raised an error. If other ranks wait for that, press stop.")
         except KeyboardInterrupt:
             self._interrupt(asked, number)
             raise Interrupted from None
         if answers is None:
-            self.job.result()
-            raise JobError("The ranks have ended, as no cell came for long: call interactive again.")
+            with suppress(CancelledError):
+                self.job.result()
+            raise JobError("The ranks have ended, by close() or as no cell came for long: call interactive again.")
         values = {rank: unpacked(rank, answer) for rank, answer in answers.items()}
         if errors := {rank: value for rank, value in values.items() if isinstance(value, CellError)}:
             raise CellFailed(errors)
@@ -152,17 +173,26 @@ class Ranks:
 
     def _interrupt(self, asked: Sequence[int], number: int) -> None:
         """Interrupt a cell, and say who waits for whom; start ranks again that don't come out of it."""
-        print(self.job.explain())
-        self.job.leave_debuggers()
-        self.job.tell_ranks(asked, "interrupt")
-        if self.job.wait_for_replies(asked, number, INTERRUPT_S) is not None:
-            print("The cell was interrupted; the ranks keep their variables.")
+        answers = None
+        try:
+            print(self.job.explain())
+            self.job.leave_debuggers()
+            self.job.tell_ranks(asked, "interrupt")
+            answers = self.job.wait_for_replies(asked, number, INTERRUPT_S)
+            if answers is None and not self.job.waits_in_collectives():
+                print("Some ranks are still ending the cell. To start all ranks again, without variables, press stop.")
+                answers = self.job.wait_for_replies(asked, number)
+        except KeyboardInterrupt:  # again
+            pass
+        if answers is not None:
+            print(
+                "Each rank was interrupted where it was, and keeps its variables. Those that were changing, as a "
+                "model's weights, may differ between ranks now."
+            )
             return
         self.job.cancel()
         self.job = self._start()
-        print(
-            "A rank that waits in a collective can't be interrupted: all ranks were started again, without variables."
-        )
+        print("All ranks were started again, without variables: not all could be interrupted.")
 
 
 def load_ipython_extension(shell: Any) -> None:

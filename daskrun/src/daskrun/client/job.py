@@ -201,7 +201,7 @@ class Job(Generic[T]):
 
     def _answer(self, rank: int, line: str | None) -> None:
         """Send a line to a rank's debugger; None ends it."""
-        del self._control.prompts[rank]
+        self._control.prompts.pop(rank, None)  # it's gone if the rank has ended meanwhile
         self.tell_ranks([rank], "line", line)
 
     def tell_ranks(self, ranks: Sequence[int], kind: str, *about: Any) -> None:
@@ -210,6 +210,10 @@ class Job(Generic[T]):
         self._until(lambda: self.done() or (control.attempt and len(control.attempt.begun) == control.attempt.size))
         if (attempt := control.attempt) and not self.done():
             self._client.sync(self._control.cluster.tell, attempt, ranks, kind, *about)
+
+    def waits_in_collectives(self) -> bool:
+        """Return whether a rank is in code of PyTorch that waits for other ranks."""
+        return any(look.waits for look in self._client.sync(self._control.looks)[0])
 
     def wait_for_replies(
         self, ranks: Sequence[int], number: int, timeout_s: float | None = None
@@ -220,9 +224,15 @@ class Job(Generic[T]):
         self._until(
             lambda: there.keys() >= keys or self.done() or (give_up is not None and time.monotonic() >= give_up),
             give_up=give_up,
-            opens_prompts=give_up is None,
+            opens_prompts=True,
         )
         return {rank: there.pop((rank, number)) for rank in ranks} if there.keys() >= keys else None
+
+    def raised(self, ranks: Sequence[int], number: int) -> list[int]:
+        """Return ranks whose answer to a request is an error, as far as they have answered."""
+        there = {rank: self._control.replies.get((rank, number)) for rank in ranks}
+        answers = {rank: unpacked(rank, answer) for rank, answer in there.items() if answer}
+        return [rank for rank, answer in answers.items() if getattr(answer, "error", None)]
 
     def leave_debuggers(self) -> None:
         """Let the ranks go on whose debuggers wait, with an error."""

@@ -1,5 +1,6 @@
 """The prompt of a rank's debugger, on the client."""
 
+import signal
 import sys
 import threading
 
@@ -18,7 +19,10 @@ def line_for(rank: int, said: str) -> str | None:
     """Print what a rank's debugger says, and return the line that answers its prompt; None if nobody does."""
     text, newline, question = said.rpartition("\n")
     print(text, end=newline, flush=True)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # the command's own would not end the prompt
     try:
         return input(f"[rank{rank}] {question}") + "\n"
     except EOFError:
         return None
+    finally:
+        signal.signal(signal.SIGINT, handler)

@@ -70,7 +70,8 @@ def look_at(rank: int, snapshot: Snapshot) -> Look:
     waits = bool(others) or is_in_waiting_code(frames)
     if snapshot.is_idle:
         place = "no line of a cell, and waits for the next one"
-    at = snapshot.stopped_at
+    if at := snapshot.stopped_at:
+        place, stack, waits = at, "", False  # and not where pdb is
     trouble = f"is stopped at {at} by its debugger: job.debug({rank}) opens the prompt" if at else ""
     return Look(rank, place, stack, calls, tuple(snapshot.groups), trouble, waits)
 
