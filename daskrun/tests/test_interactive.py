@@ -167,11 +167,13 @@ def test_a_second_stop_starts_ranks_again_that_are_still_ending(ranks, capfd):
 
 
 def test_a_breakpoint_in_a_cell_steps_to_its_next_lines(ranks, monkeypatch):
-    said, lines = [], ["n", "n", "n", "c"]
+    said, lines = [], ["n", "n", "c"]
     monkeypatch.setattr(job_module, "can_ask", lambda: True)
     monkeypatch.setattr(job_module, "line_for", lambda rank, text: (said.append(text), lines.pop(0) + "\n")[1])
     ranks.run("breakpoint()\ny = 5\nz = y + 1", [1])
-    assert not lines and "-> y = 5" in "".join(said) and ranks["globals().get('z')"] == [None, 6]
+    assert (
+        not lines and "-> y = 5" in said[1] and "-> z = y + 1" in said[2] and ranks["globals().get('z')"] == [None, 6]
+    )
 
 
 def test_ranks_that_were_closed_and_exit_say_so(ranks, capfd):

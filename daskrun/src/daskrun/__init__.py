@@ -67,28 +67,20 @@ __all__ = [
 
 # Each is imported when it's first asked for: a rank that logs a metric imports nothing of Dask.
 _HOMES = {
-    "assert_equal_on_all_ranks": "equal",
-    **dict.fromkeys(
-        [
-            "CellFailed",
-            "ClusterError",
-            "JobError",
-            "NoDebugger",
-            "SchedulerLost",
-            "ScriptFailed",
-            "WorkerDied",
-            "WorkersBusy",
-        ],
-        "errors",
-    ),
-    "Job": "client.job",
-    **dict.fromkeys(["Ranks", "interactive", "load_ipython_extension"], "client.interactive"),
-    **dict.fromkeys(["launch", "run"], "client.launch"),
-    **dict.fromkeys(["map_batches", "parquet_batches"], "client.map_batches"),
-    "start_local": "local",
-    "log_metrics": "metrics",
-    "reach": "check_scheduler",
-    **dict.fromkeys(["worker_environment", "worker_settings"], "settings"),
+    name: module
+    for module, names in {
+        "check_scheduler": "reach",
+        "client.interactive": "Ranks interactive load_ipython_extension",
+        "client.job": "Job",
+        "client.launch": "launch run",
+        "client.map_batches": "map_batches parquet_batches",
+        "equal": "assert_equal_on_all_ranks",
+        "errors": "CellFailed ClusterError JobError NoDebugger SchedulerLost ScriptFailed WorkerDied WorkersBusy",
+        "local": "start_local",
+        "metrics": "log_metrics",
+        "settings": "worker_environment worker_settings",
+    }.items()
+    for name in names.split()
 }
 
 

@@ -68,8 +68,15 @@ class RankPdb(pdb.Pdb):
         """Return whether to stop: of a cell's code, IPython runs each statement in a frame of its own."""
         return super().stop_here(frame) and (not self._in_cell or _is_of_a_cell(frame))
 
+    def user_call(self, frame: FrameType, argument_list: None) -> None:
+        """Stop where a function begins."""
+        if not (self._in_cell and frame.f_code.co_name == "<module>"):
+            super().user_call(frame, argument_list)
+
     def user_return(self, frame: FrameType, return_value: Any) -> None:
         """Stop at a function's end, but not in the launcher's code that called the program."""
+        if self._in_cell and frame.f_code.co_name == "<module>":
+            return  # the cell's next statement has a frame of its own
         super().user_return(frame, return_value)
         if frame is self._first and not self._in_cell and not self.quitting:
             self.set_continue()

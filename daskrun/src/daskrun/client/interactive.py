@@ -62,20 +62,21 @@ def interactive(
     """
     global _latest
     earlier = _latest() if _latest else None
-    if earlier is not None and not earlier.job.done():
-        earlier.close()
-        wait_for_workers = wait_for_workers or SUCCEED_S
+    if earlier is not None and earlier.job.done():
+        earlier = None
     idle_s = None if idle_timeout is None else seconds("idle_timeout", idle_timeout)
     program = Function(pickled(serve, (idle_s,), {}), backend)
     limits = Limits(
         n_workers=n_workers,
         workers=workers,
-        wait_for_workers=wait_for_workers,
+        wait_for_workers=wait_for_workers or (SUCCEED_S if earlier is not None else 0),
         stall_after=None,
         start_method=start_method,
         virtual_local_rank=virtual_local_rank,
         debug_timeout=debug_timeout,
     )
+    if earlier is not None:
+        earlier.close()
     ranks = Ranks(lambda: Job(client, program, "interactive", limits))
     _latest = ref(ranks)
     return ranks
