@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import chain, count
 from typing import Any
@@ -14,7 +13,7 @@ from distributed import CancelledError, Client
 from daskrun.child.interactive import CellError, CellResult, run_cell, serve, set_variables, value_of
 from daskrun.client.job import Job
 from daskrun.client.limits import Limits, seconds
-from daskrun.errors import CellFailed, JobError, ranks_do
+from daskrun.errors import CellFailed, JobError, add_note, ranks_do
 from daskrun.pickling import pickled, unpacked
 from daskrun.protocol import Function
 
@@ -147,10 +146,10 @@ class Ranks:
         asked, number = self._chosen(ranks), next(self._numbers)
         request = cloudpickle.dumps(call)
         try:
-            self.job.tell_ranks(asked, "request", number, request)
+            self.job._tell_ranks(asked, "request", number, request)
             raised: list[int] = []
-            while (answers := self.job.wait_for_replies(asked, number, LOOK_S)) is None and not self.job.done():
-                before, raised = raised, self.job.raised(asked, number)
+            while (answers := self.job._wait_for_replies(asked, number, LOOK_S)) is None and not self.job.done():
+                before, raised = raised, self.job._raised(asked, number)
                 if raised and not before:
                     who = ranks_do(raised, "has", "have").capitalize()
                     print(f"{who} raised an error. If other ranks wait for that, press stop.")
@@ -158,8 +157,14 @@ class Ranks:
             self._interrupt(asked, number)
             raise Interrupted from None
         if answers is None:
-            with suppress(CancelledError):
+            try:
                 self.job.result()
+            except JobError as error:
+                if not getattr(error, "__notes__", None):  # of a cell before
+                    add_note(error, "The ranks have ended, and their variables are lost: call interactive again.")
+                raise
+            except CancelledError:
+                pass
             raise JobError("The ranks have ended, by close() or as no cell came for long: call interactive again.")
         values = {rank: unpacked(rank, answer) for rank, answer in answers.items()}
         if errors := {rank: value for rank, value in values.items() if isinstance(value, CellError)}:
@@ -177,12 +182,12 @@ class Ranks:
         answers = None
         try:
             print(self.job.explain())
-            self.job.leave_debuggers()
-            self.job.tell_ranks(asked, "interrupt")
-            answers = self.job.wait_for_replies(asked, number, INTERRUPT_S)
-            if answers is None and not self.job.waits_in_collectives():
+            self.job._leave_debuggers()
+            self.job._tell_ranks(asked, "interrupt")
+            answers = self.job._wait_for_replies(asked, number, INTERRUPT_S)
+            if answers is None and not self.job._waits_in_collectives():
                 print("Some ranks are still ending the cell. To start all ranks again, without variables, press stop.")
-                answers = self.job.wait_for_replies(asked, number)
+                answers = self.job._wait_for_replies(asked, number)
         except KeyboardInterrupt:  # again
             pass
         if answers is not None:

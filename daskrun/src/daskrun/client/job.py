@@ -202,20 +202,20 @@ class Job(Generic[T]):
     def _answer(self, rank: int, line: str | None) -> None:
         """Send a line to a rank's debugger; None ends it."""
         self._control.prompts.pop(rank, None)  # it's gone if the rank has ended meanwhile
-        self.tell_ranks([rank], "line", line)
+        self._tell_ranks([rank], "line", line)
 
-    def tell_ranks(self, ranks: Sequence[int], kind: str, *about: Any) -> None:
+    def _tell_ranks(self, ranks: Sequence[int], kind: str, *about: Any) -> None:
         """Send a message to the processes of these ranks."""
         control = self._control
         self._until(lambda: self.done() or (control.attempt and len(control.attempt.begun) == control.attempt.size))
         if (attempt := control.attempt) and not self.done():
             self._client.sync(self._control.cluster.tell, attempt, ranks, kind, *about)
 
-    def waits_in_collectives(self) -> bool:
+    def _waits_in_collectives(self) -> bool:
         """Return whether a rank is in code of PyTorch that waits for other ranks."""
         return any(look.waits for look in self._client.sync(self._control.looks)[0])
 
-    def wait_for_replies(
+    def _wait_for_replies(
         self, ranks: Sequence[int], number: int, timeout_s: float | None = None
     ) -> dict[int, bytes] | None:
         """Return what ranks answer to a request; None if the job ends before that, or the time is over."""
@@ -228,13 +228,13 @@ class Job(Generic[T]):
         )
         return {rank: there.pop((rank, number)) for rank in ranks} if there.keys() >= keys else None
 
-    def raised(self, ranks: Sequence[int], number: int) -> list[int]:
+    def _raised(self, ranks: Sequence[int], number: int) -> list[int]:
         """Return ranks whose answer to a request is an error, as far as they have answered."""
         there = {rank: self._control.replies.get((rank, number)) for rank in ranks}
         answers = {rank: unpacked(rank, answer) for rank, answer in there.items() if answer}
         return [rank for rank, answer in answers.items() if getattr(answer, "error", None)]
 
-    def leave_debuggers(self) -> None:
+    def _leave_debuggers(self) -> None:
         """Let the ranks go on whose debuggers wait, with an error."""
         for rank in list(self._control.prompts):
             self._answer(rank, None)
