@@ -4,7 +4,6 @@ import io
 import shutil
 
 import dask
-import numpy as np
 import pandas as pd
 import plotnine as p9
 import pytest
@@ -64,21 +63,13 @@ def test_right_and_wrong_answers_have_frames_of_their_own():
         assert count(picture, "#d2b48c") > 1000  # tan: the image itself
 
 
-def test_a_ladders_bars_have_the_colours_of_its_legend():
-    for waiting_ms, rest_ms, most, least in ((90, 10, plots.LOAD, plots.COMPUTE), (10, 90, plots.COMPUTE, plots.LOAD)):
-        rungs = pd.DataFrame({"rung": ["one"], "images_per_s": [10.0], "waiting_ms": waiting_ms, "rest_ms": rest_ms})
-        picture = opened(plots.ladder(rungs, "bars"))
-        assert count(picture, most) > 4 * count(picture, least) > 400
-        legend = np.asarray(picture.convert("RGB"))[: picture.height // 3]  # as along a bar, waiting stands last there
-        waiting, rest = (
-            np.flatnonzero((legend == rgb(colour)).all(2).any(0))[0] for colour in (plots.LOAD, plots.COMPUTE)
-        )
-        assert rest < waiting
+def test_a_task_stream_says_how_many_tasks_each_worker_ran():
+    parts = [{"action": "compute", "start": 10.0, "stop": 11.0}, {"action": "transfer", "start": 9.0, "stop": 10.0}]
+    stream = [{"worker": worker, "key": "x", "startstops": parts} for worker in ("tcp://a", "tcp://b", "tcp://a")]
+    image = plots.task_stream(stream, "A kill", mark=(10.5, "SIGKILL"))
+    assert "worker 1: 2 tasks, worker 2: 1 tasks" in alt_of(image) and count(opened(image), plots.PALETTE[0]) > 1000
 
 
-def test_a_ladders_first_rung_is_on_top():
-    rungs = pd.DataFrame({"rung": ["first", "last"], "images_per_s": 10.0, "waiting_ms": [90, 1], "rest_ms": [1, 90]})
-    picture = opened(plots.ladder(rungs, "bars"))
-    waiting = np.flatnonzero((np.asarray(picture.convert("RGB")) == rgb(plots.LOAD)).all(2).sum(1) > 100)
-    rest = np.flatnonzero((np.asarray(picture.convert("RGB")) == rgb(plots.COMPUTE)).all(2).sum(1) > 100)
-    assert len(waiting) and len(rest) and waiting.max() < rest.min()  # rows of pixels, the uppermost first
+def test_the_five_likeliest_stand_beside_the_picture():
+    image = plots.top_five(Image.new("RGB", (32, 32), "tan"), ["pug", "boxer"], [0.9, 0.1], truth="pug")
+    assert "pug 90%, boxer 10%" in alt_of(image) and count(opened(image), "#d2b48c") > 1000

@@ -13,7 +13,6 @@ import IPython.display
 from PIL import Image
 
 if TYPE_CHECKING:
-    import pandas as pd
     import plotnine as p9
 
 WIDTH = 6.5  # inches of each chart: its letters can still be read where a phone shows it in 350 pixels
@@ -81,58 +80,71 @@ def gallery(
     return IPython.display.Image(buffer.getvalue(), alt=alt)
 
 
-def ladder(rungs: "pd.DataFrame", alt: str) -> IPython.display.Image:
-    """Return bars of a worker's time per photo for each rung of a ladder, the first rung on top.
+def top_five(
+    image: Image.Image, names: Sequence[str], probabilities: Sequence[float], truth: str
+) -> IPython.display.Image:
+    """Return an image beside a bar for each name, the likeliest on top, as one PNG.
 
-    rungs: a row per rung with the columns rung, images_per_s, waiting_ms and rest_ms (ms of a worker for each photo).
+    Args:
+        image: What was classified.
+        names: Categories, likeliest first.
+        probabilities: In [0, 1], one for each name.
+        truth: What the image shows.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, 2.4), layout="constrained", dpi=DPI)
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.4))
+    left.imshow(image)
+    left.set(xticks=[], yticks=[], xlabel=f"it is: {truth.replace('_', ' ')}")
+    bars = right.barh(names[::-1], [100 * value for value in probabilities[::-1]], color=PALETTE[0])
+    right.bar_label(bars, fmt=" %.0f%%")
+    right.spines[:].set_visible(False)
+    right.set(xticks=[], xlim=(0, 115 * max(probabilities)), title="the model's answer")
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png")
+    said = ", ".join(f"{name} {value:.0%}" for name, value in zip(names, probabilities, strict=True))
+    return IPython.display.Image(buffer.getvalue(), alt=f"A picture of a {truth}, and the model's answer: {said}.")
+
+
+def task_stream(
+    stream: Sequence[dict[str, Any]], title: str, *, mark: tuple[float, str] | None = None
+) -> IPython.display.Image:
+    """Return a task stream: a row per worker, a bar per task.
+
+    Args:
+        stream: The ``data`` of a ``distributed.get_task_stream``.
+        title: Of the chart.
+        mark: (seconds since the epoch, text) of a dashed line.
     """
     import pandas as pd
     import plotnine as p9
 
-    parts = {"rest_ms": "everything else", "waiting_ms": "waiting for photos"}  # in this order along a bar
-    long = rungs.melt(["rung", "images_per_s"], list(parts), "part", value_name="ms").replace({"part": parts})
-    long["part"] = pd.Categorical(long.part, list(parts.values()))
-    total_ms = rungs.waiting_ms + rungs.rest_ms
-    labels = rungs.assign(ms=total_ms, label=[f" {rate:.3g} images/s" for rate in rungs.images_per_s])
-    bars = (
-        p9.ggplot(long, p9.aes("rung", "ms"))
-        + p9.geom_col(p9.aes(fill="part"), width=0.7, color="white", position=p9.position_stack(reverse=True))
-        + p9.geom_text(p9.aes(label="label"), data=labels, ha="left", size=11)
-        + p9.scale_x_discrete(limits=list(rungs.rung)[::-1])
-        + p9.scale_y_continuous(limits=(0, 1.35 * total_ms.max()))
-        + p9.scale_fill_manual(dict(zip(parts.values(), [COMPUTE, LOAD], strict=True)))
-        + p9.coord_flip()
-        + p9.labs(title="Where a worker's time goes", x="", y="milliseconds of a worker for each photo", fill="")
-        + theme()
-        + p9.theme(panel_grid_major_y=p9.element_blank())  # it would strike the labels through
-    )
-    return show(bars, alt, height=1.2 + 0.45 * len(rungs))
-
-
-def task_stream(
-    events: "pd.DataFrame", alt: str, *, order: Sequence[str], mark: tuple[float, str]
-) -> IPython.display.Image:
-    """Return a task stream: a row per worker, a bar per task.
-
-    events: a row per task with the columns worker, start, stop (seconds) and kind; kind, one of two, gives the bar its
-    colour. order: the workers, the lowest row first. mark: (seconds, text) of a dashed line.
-    """
-    import plotnine as p9
-
-    at_s, text = mark
-    gap = events.assign(stop=events.start + 0.004 * events.stop.max())  # at the beginning of each bar
+    bars = [
+        {"worker": task["worker"], "start": part["start"], "stop": part["stop"]}
+        for task in stream
+        for part in task["startstops"]
+        if part["action"] == "compute"
+    ]
+    tasks = pd.DataFrame(bars, columns=["worker", "start", "stop"]).sort_values("start")
+    begin = tasks.start.min()
+    tasks[["start", "stop"]] -= begin
+    names = {address: f"worker {number}" for number, address in enumerate(tasks.worker.unique(), 1)}
+    tasks["worker"] = tasks.worker.map(names)
+    gap = tasks.assign(stop=tasks.start + 0.004 * tasks.stop.max())  # at the beginning of each bar
     lanes = (
-        p9.ggplot(events, p9.aes(y="worker", yend="worker", x="start", xend="stop"))
-        + p9.geom_segment(p9.aes(color="kind"), size=12)
+        p9.ggplot(tasks, p9.aes(y="worker", yend="worker", x="start", xend="stop"))
+        + p9.geom_segment(size=12, color=PALETTE[0])
         + p9.geom_segment(data=gap, size=12, color="white")
-        + p9.geom_vline(xintercept=at_s, linetype="dashed", size=1)
-        + p9.annotate("text", x=at_s, y=len(order) - 0.5, label=f" {text}", ha="left")
-        + p9.scale_y_discrete(limits=list(order))
-        + p9.scale_color_manual(PALETTE[::3])  # not what waiting has elsewhere
-        + p9.labs(title="Tasks on each worker", x="seconds", y="", color="")
+        + p9.scale_y_discrete(limits=list(names.values())[::-1])
+        + p9.labs(title=title, x="seconds", y="")
         + theme()
     )
-    return show(lanes, alt, height=1.8 + 0.6 * len(order))
+    if mark:
+        lanes += p9.geom_vline(xintercept=mark[0] - begin, linetype="dashed", size=1)
+        lanes += p9.annotate("text", x=mark[0] - begin, y=len(names) + 0.45, label=f" {mark[1]}", ha="left")
+    counted = ", ".join(f"{name}: {count} tasks" for name, count in tasks.worker.value_counts(sort=False).items())
+    return show(lanes, f"{title}: a row per worker, a bar per task ({counted}).", height=1.6 + 0.5 * len(names))
 
 
 def task_graph(collection: Any, alt: str) -> IPython.display.HTML:

@@ -1,5 +1,6 @@
 """Rows of all items come once and in order, whatever happens to workers, batches and the program."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -105,6 +106,21 @@ def test_a_killed_worker_costs_no_rows(client):
         frame = rows.result(timeout=100)
     assert frame.n.tolist() == [len(word) for word in WORDS]
     client.wait_for_workers(len(pids), timeout=100)
+
+
+def test_a_result_that_was_taken_is_not_kept_however_long_it_took(client):
+    class Slow:
+        def __call__(self, items):
+            time.sleep(1.2)  # the wait for it is in several steps
+            return {"item": items}
+
+    gc.disable()
+    try:
+        assert len(list(map_batches(client, Slow, [1]))) == 1
+        keys = lambda dask_scheduler: list(dask_scheduler.tasks)  # noqa: E731
+        until(lambda: not [key for key in client.run_on_scheduler(keys) if str(key).startswith("Slow")])
+    finally:
+        gc.enable()
 
 
 def test_items_without_end_are_taken_as_they_are_needed_and_leaving_frees_the_workers(client):

@@ -272,6 +272,23 @@ def test_a_template_ends_with_its_program_though_that_dies_while_it_imports_and_
     until(lambda: has_ended(int(pid)) and not Path(address).parent.exists())
 
 
+def test_a_rank_that_is_killed_is_a_death_that_a_restart_gets_over(client):
+    def work():
+        while os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            time.sleep(0.01)
+        return dist.get_rank()
+
+    with daskrun.launch(client, work, max_restarts=1) as job:
+        job.kill(1)
+        assert job.result() == [0, 1]
+    [death] = job.failures
+    assert death.deaths[1].code == -signal.SIGKILL
+    with pytest.raises(JobError):
+        job.kill(0)
+    with pytest.raises(ValueError, match="no rank 2"):
+        job.kill(2)
+
+
 def test_a_function_that_ignores_a_stop_is_killed_after_its_grace(client):
     def work():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,15 +1,12 @@
 """Notebook 02: wrong answers get a hint, never a traceback, and right ones pass in any sensible type."""
 
-from uuid import uuid4
-
 import dask
 import numpy as np
 import pandas as pd
-import pytest
 from answers import judged
 from distributed import wait
 
-from workshop_utils.exercises import NotYet, dask_basics
+from workshop_utils.exercises import dask_basics
 
 
 class Client:
@@ -22,59 +19,8 @@ class Client:
         return results
 
 
-def add_pair(a, b):
-    return a + b
-
-
 def puzzle(x):
     return [1, 2, 3, 4, 5][x] / (x % 3)
-
-
-def tree(values, named=lambda: None, function=add_pair):
-    while len(values) > 1:
-        pairs = zip(values[::2], values[1::2], strict=True)
-        values = [dask.delayed(function)(a, b, dask_key_name=named()) for a, b in pairs]
-    return values[0]
-
-
-def plus(a, b):
-    return add_pair(a, b)
-
-
-def chain(values):
-    """Other tasks lie between its calls."""
-    total = values[0]
-    for value in values[1:]:
-        total = dask.delayed(int)(dask.delayed(add_pair)(total, value))
-    return total
-
-
-test_tree = pytest.mark.smoke(
-    judged(
-        lambda answer: dask_basics.check_tree(answer, list(range(8))),
-        (tree(range(7, -1, -1)), "Correct"),
-        (tree(range(8), named=lambda: f"sum-{uuid4()}"), "Correct"),
-        (tree(range(8), function=plus), "Correct"),
-        (dask.delayed(int)(tree(range(8))), "Correct"),
-        (28, "a number already"),
-        ([tree(range(8))], "take the Delayed out"),
-        ([tree(range(4)), tree(range(4))], "one Delayed"),
-        (dask.delayed(sum)(list(range(8))), "no task"),
-        (tree(range(4)), "3, .*takes 7. Some never go in"),
-        (chain(range(8)), "7 calls.*3 are enough"),
-        (tree([0] * 8), "another number"),
-    )
-)
-
-
-def test_a_persisted_tree_is_called_so(client):
-    def add_pair(a, b):  # its code travels to the workers with it
-        return a + b
-
-    total = dask.delayed(add_pair)(1, 2)
-    with pytest.raises(NotYet, match="without persist"):
-        dask_basics.check_tree(total.persist(), [1, 2])
-    dask_basics.check_tree(total, [1, 2])
 
 
 def throw_and_count():

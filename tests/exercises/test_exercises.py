@@ -105,6 +105,19 @@ def test_a_check_says_whose_answer_it_was(capsys):
     assert repr(solution) == "2" and repr(ours("ab")) == "'ab'"
 
 
+def test_a_solution_is_checked_while_there_is_no_answer(capsys):
+    check_two(None, solution=2)
+    check_two(stub, solution=2)
+    check_two(2, solution=3)
+    assert [line.split(".")[0] for line in capsys.readouterr().out.splitlines()] == [
+        "That was our solution",
+        "That was our solution",
+        "Correct",
+    ]
+    with pytest.raises(NotYet, match="add one and one"):
+        check_two(3, solution=2)
+
+
 @pytest.mark.parametrize("solution", [True, False, None])
 def test_what_everybody_has_cannot_be_marked_as_ours(solution):
     with pytest.raises(TypeError, match=f"{solution} cannot be marked"):

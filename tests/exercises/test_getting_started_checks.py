@@ -1,5 +1,6 @@
 """Notebook 01: wrong answers get a hint, never a traceback, and right ones pass in any sensible type."""
 
+import os
 from functools import partial
 from itertools import chain, repeat
 
@@ -12,31 +13,49 @@ from distributed import get_worker
 from workshop_utils.exercises import NotYet, getting_started
 
 
-class Client:
-    """Two workers, "tcp://a" and "tcp://b", each with so many buried bones."""
+def buried(client, *bones):
+    """Let each worker have so many bones."""
 
-    def __init__(self, *bones):
-        self.bones = bones
+    def bury(bone):
+        os.environ["BONES"] = bone
 
-    def run(self, function):
-        return dict(zip(("tcp://a", "tcp://b"), self.bones, strict=True))
+    for worker, bone in zip(client.nthreads(), bones, strict=True):
+        client.run(bury, bone, workers=[worker])
 
 
-def test_bones_that_went_with_their_worker_are_no_mistake_of_the_attendee():
+def bones():
+    return os.environ.get("BONES")
+
+
+@pytest.fixture
+def with_bones(client):
+    buried(client, "30", "12")
+    yield client
+    client.run(lambda: os.environ.pop("BONES", None) and None)
+
+
+def test_bones_that_went_with_their_worker_are_no_mistake_of_the_attendee(client):
     with pytest.raises(NotYet, match="`bury`"):
-        getting_started.check_total_bones(42, Client("30", None))
+        getting_started.check_total_bones(lambda client: 42, client)
+
+
+def by_map_with_luck(client):
+    workers = list(client.nthreads())
+    futures = [client.submit(bones, workers=[worker], pure=False) for worker in workers]
+    return sum(map(int, client.gather(futures)))
 
 
 test_total_bones = pytest.mark.smoke(
     judged(
-        lambda answer: getting_started.check_total_bones(answer, Client("30", "12")),
-        (42, "Correct"),
-        (np.array([42]), "Correct"),
-        (torch.tensor(42), "Correct"),
-        ({"tcp://a": 30, "tcp://b": 12}, "add up"),
-        ("3012", "is text: turn each"),
-        ([30, 12], "should be one number"),
-        (2, "2 is not"),  # the number of workers,
+        lambda answer, with_bones: getting_started.check_total_bones(answer, with_bones),
+        (lambda client: sum(map(int, client.run(bones).values())), "Correct"),
+        (lambda client: np.array([42]), "Correct"),
+        (lambda client: torch.tensor(42), "Correct"),
+        (by_map_with_luck, "luck"),
+        (lambda client: client.run(bones), "add up"),
+        (lambda client: "3012", "is text: turn each"),
+        (lambda client: [30, 12], "should return one number"),
+        (lambda client: 2, "2 isn't"),  # the number of workers
     )
 )
 

@@ -7,14 +7,14 @@ import os
 import re
 import reprlib
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from functools import partial, wraps
 from math import isfinite
 from numbers import Integral
-from types import FunctionType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 CLOSED = "the cluster is closed: the last cell does that. Restart the kernel, and run the notebook from the top."
 Answer = Any  # whatever an attendee wrote
@@ -22,7 +22,6 @@ Function = Callable[..., Any]  # the same, if the exercise asks for a function
 DEFINITIONS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
 LINE = 100  # characters
 SCOPES = *DEFINITIONS, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp  # whose names are their own
-Arguments = ParamSpec("Arguments")
 Solution = TypeVar("Solution")
 _ours: list = []  # answers that solution cells gave
 # The identities of what the names to which the running cell gives values were when it began. It keeps no value alive:
@@ -40,7 +39,7 @@ class NotYet(AssertionError):
         return [f"Not yet: {self}"]
 
 
-def unanswered(name: str, given: FunctionType | None = None) -> bool:
+def unanswered(name: str, given: Function | None = None) -> bool:
     """Return whether a solution cell should answer: the answer is a stub, a solution cell gave it, or it is missing.
 
     name: the answer's, among the variables of the notebook: it is missing if the attendee's cell raised an error.
@@ -50,16 +49,17 @@ def unanswered(name: str, given: FunctionType | None = None) -> bool:
     return _is_ours(answer) or is_stub(answer, given)
 
 
-def is_stub(answer: Answer, given: FunctionType | None = None) -> bool:
+def is_stub(answer: Answer, given: Function | None = None) -> bool:
     """Return whether an answer is None, a function that only returns None, or `given`, which the stub repeats.
 
-    Functions are compared by their bytecode and never called.
+    Functions are compared by their statements and never called.
     """
     if not inspect.isfunction(answer):
         return answer is None
     if given is not None:
-        return _program(answer) == _program(given)
-    return [value for _, value in _program(answer)] in ([None], [None, None])
+        return _statements(answer) == _statements(given) is not None
+    steps = [step for step in dis.get_instructions(answer) if step.opname not in ("RESUME", "NOP", "RETURN_VALUE")]
+    return [step.argval for step in steps] == [None]
 
 
 def ours(solution: Solution) -> Solution:
@@ -146,27 +146,30 @@ def passed(message: str) -> None:
     print(f"{_whose} {message}")
 
 
-def exercise(check: Callable[Arguments, None]) -> Callable[Arguments, None]:
+def exercise(check: Callable[..., None], given: Function | None = None) -> Callable[..., None]:
     """Let `check` raise NotYet where an answer makes it raise anything else.
 
     Its first parameter is the answer, by its name in the notebook. NotYet is also raised for None, and, if the
-    parameter's type is Function, for what cannot be called.
+    parameter's type is Function, for what cannot be called. The result takes a further argument, ``solution``, which is
+    checked while there's no answer yet: see `is_stub`, also for ``given``.
     """
     name, parameter = next(iter(inspect.signature(check).parameters.items()))
 
     @wraps(check)
-    def checked(*args: Arguments.args, **named: Arguments.kwargs) -> None:
+    def checked(answer: Answer, *args: Any, solution: Answer = None, **named: Any) -> None:
         global _whose
-        answer = args[0] if args else named.get(name)
-        _whose = "That was our solution." if _is_ours(answer) else "Correct."
+        is_ours = _is_ours(answer)
+        if solution is not None and is_stub(answer, given):
+            answer, is_ours = solution, True
+        _whose = "That was our solution." if is_ours else "Correct."
         state = "not yet"  # this stays if an interrupt ends the check
         try:
-            _expect_no_error(name, answer)
+            _expect_no_error(name, is_ours)
             expect(answer is not None, f"{name} is still None.")
             if parameter.annotation is Function:
                 expect_type(answer, Callable, f"{name} should be a function")
-            check(*args, **named)
-            state = "solution" if _is_ours(answer) else "passed"
+            check(answer, *args, **named)
+            state = "solution" if is_ours else "passed"
         except NotYet:
             raise
         except Exception as error:
@@ -246,12 +249,12 @@ def _outside_functions(node):
             yield from _outside_functions(child)
 
 
-def _expect_no_error(name, answer):
+def _expect_no_error(name, is_ours):
     """Raise NotYet, once, where the cell that gives `name` its value did not run to its end."""
     is_unset = name in _unset
     _unset.discard(name)
     expect(
-        _is_ours(answer) or not is_unset,
+        is_ours or not is_unset,
         f"the cell with {name} ended in an error, or was stopped, so {name} may be what it was before. Mend and run "
         "that cell, then this one; if the error has nothing to do with it, run this one again.",
     )
@@ -279,11 +282,16 @@ def _tell_the_room(check, state):
         report(check.__module__.rpartition(".")[2], check.__name__.removeprefix("check_"), state)
 
 
-def _program(function):
-    # The function's steps, without its name and the names and types of its arguments.
-    skipped = ("RESUME", "NOP", "RETURN_VALUE", "MAKE_CELL", "COPY_FREE_VARS")
-    steps = [(step.opname, step.argval) for step in dis.get_instructions(function) if step.opname not in skipped]
-    return [(name, _program(value) if inspect.iscode(value) else value) for name, value in steps]
+def _statements(function):
+    # What the function does, as text, without its name, its docstring and its comments; None without its source.
+    try:
+        [definition] = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    except (OSError, TypeError, ValueError, SyntaxError):
+        return None
+    body = definition.body if isinstance(definition, ast.FunctionDef) else [definition]
+    return [
+        ast.dump(each) for each in body if not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
+    ]
 
 
 def _what_failed(error):

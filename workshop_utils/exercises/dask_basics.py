@@ -1,62 +1,35 @@
 """Checks of notebook 02 · Dask basics."""
 
 import inspect
-import math
 import re
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from numbers import Real
 from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
-from dask.delayed import Delayed
 from dask.sizeof import sizeof
 from dask.utils import key_split
-from distributed import Client, Future, futures_of
+from distributed import Client, futures_of
 
 from workshop_utils.exercises import Answer, Function, exercise, expect, expect_equal, expect_type, passed, shown
 
-ROUNDS, DARTS = 8, 250_000  # of exercise 2
+ROUNDS, DARTS = 8, 250_000  # of exercise 1
 
 
-@exercise
-def check_tree(total: Answer, numbers: list[int]) -> None:
-    expect(
-        not isinstance(total, Real),
-        "total is a number already: call dask.delayed(add_pair), and leave compute() to the check.",
-    )
-    expect(not isinstance(total, list) or len(total) != 1, "that is a list of one: take the Delayed out of it.")
-    expect_type(total, Delayed, "total should be one Delayed, the last call of dask.delayed(add_pair)")
-    graph = {key: task for key, task in total.__dask_graph__().items() if not isinstance(task, Future)}
-    calls = [key for key, task in graph.items() if _is_a_call(key, task)]
-    persisted = "the graph has run already, and only its result is left: build it again, without persist()."
-    expect(calls or not futures_of(total), persisted)
-    enough, needed = math.ceil(math.log2(len(numbers))), len(numbers) - 1
-    expect(
-        calls,
-        "no task in the graph is a call of add_pair: write dask.delayed(add_pair)(a, b). With "
-        "dask.delayed(add_pair(a, b)), add_pair is called here, and Dask records no call of it.",
-    )
-    expect(
-        len(calls) == needed,
-        f"the calls of add_pair in the graph are {len(calls)}, and adding up "
-        f"{len(numbers)} numbers takes {needed}. "
-        + ("Some never go in." if len(calls) < needed else "In each round, half as many values are left."),
-    )
-    longest = _longest_chain(total.key, graph)
-    expect(
-        longest <= enough,
-        f"{longest} calls wait for each other, one after the other, where {enough} are enough: "
-        "add neighbours first, and then their sums.",
-    )
-    expect(total.compute() == sum(numbers), "the graph computes another number; does each number go in once?")
-    passed(f"{len(calls)} calls, of which at most {longest} wait for each other.")
+def given_counts(client: Client) -> list[int]:
+    """Return eight equal counts, slowly: the stub of exercise 1, which the notebook names `careful_counts`."""
+    counts = []
+    for _ in range(8):
+        darts = client.submit(throw, 250_000)  # type: ignore[name-defined]  # noqa: F821
+        counts.append(client.submit(count, darts.result()).result())  # type: ignore[name-defined]  # noqa: F821
+    return counts
 
 
-@exercise
+@partial(exercise, given=given_counts)
 def check_careful_counts(careful_counts: Function, client: Client) -> None:
     with _watched() as (events, fetched, given):
         counts = careful_counts(client)
@@ -130,21 +103,6 @@ def check_culprits(culprits: Answer, inputs: list[int], function: Callable[[int]
             "future for exception(), and take the type of that.",
         )
     passed(f"{len(truth)} of {len(inputs)} inputs fail, for {len(set(truth.values()))} different reasons.")
-
-
-def _longest_chain(key, graph):
-    """Return how many calls of add_pair wait for each other, whatever other tasks are between and after them."""
-    if key not in graph:  # such as the key of a future
-        return 0
-    before = max((_longest_chain(need, graph) for need in graph[key].dependencies), default=0)
-    return before + _is_a_call(key, graph[key])
-
-
-def _is_a_call(key, task):
-    # A task is named after its function, unless dask_key_name gave it another name. Or its function calls add_pair.
-    function = getattr(task, "func", None)
-    called = getattr(getattr(function, "__code__", None), "co_names", ())
-    return "add_pair" in (key_split(key), getattr(function, "__name__", None), *called)
 
 
 @dataclass

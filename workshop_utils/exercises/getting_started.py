@@ -4,12 +4,14 @@ import os
 import random
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from unittest.mock import patch
 from uuid import uuid4
 
 from distributed import Client
 
-from workshop_utils.exercises import Answer, Function, exercise, expect, number, pair, passed, shown
+from workshop_utils.exercises import Function, exercise, expect, number, pair, passed, shown
 from workshop_utils.photos import breed_of
 
 LONGEST_PAUSE_S = 0.01  # tasks of equal length would go to the same workers in each try
@@ -26,19 +28,26 @@ _measured: set = set()  # in each process: (which try, path) of each call of `me
 
 
 @exercise
-def check_total_bones(total_bones: Answer, client: Client) -> None:
-    expect(not isinstance(total_bones, dict), "that is one answer per worker; add up the dict's values.")
-    text = f"{shown(total_bones)} is text: turn each worker's answer into an int before you add."
-    expect(not isinstance(total_bones, str), text)
-    total = number(total_bones, "total_bones should be one number, the sum over all workers")
+def check_total_bones(total_bones: Function, client: Client) -> None:
     buried = client.run(_bones).values()
     expect(None not in buried, "a worker has no bones; it may have been restarted. Run the cell with `bury` again.")
+    with _tasks_counted() as tasks:
+        answer = total_bones(client)
+    expect(answer is not None, "total_bones returns None: return the sum.")
+    expect(not isinstance(answer, dict), "that's one answer per worker; add up the dict's values.")
+    text = f"{shown(answer)} is text: turn each worker's answer into an int before you add."
+    expect(not isinstance(answer, str), text)
+    total = number(answer, "total_bones should return one number, the sum over all workers")
+    expect(
+        not tasks,
+        "client.map and client.submit let Dask choose the workers. It may ask one of them twice and another one never, "
+        "so a right sum would be luck. Which call asks every worker once?",
+    )
     expect(
         total == sum(map(int, buried)),
-        f"{total_bones} is not what the workers hold. Each number is in a worker's own "
-        "os.environ, and `bury` draws new ones whenever it runs: ask all the workers again.",
+        f"{shown(answer)} isn't what the workers hold. Each number is in a worker's own os.environ: ask all of them.",
     )
-    passed("Only the workers knew. `client.run` promises to ask each of them once; `client.map` does not.")
+    passed("Only the workers knew, and `client.run` asked each of them once.")
 
 
 @exercise
@@ -78,6 +87,23 @@ def _try_darkest(find_darkest, brightness, paths, client):
         f"{worker} is a worker, but not the one that measured this path. The function that measures it has to ask "
         "get_worker() itself, in the same task.",
     )
+
+
+@contextmanager
+def _tasks_counted():
+    """Yield a list that gets an item for each call of `client.map` and `client.submit`."""
+    calls: list[str] = []
+    with ExitStack() as stack:
+        for name in ("map", "submit"):
+            method = getattr(Client, name)
+            counted = partial(_counted, method, calls)
+            stack.enter_context(patch.object(Client, name, lambda *args, _of=counted, **named: _of(*args, **named)))
+        yield calls
+
+
+def _counted(method, calls, *args, **named):
+    calls.append(method.__name__)
+    return method(*args, **named)
 
 
 def _bones():

@@ -18,7 +18,7 @@ from daskrun.errors import JobError, SchedulerLost
 from daskrun.protocol import TOPIC, Assignment, Function, JobState, Meeting, Place, Script
 from daskrun.why.look import Look
 from daskrun.why.looks import looks
-from daskrun.worker.rank import at_work, deliver, end, run_rank, send_signal, tell
+from daskrun.worker.rank import at_work, deliver, end, kill, run_rank, send_signal, tell
 
 ANSWER_S = 15  # time limit for a worker's answer
 LOOK_S = 5  # time limit for an answer that takes no time on a worker that runs
@@ -188,6 +188,10 @@ class Cluster:
             gone = {attempt.members[rank].address for rank in attempt.gone}
             if silent := set(there) - set(answers) - gone:
                 raise JobError(f"These workers of ranks do not answer: {', '.join(sorted(silent))}.")
+
+    async def kill(self, attempt: Attempt, rank: int) -> None:
+        """Kill the process of a rank."""
+        await self.ask_workers([attempt.members[rank].address], kill, attempt.id, answer_s=BUSY_S)
 
     async def looks(self, attempt: Attempt) -> tuple[list[Look], list[int]]:
         """Return (how each rank at work looks, ranks that are over).

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from distributed import CancelledError, Client
 from tqdm import tqdm
 
+from daskrun.client.attempt import Attempt
 from daskrun.client.cluster import Cluster
 from daskrun.client.control import Control
 from daskrun.client.limits import Limits, seconds
@@ -190,14 +191,35 @@ class Job(Generic[T]):
             JobError: If the job ends before.
         """
         control = self._control
-        if rank not in range(control.size):
-            raise ValueError(f"There are ranks 0 to {control.size - 1}, and no rank {rank}.")
+        self._check_rank(rank)
         self._until(lambda: rank in control.prompts or self.done(), f"rank {rank} has not stopped yet")
         if self.done():
             raise JobError(f"{self.name} is over, and so is rank {rank}.")
         while rank in control.prompts:
             self._answer(rank, line_for(rank, control.prompts[rank][1]))
             self._until(lambda: rank in control.prompts or rank not in control.debugged or self.done())
+
+    def kill(self, rank: int) -> None:
+        """Kill a rank's process with SIGKILL, to see how the job gets over it; wait until all ranks have begun.
+
+        Raises:
+            JobError: If the job is over.
+        """
+        self._check_rank(rank)
+        attempt = self._begun()
+        if attempt is None:
+            raise JobError(f"{self.name} is over, and so is rank {rank}.")
+        self._client.sync(self._control.cluster.kill, attempt, rank)
+
+    def _check_rank(self, rank: int) -> None:
+        if rank not in range(self._control.size):
+            raise ValueError(f"There are ranks 0 to {self._control.size - 1}, and no rank {rank}.")
+
+    def _begun(self) -> Attempt | None:
+        """Return the attempt whose ranks all run; wait for it. None if the job is over."""
+        control = self._control
+        self._until(lambda: self.done() or (control.attempt and len(control.attempt.begun) == control.attempt.size))
+        return None if self.done() else control.attempt
 
     def _answer(self, rank: int, line: str | None) -> None:
         """Send a line to a rank's debugger; None ends it."""
@@ -206,9 +228,7 @@ class Job(Generic[T]):
 
     def _tell_ranks(self, ranks: Sequence[int], kind: str, *about: Any) -> None:
         """Send a message to the processes of these ranks."""
-        control = self._control
-        self._until(lambda: self.done() or (control.attempt and len(control.attempt.begun) == control.attempt.size))
-        if (attempt := control.attempt) and not self.done():
+        if attempt := self._begun():
             self._client.sync(self._control.cluster.tell, attempt, ranks, kind, *about)
 
     def _waits_in_collectives(self) -> bool:

@@ -245,7 +245,9 @@ class _Run:
                     key = f"{self.name}-{uuid.uuid4().hex}"
                     running.append((task, self._client.submit(on_workers.run_task, *given, key=key)))
                 while running and (not task or len(running) > TASKS_PER_THREAD * self.n_threads):
-                    result = result_of(self._client, running[0][1], self._warned)
+                    future = running[0][1]
+                    result = result_of(self._client, future, self._warned)
+                    future.release()  # or a cycle that a timeout left keeps it, and a death has it computed again
                     yield running.popleft()[0], result
         except Exception as error:  # each call of a closed client raises an error of another type
             if self._client.status != "running":

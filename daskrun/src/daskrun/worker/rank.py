@@ -129,12 +129,24 @@ def send_signal(attempt: AttemptId, number: int, dask_worker: Any = None) -> boo
 
 async def tell(attempt: AttemptId, kind: str, *about: Any, dask_worker: Any = None) -> bool:
     """Send a message to the rank's process on this worker, as soon as it has one; return whether there is a rank."""
-    key = attempt, dask_worker.address
-    while not (process := _processes.get(key)) and _is_at_work(dask_worker, attempt):
-        await asyncio.sleep(0.01)
-    if process:
+    if process := await _process_of(attempt, dask_worker):
         await asyncio.to_thread(process.tell, kind, *about)
     return process is not None
+
+
+async def kill(attempt: AttemptId, dask_worker: Any = None) -> bool:
+    """Kill the rank's process on this worker, as soon as it has one; return whether there is a rank."""
+    if process := await _process_of(attempt, dask_worker):
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+    return process is not None
+
+
+async def _process_of(attempt: AttemptId, worker: Any) -> Process | None:
+    key = attempt, worker.address
+    while not (process := _processes.get(key)) and _is_at_work(worker, attempt):
+        await asyncio.sleep(0.01)
+    return process
 
 
 async def look(attempt: AttemptId, dask_worker: Any = None) -> Look | None:
