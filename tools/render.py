@@ -1,7 +1,7 @@
 """Execute notebooks into notebook_output/ in a form that differs only where the results do.
 
 `python tools/render.py` in the folder of the workshop executes all of them, `python tools/render.py 03 06` these two.
-It prints a table of minutes, and writes the minutes into the notebooks and the instructor's schedules.
+It prints a table of how long they took, and changes no source.
 """
 
 import importlib.metadata
@@ -14,16 +14,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import click
-import dask
 import nbformat
-from minutes import write_minutes
 from nbclient import NotebookClient
-from schedules import fill_readme, fill_schedules
 from tqdm import tqdm
 
 from workshop_utils.storage import whole_file
 
-README, SCHEDULES = Path("README.md"), Path("docs/instructor/schedules.md")
 CELL_TIMEOUT_S = 1800
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 WIDGET = "application/vnd.jupyter.widget-view+json"  # holds a random id; its plain text or HTML is kept
@@ -56,9 +52,6 @@ def main(names: tuple[str, ...]) -> None:
         click.echo(f"{one.name:<40}{one.n_cells:>6}{sum(one.seconds) / 60:>9.1f}{max(one.seconds, default=0):>12.1f}")
     if failed := [f"{one.name}, {one.error}" for one in done if one.error]:
         raise click.ClickException("\n".join(failed))
-    if SCHEDULES.is_file():
-        fill_schedules(SCHEDULES)
-        fill_readme(README)
 
 
 def render(path: str | Path, output: str | Path) -> Rendered:
@@ -66,8 +59,7 @@ def render(path: str | Path, output: str | Path) -> Rendered:
 
     The written file has outputs, with bars as they ended, and execution counts, but no widget ids, paths of this
     machine or times when a cell ran. Its metadata says when and with what it was run, which the book shows. It appears
-    whole; where a cell fails, what an earlier run wrote stays. Both files say how many minutes their sections take,
-    unless the notebook joins a cluster (Dask's setting `scheduler-address`).
+    whole; where a cell fails, what an earlier run wrote stays.
     """
     path, cells, error = Path(path), [], None
     seconds: list[float] = []
@@ -75,8 +67,6 @@ def render(path: str | Path, output: str | Path) -> Rendered:
         notebook = nbformat.read(path, as_version=4)
         cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
         _execute(notebook, path, seconds)
-        if not dask.config.get("scheduler-address", None):  # minutes are those of this machine
-            write_minutes(path, notebook, seconds)
         tidy(notebook, path.resolve().parents[1])
         notebook.metadata["verified"] = verified()
         with whole_file(Path(output, path.name)) as part:

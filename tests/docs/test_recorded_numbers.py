@@ -113,21 +113,6 @@ def test_the_page_on_rooms_has_the_figures_that_were_recorded(benchmark, tmp_pat
     assert page.read_text(encoding="utf-8") == room.PAGE.read_text(encoding="utf-8"), "python benchmarks/room.py --page"
 
 
-def test_the_schedules_and_the_readme_have_the_minutes_of_the_notebooks(tmp_path):
-    from schedules import PAGE, README, fill_readme, fill_schedules
-
-    page = tmp_path / "docs/instructor/schedules.md"
-    page.parent.mkdir(parents=True)
-    page.write_bytes(PAGE.read_bytes())
-    (tmp_path / "notebook_output").symlink_to(ROOT / "notebook_output")
-    fill_schedules(page)
-    assert page.read_bytes() == PAGE.read_bytes(), "run: python tools/schedules.py"
-    readme = tmp_path / "README.md"
-    readme.write_text(README.read_text(encoding="utf-8").replace(" | 40 | ", " | 41 | "), encoding="utf-8")
-    fill_readme(readme)
-    assert readme.read_bytes() == README.read_bytes(), "run: python tools/schedules.py"
-
-
 def test_the_guide_says_what_the_seeds_for_a_room_hide():
     from workshop_utils.exercises.gym.faults import draw
 
