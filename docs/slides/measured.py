@@ -55,31 +55,12 @@ def waits():
     }
 
 
-def partitions():
-    """Return the megabytes of notebook 02's array, of its workers' limits, and of its peak."""
-    [(array, limits)] = printed("02", r"^the array ([\d,]+) MB, .*\n.* limits together: ([\d,]+) MB")
-    [(peak,)] = printed("02", r"^both processes: .* when idle, ([\d,]+) MB at most")
-    return {"array_mb": array, "limits_mb": limits, "peak_mb": peak}
-
-
 def ladder():
-    """Return a table of notebook 04's rungs, with milliseconds for each photo."""
-    rungs = printed("04", r"^([0a-g])  (.+?) +[\d.]+ s .* (\d+) ms a photo, (\d+) ms waiting")
-    slowest = max(float(ms) for _, _, ms, _ in rungs)
-    rows = []
-    for letter, name, ms, waiting in rungs:
-        rest, name = int(ms) - int(waiting), name.replace("float32 again", "this CPU is not faster in bf16: f again")
-        bars = f"{bar(rest / slowest)}{bar(int(waiting) / slowest, 'waiting')}"
-        rows.append((f"**{letter}** {name}", f"{ms} ms", bars))
-    [(n_rung,)] = printed("04", r"^[\d,]+ sketches, (\d+) of them for the ladder")
-    [(delay_ms,)] = printed("04", r"^delay added to the storage: (\d+) ms")
-    return {
-        "delay_ms": f"{delay_ms} ms",
-        "n_rung": n_rung,
-        "ladder": table(("", "a worker’s time for a photo", ""), *rows),
-        "bar_work": '<span class="bar key"></span>',
-        "bar_waiting": '<span class="bar key waiting"></span>',
-    }
+    """Return a table of notebook 04's ladder, in images a second."""
+    rungs = printed("04", r"^(a plain loop|\([a-e]\) .+?) +[\d.]+ m?s +([\d,]+) images/s")
+    fastest = max(float(rate) for _, rate in rungs)
+    rows = [(name, f"{rate}", bar(float(rate) / fastest)) for name, rate in rungs]
+    return {"ladder": table(("", "images/s", ""), *rows)}
 
 
 def times_best_loop(inference):
@@ -202,5 +183,5 @@ def gains():
 
 def numbers():
     """Return everything that the slides print as measured, under the names that index.md uses."""
-    parts = (waits, partitions, ladder, classified, launchers, shards, faults, gains)
+    parts = (waits, ladder, classified, launchers, shards, faults, gains)
     return {name: value for part in parts for name, value in part().items()}

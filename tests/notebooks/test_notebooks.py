@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from lessons import APPENDICES, RENDERED, SOURCES, code_cells, prose, read, says, tags, without_bars
+from lessons import APPENDICES, LEAN, RENDERED, SOURCES, code_cells, prose, read, says, tags, without_bars
 
 pytestmark = pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
 
@@ -50,15 +50,10 @@ def test_it_ends_with_two_or_three_links_to_documentation(path):
     assert 2 <= len(re.findall(r"\]\(https://", end)) <= 3
 
 
-def fewest(path):
-    """Return how many guesses and exercises a notebook has at least."""
-    return 1 if path.name in APPENDICES else 2
-
-
 def test_the_attendee_commits_to_numbers_before_they_are_measured(path):
     cells = code_cells(read(path))
     guesses = [cell for cell in cells if "guess" in tags(cell)]
-    assert len(guesses) >= fewest(path)
+    assert 1 <= len(guesses) <= (2 if path.stem[:2] in LEAN else 9)
     assert all(re.search(r"^\w+ = None", cell.source, flags=re.MULTILINE) for cell in guesses), "so that all runs"
     for guess in guesses:
         name = re.search(r"^(\w+) = None", guess.source, flags=re.MULTILINE).group(1)
@@ -77,13 +72,23 @@ def test_it_has_parameters_and_exercises_of_four_cells(path):
     assert [cell for cell in cells if "parameters" in tags(cell)]
     kinds = [next(iter(tags(cell) & {"exercise", "solution", "check"}), None) for cell in cells]
     stubs = [position for position, kind in enumerate(kinds) if kind == "exercise"]
-    assert len(stubs) >= fewest(path)
+    assert 1 <= len(stubs) <= 2
     for position in stubs:
         assert cells[position - 1].cell_type == "markdown"
         hints = re.findall(r"<details><summary>(.*?)</summary>", cells[position - 1].source)
         assert hints == ["Hint 1: a nudge", "Hint 2: the API", "Hint 3: the code"]
         assert kinds[position + 1 : position + 3] == ["solution", "check"]
         assert cells[position + 1].metadata["jupyter"]["source_hidden"]
+
+
+@pytest.mark.skipif("path.stem[:2] not in LEAN")
+def test_its_lesson_is_short_enough_for_a_class(path):
+    cells = read(path).cells
+    end = next(index for index, cell in enumerate(cells) if "## Key points" in cell.source)
+    lesson = [cell for cell in cells[:end] if not tags(cell) & {"solution", "check"}]
+    code = [line for cell in lesson if cell.cell_type == "code" for line in cell.source.splitlines()]
+    assert len(lesson) <= 30
+    assert len([line for line in code if line.strip() and not line.strip().startswith("#")]) <= 155
 
 
 def test_its_cells_are_short_enough_to_hold_in_mind(path):

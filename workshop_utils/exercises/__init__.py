@@ -150,15 +150,16 @@ def exercise(check: Callable[..., None], given: Function | None = None) -> Calla
     """Let `check` raise NotYet where an answer makes it raise anything else.
 
     Its first parameter is the answer, by its name in the notebook. NotYet is also raised for None, and, if the
-    parameter's type is Function, for what cannot be called. The result takes a further argument, ``solution``, which is
-    checked while there's no answer yet: see `is_stub`, also for ``given``.
+    parameter's type is Function, for what cannot be called. While there's no answer yet, the notebook's ``our_…`` of
+    the same name is checked instead, if its cell has run: see `is_stub`, also for ``given``.
     """
     name, parameter = next(iter(inspect.signature(check).parameters.items()))
 
     @wraps(check)
-    def checked(answer: Answer, *args: Any, solution: Answer = None, **named: Any) -> None:
+    def checked(answer: Answer, *args: Any, **named: Any) -> None:
         global _whose
         is_ours = _is_ours(answer)
+        solution = sys._getframe(1).f_globals.get(f"our_{name}")
         if solution is not None and is_stub(answer, given):
             answer, is_ours = solution, True
         _whose = "That was our solution." if is_ours else "Correct."

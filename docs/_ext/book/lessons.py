@@ -2,8 +2,7 @@
 
     ```{lessons} 01 03 04
     ```
-lists these notebooks, {minutes}`01 03 04` is their minutes in class, added up, and {sections}`04` the minutes of one's
-opening and of each of its sections.
+lists these notebooks, and {minutes}`01 03 04` is their minutes in class, added up.
 
     ```{cards}
     ```
@@ -17,9 +16,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-import nbformat
 from docutils import nodes
-from minutes import opening
 from PIL import Image
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective, SphinxRole
@@ -29,7 +26,6 @@ from workshop_utils.photos import BREEDS, draw_dog
 TITLE = re.compile(r"^# (.+)", re.MULTILINE)
 MINUTES = re.compile(r"\*\*Time:\*\* (\d+) minutes in class")
 ABLE = re.compile(r"\*\*After this notebook you can\*\*\n\n((?:- .+\n)+)")
-SECTION = re.compile(r"^## (\d+ · .+)\n\n\*(\d+) minutes?\*", re.MULTILINE)
 KEY_POINTS = re.compile(r"^## Key points\n\n(?:\*.+\*\n\n)?((?:- .+\n)+)", re.MULTILINE)
 
 ROW = re.compile(r"^\| (\d\d) \| \[(.+?)\]\(notebook_output/(\S+)\.ipynb\) \| \d+ \| (.+) \|$", re.MULTILINE)
@@ -37,14 +33,13 @@ SIDE = 224  # pixels a side of each dog on a card
 
 
 class Lesson(NamedTuple):
-    """One notebook. path: its rendered file, relative to the project. sections: their titles, and minutes in class."""
+    """One notebook. path: its rendered file, relative to the project."""
 
     path: str
     title: str
     minutes: int
     able: list[str]
     key_points: list[str]
-    sections: list[tuple[str, str]]
 
 
 def read_lesson(root: str | Path, number: str) -> Lesson:
@@ -65,7 +60,7 @@ def read_lesson(root: str | Path, number: str) -> Lesson:
     title, minutes, able, points = (part.group(1) for part in parts if part)
     path = found[0].relative_to(root).as_posix()
     lists = ([line[2:] for line in lines.splitlines()] for lines in (able, points))
-    return Lesson(path, title, int(minutes), *lists, SECTION.findall("\n".join(rest)))
+    return Lesson(path, title, int(minutes), *lists)
 
 
 def in_words(minutes: int) -> str:
@@ -101,17 +96,6 @@ class Minutes(SphinxRole):
         """Return the text's node."""
         total = sum(read_lesson(self.env.srcdir, number).minutes for number in self.text.split())
         return [nodes.Text(in_words(total))], []
-
-
-class Sections(SphinxRole):
-    """The opening of a notebook and its sections, with their minutes in class."""
-
-    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
-        """Return the text's node."""
-        lesson = read_lesson(self.env.srcdir, self.text)
-        before = opening(nbformat.read(Path(self.env.srcdir, lesson.path), as_version=4))
-        parts = [("before section 1", before), *lesson.sections]
-        return [nodes.Text(", ".join(f"{title.replace('`', '')} ({minutes})" for title, minutes in parts))], []
 
 
 class Cards(SphinxDirective):
@@ -157,5 +141,4 @@ def setup(app: Sphinx) -> None:
     app.add_directive("lessons", Lessons)
     app.add_directive("cards", Cards)
     app.add_role("minutes", Minutes())
-    app.add_role("sections", Sections())
     app.connect("env-get-outdated", note_notebooks)
