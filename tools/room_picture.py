@@ -34,18 +34,18 @@ for line in sys.argv[1].split():
 time.sleep(1)
 """
 FIRST = "0,getting_started,total_bones,passed 1,getting_started,darkest,passed "
-TREE, COUNTS, CULPRITS = (f"dask_basics,{name}" for name in ("tree", "careful_counts", "culprits"))
+COUNTS, CULPRITS, NAMES = "dask_basics,careful_counts", "dask_basics,culprits", "single_inference,name_dogs"
 SEATS = {  # what each reports, and at which second
-    "Ada": f"{FIRST} 6,{TREE},passed 36,{COUNTS},not-yet 72,{COUNTS},passed 120,{CULPRITS},passed",
-    "Alan": f"{FIRST} 12,{TREE},passed 18,{COUNTS},not-yet 54,{COUNTS},not-yet",
-    "Barbara": f"{FIRST} 18,{TREE},not-yet 48,{TREE},passed 90,{COUNTS},not-yet",
-    "Edsger": f"{FIRST} 9,{TREE},passed 84,{COUNTS},passed",
-    "Grace": f"{FIRST} 7,{TREE},passed 42,{COUNTS},passed 114,{CULPRITS},not-yet 138,{CULPRITS},passed",
-    "Hedy": f"{FIRST} 24,{TREE},passed 96,{COUNTS},solution",
-    "Katherine": f"{FIRST} 15,{TREE},passed 60,{COUNTS},not-yet 126,{COUNTS},not-yet",
-    "Linus": "3,getting_started,total_bones,passed 30,getting_started,darkest,solution 102,dask_basics,tree,passed",
-    "Margaret": f"{FIRST} 11,{TREE},passed 78,{COUNTS},passed",
-    "Zoë": f"{FIRST} 36,{TREE},solution 108,{COUNTS},not-yet",
+    "Ada": f"{FIRST} 6,{COUNTS},passed 36,{CULPRITS},not-yet 72,{CULPRITS},passed 120,{NAMES},passed",
+    "Alan": f"{FIRST} 12,{COUNTS},passed 18,{CULPRITS},not-yet 54,{CULPRITS},not-yet",
+    "Barbara": f"{FIRST} 18,{COUNTS},not-yet 48,{COUNTS},passed 90,{CULPRITS},not-yet",
+    "Edsger": f"{FIRST} 9,{COUNTS},passed 84,{CULPRITS},passed",
+    "Grace": f"{FIRST} 7,{COUNTS},passed 42,{CULPRITS},passed 114,{NAMES},not-yet 138,{NAMES},passed",
+    "Hedy": f"{FIRST} 24,{COUNTS},passed 96,{CULPRITS},solution",
+    "Katherine": f"{FIRST} 15,{COUNTS},passed 60,{CULPRITS},not-yet 126,{CULPRITS},not-yet",
+    "Linus": "3,getting_started,total_bones,passed 30,getting_started,darkest,solution 102,dask_basics,culprits,passed",
+    "Margaret": f"{FIRST} 11,{COUNTS},passed 78,{CULPRITS},passed",
+    "Zoë": f"{FIRST} 36,{COUNTS},solution 108,{CULPRITS},not-yet",
 }
 
 
