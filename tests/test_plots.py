@@ -67,7 +67,7 @@ def test_a_task_stream_says_how_many_tasks_each_worker_ran():
     parts = [{"action": "compute", "start": 10.0, "stop": 11.0}, {"action": "transfer", "start": 9.0, "stop": 10.0}]
     stream = [{"worker": worker, "key": "x", "startstops": parts} for worker in ("tcp://a", "tcp://b", "tcp://a")]
     image = plots.task_stream(stream, "A kill", mark=(10.5, "SIGKILL"))
-    assert "worker 1: 2 tasks, worker 2: 1 tasks" in alt_of(image) and count(opened(image), plots.PALETTE[0]) > 1000
+    assert "worker 0: 2 tasks, worker 1: 1 tasks" in alt_of(image) and count(opened(image), plots.PALETTE[0]) > 1000
 
 
 def test_the_five_likeliest_stand_beside_the_picture():

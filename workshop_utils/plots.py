@@ -129,7 +129,7 @@ def task_stream(
     tasks = pd.DataFrame(bars, columns=["worker", "start", "stop"]).sort_values("start")
     begin = tasks.start.min()
     tasks[["start", "stop"]] -= begin
-    names = {address: f"worker {number}" for number, address in enumerate(tasks.worker.unique(), 1)}
+    names = {address: f"worker {number}" for number, address in enumerate(tasks.worker.unique())}
     tasks["worker"] = tasks.worker.map(names)
     gap = tasks.assign(stop=tasks.start + 0.004 * tasks.stop.max())  # at the beginning of each bar
     lanes = (

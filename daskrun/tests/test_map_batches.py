@@ -245,6 +245,12 @@ def test_parts_of_other_items_are_refused_and_kept(client, tmp_path):
     for others in (WORDS[1:], WORDS[:256]):  # the last are a whole task of them
         with pytest.raises(ValueError, match="other items"):
             map_batches(client, Lengths, others, output=tmp_path)
+
+    class Others(Lengths):
+        pass
+
+    with pytest.raises(ValueError, match="another class"):
+        map_batches(client, Others, WORDS, output=tmp_path)
     assert sorted(parts) == sorted(map(str, tmp_path.glob("*.parquet")))
 
 

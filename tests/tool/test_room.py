@@ -44,7 +44,13 @@ class Served:
             connection.close()
 
     def report(self, **changed):
-        said = {"nickname": "Eve", "notebook": "dask_basics", "exercise": "careful_counts", "state": "passed", **changed}
+        said = {
+            "nickname": "Eve",
+            "notebook": "dask_basics",
+            "exercise": "careful_counts",
+            "state": "passed",
+            **changed,
+        }
         return self.ask("POST", "/report", self.token, json.dumps(said))[0]
 
     def attendees(self):

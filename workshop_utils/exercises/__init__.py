@@ -256,7 +256,7 @@ def _expect_no_error(name, is_ours):
     _unset.discard(name)
     expect(
         is_ours or not is_unset,
-        f"the cell with {name} ended in an error, or was stopped, so {name} may be what it was before. Mend and run "
+        f"the cell with {name} ended in an error, or was stopped, so {name} may be what it was before. Fix and run "
         "that cell, then this one; if the error has nothing to do with it, run this one again.",
     )
 

@@ -84,7 +84,7 @@ def check_culprits(culprits: Answer, inputs: list[int], function: Callable[[int]
     expect(all(isinstance(key, Real) for key in culprits), "the keys should be the inputs, which are numbers.")
     expect(
         not any(value in (None, type(None)) for value in culprits.values()),
-        "the future of a result that is there has no exception: keep the inputs whose future has the status 'error'.",
+        "a future that's finished has no exception: keep the inputs whose future has the status 'error'.",
     )
     truth = dict(zip(inputs, client.gather(client.map(_failure, [function] * len(inputs), inputs)), strict=True))
     truth = {key: name for key, name in truth.items() if name}

@@ -11,7 +11,7 @@ from workshop_utils.exercises import Function, exercise, expect, expect_type, nu
 
 ROUNDED = 0.011  # a probability may be rounded to two digits
 FAULTS = {
-    "mode": "the model is still in train mode: its answers depend on the neighbours.",
+    "mode": "the model is still in train mode: its answers depend on their neighbors.",
     "softmax": "the probabilities of one image should sum to 1: over which dimension does softmax go?",
     "names": "the names are sorted: in which order are the logits?",
 }
@@ -38,7 +38,7 @@ def check_name_dogs(
         hint = "an image gets another answer alone than among others"
         expect(alone[0][0] == together[0][0] and abs(alone[0][1] - together[0][1]) <= 2 * ROUNDED, f"{hint}.")
         _expect_right(alone, model, images[:1], names)
-    passed(f"{len(images)} images get the same answers together and one by one, whatever mode the model came in.")
+    passed(f"{len(images)} images get the same answers together and one by one, in either mode of the model.")
 
 
 def _named(name_dogs, model, images, names):

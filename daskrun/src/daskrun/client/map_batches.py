@@ -102,9 +102,9 @@ def map_batches(
             DataFrame of Parquet's rows.
         batch_size: Items of a batch.
         output: A folder, or an address that fsspec opens and all workers reach. Each task then writes its rows there as
-            a Parquet file, atomically, and a call with the same items and sizes skips what is there already. Another
-            model, and other items, need another folder. Types are widened at the end where parts differ, as integers
-            and floats.
+            a Parquet file, atomically, and a call with the same items, sizes and class skips what is there already. A
+            class that you've changed, and other items, need another folder. Types are widened at the end where parts
+            differ, as integers and floats.
         on_error: "raise", or "row": if a batch fails, its items are tried one by one, and those that fail become rows
             in which only the column ``error`` has a value.
         storage_options: For fsspec, for ``output``.
@@ -180,11 +180,11 @@ def _write(run: "_Run", tasks: Iterable[list[Batch]], folder: str, options: dict
 
     def with_parts() -> Iterator[tuple[list[Batch], Part]]:
         for number, task in enumerate(tasks):
-            name = f"part-{number:06}-{_digest(task)}.parquet"
+            name = f"part-{number:06}-{_digest(task, run.name)}.parquet"
             if there.pop(number, name) != name:
                 raise ValueError(
-                    f"{folder} holds another part {number}, of other items, or of another batch_size or "
-                    "batches_per_task: give another folder, or delete this one."
+                    f"{folder} holds another part {number}: of other items, of another class than {run.name}, or of "
+                    "another batch_size or batches_per_task. Give another folder, or delete this one."
                 )
             yield task, Part(f"{folder.rstrip('/')}/{name}", options, name in names)
 
@@ -204,13 +204,13 @@ def _write(run: "_Run", tasks: Iterable[list[Batch]], folder: str, options: dict
     return [part.path for part in parts]
 
 
-def _digest(task: list[Batch]) -> str:
-    """Return what's the same for equal items, whichever objects they are."""
+def _digest(task: list[Batch], made_by: str) -> str:
+    """Return what's the same for equal items of the same class, whichever objects the items are."""
     file = io.BytesIO()
     pickler = pickle.Pickler(file, protocol=5)
     pickler.fast = True  # it writes an object twice where it's there twice
     pickler.dump([replace(batch, storage_options=b"") if isinstance(batch, Rows) else batch for batch in task])
-    return hashlib.sha256(file.getvalue()).hexdigest()[:10]
+    return hashlib.sha256(file.getvalue() + made_by.encode()).hexdigest()[:10]
 
 
 class _Run:
