@@ -179,7 +179,7 @@ def test_a_notebooks_store_serves_from_near_and_far_until_it_is_stopped(folder):
     far = store.options_with_delay(0.1)
     assert far["client_kwargs"] != store.options["client_kwargs"]
     for options in (store.options, far):
-        assert read_files(["s3://workshop/numbers/one.txt"], options) == [b"1"]
+        assert read_files([f"{store.url}/one.txt"], options) == [b"1"]
     store.stop()
     until(lambda: not traces())
     store.stop()  # a cell may run twice

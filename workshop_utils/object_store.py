@@ -90,11 +90,12 @@ def local_object_store(folder: str | os.PathLike) -> Iterator[dict]:
 class ObjectStore:
     """`local_object_store` for a notebook, where no `with` can span the cells: it serves `folder` until `stop`.
 
-    options: the storage_options that reach it. It also ends with this object, and with this process.
+    url: the folder's address. options: the storage_options that reach it. It also ends with this object, and with this
+    process.
     """
 
     def __init__(self, folder: str | os.PathLike) -> None:
-        self._open = ExitStack()
+        self._open, self.url = ExitStack(), f"s3://workshop/{Path(folder).name}"
         self.options: dict = self._open.enter_context(local_object_store(folder))
 
     def options_with_delay(self, delay_s: float) -> dict:

@@ -33,7 +33,7 @@ test_to_imagenet = pytest.mark.smoke(
         (lambda classes: None, "returns a NoneType"),
         (lambda classes: by_id(classes)[:1], "1 entries"),
         (lambda classes: [0, 1, 2], "the labels themselves"),
-        (by_name, "Cardigan gets 474.*WordNet id"),
+        (by_name, "Cardigan gets 474.*WordNet ID"),
         (lambda classes: by_id(sorted(classes)), "in another order, .*order of the folders"),
         (lambda classes: [str(index) for index in by_id(classes)], "'151'.*are texts"),
         (lambda classes: torch.tensor(by_id(classes))[:, None], r"shape \(3, 1\)"),
@@ -43,6 +43,7 @@ test_to_imagenet = pytest.mark.smoke(
 
 BREEDS = np.repeat([0, 1, 2], 8 * 4)  # eight dogs of each breed, four shots of each dog
 DOGS = np.repeat(np.arange(24), 4)
+SHOTS = training_data.Shots(BREEDS, DOGS, torch.randn(96, 768, generator=torch.Generator().manual_seed(0)))
 
 
 def by_dog(breeds, dogs, val_fraction, seed):
@@ -83,11 +84,11 @@ def by_scikit_learn(breeds, dogs, val_fraction, seed):
 
 
 test_split_by_dog = judged(
-    lambda split: training_data.check_split_by_dog(split, BREEDS, DOGS, 0.25),
+    lambda split: training_data.check_split_by_dog(split, SHOTS, 0.25),
     (lambda *args: [part.tolist() for part in by_dog(*args)], "Correct"),
     (lambda *args: [torch.tensor(part) for part in by_dog(*args)], "Correct"),
     (by_scikit_learn, "Correct"),
-    (lambda *args: by_dog(*args)[0], "two lists of positions, .*, not array"),
+    (lambda *args: by_dog(*args)[0], "two lists of indices, .*, not array"),
     (lambda *args: by_dog(*args)[::-1], "swapped"),
     (lambda breeds, dogs, val_fraction, seed: by_dog(breeds, dogs, 0, seed), "nothing for validation"),
     (lambda breeds, dogs, val_fraction, seed: by_dog(breeds, dogs, 0.25, seed), "0.5 .*other shots"),
@@ -96,7 +97,7 @@ test_split_by_dog = judged(
     (lambda *args: (by_dog(*args)[0][1:], by_dog(*args)[1]), "1 of 96.*neither list"),
     (lambda *args: (range(96), by_dog(*args)[1]), "in both lists"),
     (lambda *args: ([1000], by_dog(*args)[1]), "0 to 95"),
-    (lambda *args: [np.append([], part) for part in by_dog(*args)], "no whole numbers"),
+    (lambda *args: [np.append([], part) for part in by_dog(*args)], "aren't integers"),
     (lambda *args: [DOGS[part] for part in by_dog(*args)], "not breeds or dogs"),
     (by_shot, "both sides"),
     (by_breed, "of the 8 dogs"),
