@@ -272,7 +272,7 @@ def test_a_template_ends_with_its_program_though_that_dies_while_it_imports_and_
     until(lambda: has_ended(int(pid)) and not Path(address).parent.exists())
 
 
-def test_a_rank_that_is_killed_is_a_death_that_a_restart_gets_over(client):
+def test_a_rank_that_is_killed_is_a_death_that_a_restart_gets_over(client, tmp_path):
     def work():
         while os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             time.sleep(0.01)
@@ -283,6 +283,21 @@ def test_a_rank_that_is_killed_is_a_death_that_a_restart_gets_over(client):
         assert job.result() == [0, 1]
     [death] = job.failures
     assert death.deaths[1].code == -signal.SIGKILL
+
+    def first_returns(folder):
+        while dist.get_rank() and not (folder / "end").exists():
+            time.sleep(0.01)
+
+    def is_refused():
+        try:
+            job.kill(0)  # it returns a moment after the ranks have begun
+        except JobError:
+            return True
+
+    with daskrun.launch(client, first_returns, tmp_path, max_restarts=9) as job:
+        until(is_refused)
+        (tmp_path / "end").touch()
+        job.result()
     with pytest.raises(JobError):
         job.kill(0)
     with pytest.raises(ValueError, match="no rank 2"):

@@ -189,9 +189,10 @@ class Cluster:
             if silent := set(there) - set(answers) - gone:
                 raise JobError(f"These workers of ranks do not answer: {', '.join(sorted(silent))}.")
 
-    async def kill(self, attempt: Attempt, rank: int) -> None:
-        """Kill the process of a rank."""
-        await self.ask_workers([attempt.members[rank].address], kill, attempt.id, answer_s=BUSY_S)
+    async def kill(self, attempt: Attempt, rank: int) -> bool:
+        """Kill the process of a rank; return whether it had one."""
+        answers = await self.ask_workers([attempt.members[rank].address], kill, attempt.id, answer_s=BUSY_S)
+        return True in answers.values()
 
     async def looks(self, attempt: Attempt) -> tuple[list[Look], list[int]]:
         """Return (how each rank at work looks, ranks that are over).

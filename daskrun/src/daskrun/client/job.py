@@ -203,13 +203,14 @@ class Job(Generic[T]):
         """Kill a rank's process with SIGKILL, to see how the job gets over it; wait until all ranks have begun.
 
         Raises:
-            JobError: If the job is over.
+            JobError: If the job is over, or the rank has returned already.
         """
         self._check_rank(rank)
         attempt = self._begun()
         if attempt is None:
             raise JobError(f"{self.name} is over, and so is rank {rank}.")
-        self._client.sync(self._control.cluster.kill, attempt, rank)
+        if not self._client.sync(self._control.cluster.kill, attempt, rank):
+            raise JobError(f"Rank {rank} of {self.name} has ended already.")
 
     def _check_rank(self, rank: int) -> None:
         if rank not in range(self._control.size):
@@ -258,10 +259,6 @@ class Job(Generic[T]):
         """Let the ranks go on whose debuggers wait, with an error."""
         for rank in list(self._control.prompts):
             self._answer(rank, None)
-
-    def replies(self, ranks: Sequence[int], number: int) -> dict[int, bytes]:
-        """Return, and forget, what ranks have answered to a request."""
-        return {rank: self._control.replies.pop((rank, number)) for rank in ranks}
 
     def stop(self, grace: float | str = 30) -> None:
         """Send the ranks SIGTERM, which a function or a script may handle to save, and wait until the job has ended.
