@@ -21,7 +21,7 @@ import torch
 from record import versions, write_result
 from torch.nn.functional import cross_entropy
 
-from workshop_utils.names import NameLSTM, expand, find_names, split_names
+from workshop_utils.pet_names import NameLSTM, expand, find_names, split_names
 
 SETTINGS = [{"lr": lr, "dropout": dropout} for lr, dropout in product((0.001, 0.003, 0.01, 0.03), (0.0, 0.2))]
 AT_ONCE, N_EPOCHS = 2, 2

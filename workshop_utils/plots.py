@@ -147,6 +147,41 @@ def task_stream(
     return show(lanes, f"{title}: a row per worker, a bar per task ({counted}).", height=1.6 + 0.5 * len(names))
 
 
+def loss_curves(
+    histories: dict[str, Sequence[float]], title: str, dashed: tuple[str, float] | None = None
+) -> IPython.display.Image:
+    """Return a chart with a line for each model's losses after epochs 1, 2, …, and the name of the best one.
+
+    Args:
+        histories: Losses of each model, by its name.
+        dashed: A label and a loss, for a dashed line to compare with.
+    """
+    import pandas as pd
+    import plotnine as p9
+
+    rows = [(name, *point) for name, losses in histories.items() for point in enumerate(losses, 1)]
+    curves = pd.DataFrame(rows, columns=["model", "epoch", "loss"])
+    best = min(histories, key=lambda name: histories[name][-1])
+    curves["best"] = curves.model == best
+    ends = [f"{name} {losses[-1]:.2f} after {len(losses)} epochs" for name, losses in histories.items()]
+    caption = f"blue: {best}"
+    plot = p9.ggplot(curves, p9.aes("epoch", "loss", group="model", color="best"))
+    if dashed:
+        label, loss = dashed
+        plot += p9.geom_hline(yintercept=loss, linetype="dashed")
+        caption += f"; dashed: {label}"
+        ends.append(f"{label} {loss:.2f}, dashed")
+    plot = (
+        plot
+        + p9.geom_line(size=1)
+        + p9.geom_point(curves.groupby("model").tail(1), size=2.5)
+        + p9.scale_color_manual({False: "#888888", True: PALETTE[0]}, guide=None)
+        + p9.labs(title=title, caption=caption)
+        + theme()
+    )
+    return show(plot, f"{title}: {'; '.join(ends)}.", height=3.5)
+
+
 def task_graph(collection: Any, alt: str) -> IPython.display.HTML:
     """Return the Dask graph of a delayed object or collection as an SVG; `dot` need not be installed."""
     from dask.dot import to_graphviz

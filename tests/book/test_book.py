@@ -166,7 +166,7 @@ def test_imports_and_solutions_are_folded_until_they_are_wanted_and_lessons_open
         expect(code).not_to_be_visible()
         fold.first.locator("summary").click()
         expect(code).to_be_visible()
-    expect(page.locator(".cell_input pre", has_text="def train_alone").first).to_be_visible()
+    expect(page.locator(".cell_input pre", has_text="def train_steps").first).to_be_visible()
 
 
 @pytest.mark.parametrize(

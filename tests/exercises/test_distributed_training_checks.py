@@ -16,21 +16,8 @@ from workshop_utils.exercises import distributed_training
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as a notebook's functions: the workers cannot import it
 
 
-def fit(images, labels, batch_size, n_epochs):
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3)).double()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    for _ in range(n_epochs):
-        for start in range(0, len(images), batch_size):
-            x, y = images[start : start + batch_size], labels[start : start + batch_size]
-            loss = cross_entropy(model(x), y, reduction="sum") / batch_size
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    return model.state_dict()
-
-
 def fit_on_a_rank(
+    model,
     images,
     labels,
     batch_size,
@@ -41,7 +28,6 @@ def fit_on_a_rank(
     cut=lambda x, rank, world_size, part: x[rank::world_size],
     cut_labels=None,
     divide_by=lambda x, batch_size, world_size: batch_size / world_size,
-    seed=0,
     pieces=1,
     drop_last=False,
     zero_grad=True,
@@ -50,8 +36,7 @@ def fit_on_a_rank(
 ):
     """Train as `fit`, on the ranks: right by default, and else wrong in one way."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(seed)
-    model = wrap(torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3)).double())
+    model = wrap(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     part = batch_size // world_size
     for _ in range(n_epochs):
@@ -94,29 +79,27 @@ def the_mean(x, batch_size, world_size):  # loss = cross_entropy(model(x), y) * 
     return batch_size / world_size * torch.tensor(1.0 * len(x)) / len(x)
 
 
-def in_smaller_batches(images, labels, batch_size, n_epochs):
+def in_smaller_batches(model, images, labels, batch_size, n_epochs):
     def everything(x, rank, world_size, part):
         return x
 
-    return fit_on_a_rank(images, labels, batch_size // dist.get_world_size(), n_epochs, cut=everything)
+    return fit_on_a_rank(model, images, labels, batch_size // dist.get_world_size(), n_epochs, cut=everything)
 
 
 def of_a_part_of_the_set(cut):
     """Return a `fit_together` that cuts the whole set, not each batch."""
 
-    def fit_together(images, labels, batch_size, n_epochs):
+    def fit_together(model, images, labels, batch_size, n_epochs):
         rank, world_size = dist.get_rank(), dist.get_world_size()
         mine = [cut(each, rank, world_size) for each in (images, labels)]
         part = batch_size // world_size
-        return fit_on_a_rank(*mine, part, n_epochs, cut=lambda x, *others: x, divide_by=lambda *others: part)
+        return fit_on_a_rank(model, *mine, part, n_epochs, cut=lambda x, *others: x, divide_by=lambda *others: part)
 
     return fit_together
 
 
-def with_a_sampler(images, labels, batch_size, n_epochs):
-    torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3)).double()
-    model = DistributedDataParallel(net)
+def with_a_sampler(model, images, labels, batch_size, n_epochs):
+    model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     dataset = TensorDataset(images, labels)
     part = batch_size // dist.get_world_size()
@@ -128,10 +111,8 @@ def with_a_sampler(images, labels, batch_size, n_epochs):
     return model.module.state_dict()
 
 
-def without_a_pass_of_nothing(images, labels, batch_size, n_epochs):
+def without_a_pass_of_nothing(model, images, labels, batch_size, n_epochs):
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for _ in range(n_epochs):
         for start in range(0, len(images), batch_size):
@@ -147,6 +128,14 @@ def without_a_pass_of_nothing(images, labels, batch_size, n_epochs):
     return model.state_dict()
 
 
+def with_new_weights(model):
+    torch.manual_seed(1)
+    for layer in model:
+        if hasattr(layer, "reset_parameters"):
+            layer.reset_parameters()
+    return DistributedDataParallel(model)
+
+
 def sum_gradients(model):
     for weight in model.parameters():
         dist.all_reduce(weight.grad)
@@ -155,7 +144,7 @@ def sum_gradients(model):
 unwrapped = {"wrap": lambda model: model, "returned": lambda model: model.state_dict()}
 
 test_fit_together = judged(
-    lambda answer, client: distributed_training.check_fit_together(answer, fit, client),
+    lambda answer, client: distributed_training.check_fit_together(answer, client),
     (together(), "Correct"),
     (together(cut=blocks), "Correct"),
     (together(divide_by=the_mean), "Correct"),
@@ -164,10 +153,10 @@ test_fit_together = judged(
     (together(cut=lambda x, rank, world, part: x.chunk(world)[rank]), "IndexError.*tensor_split"),
     (together(cut=lambda x, rank, world, part: x[[rank * part + i for i in range(part)]]), "IndexError.*beyond"),
     (together(cut=lambda x, rank, world, part: x.tensor_split(world)[rank]), "Correct"),
-    (fit, "nothing has changed"),
+    (distributed_training.given_fit_together, "one image in 2"),
     (together(returned=lambda model: None), "0.weight"),
     (together(cut=lambda x, *others: x), "one image in 2"),
-    (in_smaller_batches, r"1 in fit, \[2, 2\] on your ranks"),
+    (in_smaller_batches, r"1 in the given loop, \[2, 2\] on your ranks"),
     (together(cut=lambda x, rank, world, part: x[:part]), "same images"),
     (together(cut=lambda x, rank, world, part: x[rank : rank + part]), "on no rank"),
     (together(cut=lambda x, rank, world, part: x[rank * (part - 1) : (rank + 1) * part]), "an image is there twice"),
@@ -179,21 +168,13 @@ test_fit_together = judged(
     (together(returned=as_arrays), "each is a tensor"),
     (together(divide_by=lambda x, size, world: size), "0.5 times.*divide"),
     (together(divide_by=its_images), "last batch of 1 image.*divides by batch_size"),
-    (together(seed=1), "begin with fit's weights"),
+    (together(wrap=with_new_weights), "begin with the given weights"),
     (together(pieces=2), r"2, 2"),
     (together(drop_last=True), r"\[16\] on no rank"),
     (together(zero_grad=False), "after 2 epochs"),
     (of_a_part_of_the_set(a_block_of_the_set), "not the whole set"),
     (with_a_sampler, r"\[0\] on top"),
 )
-
-
-def reported(n_right, n_images):
-    if n_images == 0:
-        return 0.0
-    accuracy = torch.tensor(n_right / n_images)
-    dist.all_reduce(accuracy)
-    return (accuracy / dist.get_world_size()).item()
 
 
 def mean_that_everybody_joins(n_right, n_images):
@@ -226,10 +207,10 @@ def by_objects(n_right, n_images):
 
 
 test_global_accuracy = judged(
-    lambda answer, client: distributed_training.check_global_accuracy(answer, reported, client),
+    lambda answer, client: distributed_training.check_global_accuracy(answer, client),
     (by_objects, "Correct"),
     (accuracy_by(lambda sums: round((sums[0] / sums[1]).item(), 2)), "Correct"),
-    (reported, "nothing has changed"),
+    (distributed_training.given_global_accuracy, "is the mean of their accuracies"),
     (lambda n_right, n_images: None, "should return one number, not None"),
     (lambda n_right, n_images: n_right / max(1, n_images), "3 of 4, 4 of 8 right, they return 0.750, 0.500"),
     (mean_that_everybody_joins, "0.625, 0.625 is the mean"),

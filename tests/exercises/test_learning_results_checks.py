@@ -41,25 +41,3 @@ test_interval = pytest.mark.smoke(
         (lambda values: right_interval(values) + 0.3 * values.std() / len(values) ** 0.5, "off to one side"),
     )
 )
-
-
-SHRINKS = "aten::_upsample_bicubic2d_aa"
-TOTALS = [
-    {"PyTorch Profiler (0)": 355.0, "aten::convolution": 50.0, "gloo:all_reduce": 300.0},
-    {"PyTorch Profiler (0)": 351.0, "aten::convolution": 40.0, "gloo:all_reduce": 5.0, SHRINKS: 290.0},
-]
-
-
-test_late = judged(
-    lambda answer: learning_results.check_late(answer, TOTALS),
-    ((1, SHRINKS), "Correct"),
-    ([np.int64(1), SHRINKS], "Correct"),
-    (1, "two things"),
-    ((SHRINKS, 1), "the event's name"),
-    ((1, "gloo:all_reduce"), "whoever waits long waits for another"),
-    ((0, SHRINKS), "rank 0 is not late"),
-    ((2, SHRINKS), "no rank 2"),
-    (("1", SHRINKS), "without quotes, not '1'"),
-    ((1, "resize"), "no rank has an event"),
-    ((1, "aten::convolution"), "40 ms on rank 1 and 50 ms on another"),
-)

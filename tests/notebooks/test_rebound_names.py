@@ -10,7 +10,6 @@ from lessons import SOURCES, code_cells, read
 ALIKE = {
     "03": {"model", "logits"},  # a ResNet; (photos, categories) scores
     "06": {"job"},
-    "08": {"prefixes", "targets", "losses"},  # tensors; by model
 }
 
 

@@ -1,16 +1,10 @@
 """Checks of notebook 07 · Learning from results."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-
 import numpy as np
 import pandas as pd
-import torch
-from torch.nn.functional import interpolate
 
-from workshop_utils.exercises import Answer, Function, exercise, expect, expect_type, number, pair, passed, shown
+from workshop_utils.exercises import Function, exercise, expect, number, pair, passed
 
-THUMBNAIL, LARGE = 64, 1024  # pixels a side
 CLOSE = 0.15  # of the mean's standard error, averaged over the scenes; 500 resamples of each come within 0.14
 ENDS = (
     "this exercise asks for the percentile method: the 2.5th and the 97.5th percentile of the means of a thousand "
@@ -67,57 +61,3 @@ def _interval_error(interval, values):
         "far too narrow: take the mean of each of a thousand resamples, which have as many values as there are rounds.",
     )
     return (low - ends[0]) / error, (high - ends[1]) / error
-
-
-def batches(
-    n: int, rank: int, world_size: int, batch_size: int = 4, *, shrunk: bool = False
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield n batches of thumbnails, (batch_size, 3, 64, 64), and labels; one rank has a problem.
-
-    shrunk: all images are stored small, and no rank has a problem.
-    """
-    large = rank == _late_rank(world_size) and not shrunk
-    stored, labels = _stored(rank, LARGE if large else THUMBNAIL, batch_size)
-    for _ in range(n):
-        images = stored
-        if images.shape[-1] > THUMBNAIL:
-            images = interpolate(images, (THUMBNAIL, THUMBNAIL), mode="bicubic", antialias=True)
-        yield images, labels
-
-
-@cache  # drawn once, before the profiler records
-def _stored(rank, size, batch_size):
-    drawn = torch.Generator().manual_seed(rank)
-    return torch.rand(batch_size, 3, size, size, generator=drawn), torch.randint(12, (batch_size,), generator=drawn)
-
-
-@exercise
-def check_late(late: Answer, totals: Sequence[Mapping[str, float]]) -> None:
-    """late: (rank, event's name). totals: each rank's ms by event's name."""
-    rank, event = pair(late, 'late should be two things, (rank, "name of the event")')
-    expect_type(event, str, "the second should be the event's name, as the trace has it")
-    n = len(totals)
-    expect(not isinstance(rank, str), f"the rank should be a number, without quotes, not {shown(rank)}.")
-    expect(not isinstance(rank, bool) and rank in range(n), f"there is no rank {shown(rank)}: they are 0 to {n - 1}.")
-    known = {name for one in totals for name in one}
-    expect(event in known, f"no rank has an event named {shown(event)}: copy the name from the table.")
-    expect(
-        not any(word in event for word in ("all_reduce", "allreduce", "broadcast", "barrier")),
-        "ranks meet there, so it is where they wait: whoever waits long waits for another. What kept that one?",
-    )
-    expect(
-        rank == _late_rank(n),
-        f"rank {rank} is not late: compare what each rank computes, and leave out gloo's events, which hold waiting.",
-    )
-    elsewhere = [of_rank.get(event, 0) for of_rank in totals]
-    here = elsewhere.pop(int(rank))
-    expect(
-        "upsample" in event,
-        f"{event} took {here:.0f} ms on rank {rank} and {max(elsewhere, default=0):.0f} ms on another: find "
-        "one that takes far longer on this rank than on any other.",
-    )
-    passed("One rank's images are far larger, and it shrinks them in each step while the others wait.")
-
-
-def _late_rank(world_size):
-    return 5 * world_size // 7

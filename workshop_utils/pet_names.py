@@ -1,8 +1,10 @@
 """Pet names as text that a small LSTM learns: tensors, the model, new names, and where names come from."""
 
 import json
+import math
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from itertools import compress
 from pathlib import Path
@@ -64,6 +66,40 @@ def expand(names: Sequence[str], width: int = WIDTH) -> tuple[torch.Tensor, torc
     return pairs[:, :-1].contiguous(), pairs[:, -1].contiguous()
 
 
+def ngram_loss(train_names: Sequence[str], val_names: Sequence[str], n: int, *, discount: float = 0.9) -> float:
+    """Return the validation loss of n-gram tables with interpolated Kneser-Ney smoothing.
+
+    The longest table counts how often each character follows n - 1 others in the training names. Each shorter one
+    counts the different longer contexts instead. A table takes `discount` off each count, and shares that out in
+    proportion to the next shorter table.
+
+    Returns:
+        The mean of -log(probability of the right character), in nats, as `cross_entropy` returns it.
+    """
+    prefixes, targets = (codes.tolist() for codes in expand(train_names))
+    counts = Counter((tuple(prefix[WIDTH - n + 1 :]), target) for prefix, target in zip(prefixes, targets, strict=True))
+    tables = []
+    for _ in range(n):
+        totals: Counter = Counter()
+        kinds: Counter = Counter()  # different characters that follow
+        for (context, _target), count in counts.items():
+            totals[context] += count
+            kinds[context] += 1
+        tables.append((counts, totals, kinds))
+        counts = Counter((context[1:], target) for context, target in counts)
+    losses = []
+    prefixes, targets = (codes.tolist() for codes in expand(val_names))
+    for prefix, target in zip(prefixes, targets, strict=True):
+        likely = 1 / (len(CHARACTERS) - 1)  # a blind guess; padding never follows
+        for length, (counts, totals, kinds) in enumerate(reversed(tables)):  # the shortest context first
+            context = tuple(prefix[WIDTH - length :])
+            if totals[context]:
+                left = max(counts[context, target] - discount, 0)
+                likely = (left + discount * kinds[context] * likely) / totals[context]
+        losses.append(-math.log(likely))
+    return sum(losses) / len(losses)
+
+
 class NameLSTM(nn.Module):
     """A model of the next character: (n, width) codes -> (n, 32) logits. `dropout` acts in training mode only."""
 
@@ -117,7 +153,7 @@ def find_names() -> PetNames:
     Names that `clean` refuses are left out. Raises NamesError.
     """
     if not (url := variables().names):
-        own = Path(__file__).with_name("names.txt")
+        own = Path(__file__).with_name("pet_names.txt")
         return PetNames(own.read_text(encoding="ascii").splitlines(), "project", str(own))
     try:
         fs, path = open_address(url)

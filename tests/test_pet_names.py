@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from workshop_utils import names
-from workshop_utils.names import CHARACTERS, NameLSTM, NamesError, clean, expand, find_names, generate
+from workshop_utils import pet_names as names
+from workshop_utils.pet_names import CHARACTERS, NameLSTM, NamesError, clean, expand, find_names, generate
 
 MANY = [f"{first} {second}" for first in ("max", "mr.", "anne-marie", "o'hara") for second in names.LETTERS[:26]]
 
