@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from samples import IMAGENET, ODD_NAMES, S3_SECRET, make_weights
+from samples import ODD_NAMES, S3_SECRET, make_weights
 
 from daskrun import local
 from workshop_utils import object_store
-from workshop_utils.checkpoint import load_checkpoint, save_checkpoint
 from workshop_utils.dogs.breeds import BREEDS
 from workshop_utils.dogs.sketches import write_sketches
 
@@ -122,9 +121,6 @@ def shared_folder():
 
 
 @pytest.fixture(scope="session")
-def imagenet_weights(shared_folder, tmp_path_factory):
-    """Real ImageNet weights of a ResNet-50; the file that is shared does not name its categories."""
-    path = tmp_path_factory.mktemp("imagenet") / "resnet50.pt"
-    shared = load_checkpoint(shared_folder / "weights/resnet50_imagenet_v1_fp16.pt")
-    save_checkpoint(path, **shared, categories=IMAGENET)
-    return str(path)
+def imagenet_weights(shared_folder):
+    """Real ImageNet weights of a ResNet-50."""
+    return str(shared_folder / "weights/resnet50_imagenet_v1_fp16.pt")

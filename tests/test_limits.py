@@ -4,7 +4,6 @@ import io
 import re
 import shutil
 import struct
-import warnings
 import zlib
 from pathlib import Path
 
@@ -431,12 +430,9 @@ def own_weights(folder, categories):
 
 @holds("A checkpoint file that does not name")
 def test_unnamed_categories(tmp_path):
-    for n_classes in (2, 1000):
-        model = resnet18(num_classes=n_classes)
-        path = tmp_path / "unnamed.pt"
-        save_checkpoint(path, arch="resnet18", num_classes=n_classes, state_dict=model.state_dict())
-        with warnings.catch_warnings(action="ignore"):
-            assert load_resnet(path)[2] == [f"category {label}" for label in range(n_classes)]
+    path = tmp_path / "unnamed.pt"
+    save_checkpoint(path, arch="resnet18", num_classes=2, state_dict=resnet18(num_classes=2).state_dict())
+    assert load_resnet(path)[2] == ["category 0", "category 1"]
 
 
 class Named(Dataset):
@@ -735,14 +731,12 @@ def test_a_head_of_its_own_kind_is_told_at_the_start_and_at_loading(tmp_path):
     model.load_state_dict(load_checkpoint(path)["state_dict"])
 
 
-@pytest.mark.parametrize("n_classes", [2, 1000])
-def test_a_checkpoints_categories_are_those_of_its_head(tmp_path, n_classes):
+def test_a_checkpoints_categories_are_those_of_its_head(tmp_path):
     model = load_resnet(own_weights(tmp_path, ["cat", "horse"]))[0]
-    model.fc = nn.Linear(512, n_classes)
+    model.fc = nn.Linear(512, 2)
     labels = TensorDataset(torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 1, 0]))
     steps(model, labels, checkpoint=tmp_path / "run.pt")
-    with warnings.catch_warnings(action="ignore"):
-        assert load_resnet(tmp_path / "run.pt")[2][:2] == ["category 0", "category 1"]
+    assert load_resnet(tmp_path / "run.pt")[2] == ["category 0", "category 1"]
 
 
 # --- calls

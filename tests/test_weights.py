@@ -55,13 +55,12 @@ def test_categories_are_those_that_the_file_names(path, weights):
     assert load_resnet(path)[2] == list("abcde")
 
 
-def test_a_thousand_classes_without_names_are_not_taken_for_imagenets(path, weights):
+def test_a_thousand_classes_without_names_are_imagenets(path, weights):
     without = load_checkpoint(weights)
     del without["categories"]
     save_checkpoint(path, **without)
-    with pytest.warns(UserWarning, match="does not name its 1,000 categories.*ImageNet"):
-        model, _, categories = load_resnet(path)
-    assert categories[:2] == ["category 0", "category 1"] and not hasattr(model.fc, "categories")
+    model, _, categories = load_resnet(path)
+    assert categories == IMAGENET == model.fc.categories
 
 
 def test_a_new_head_forgets_the_categories_of_the_old_one(path):

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import urllib.request
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,9 +20,6 @@ from workshop_utils.storage import absolute_address, variables, whole_file
 SKETCH_WEIGHTS = Path(__file__).with_name("resnet18_sketches.pt")  # by tools/train_sketch_weights.py
 IMAGENET_WEIGHTS = ResNet50_Weights.IMAGENET1K_V2
 ABOUT = ("arch", "stride_in_1x1", "size")  # of a checkpoint, beside weights and what their classes are
-NAME_THEM = (
-    "save_checkpoint(path, **load_checkpoint(path), categories=ResNet50_Weights.IMAGENET1K_V2.meta['categories'])"
-)
 STALLED_S = 20  # a download that brings nothing for so long is given up
 # What DistributedDataParallel and torch.compile put before a weight's name.
 WRAPPER = re.compile(r"(?<![\w.])((?:module\.|_orig_mod\.)+)(?=conv1\.weight)")
@@ -142,10 +138,10 @@ def _build(checkpoint, name):
         raise WeightsError(f"{name!r} has categories {str(names)[:100]!r}: write a list of names.")
     if names and len(names) != n_classes:
         raise WeightsError(f"{name!r} names {len(names)} categories, but num_classes is {n_classes}.")
+    if not names and n_classes == len(IMAGENET_WEIGHTS.meta["categories"]):  # as in torchvision's own files
+        names = IMAGENET_WEIGHTS.meta["categories"]
     if names:
         model.fc.categories = list(map(str, names))
-    elif n_classes == 1000:
-        warnings.warn(f"{name!r} does not name its 1,000 categories. If they are ImageNet's: {NAME_THEM}", stacklevel=3)
     return model, getattr(model.fc, "categories", list(map(unnamed, range(n_classes))))
 
 

@@ -1,4 +1,4 @@
-"""What pages promise of themselves: the README's code runs, and the options of the command `daskrun` are those of the reference."""
+"""The README's lines of Python run, and the reference has the options of the command `daskrun`."""
 
 import re
 import subprocess
