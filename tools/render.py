@@ -8,6 +8,7 @@ import importlib.metadata
 import platform
 import re
 import sys
+import tempfile
 import time
 from datetime import date
 from pathlib import Path
@@ -21,6 +22,7 @@ from tqdm import tqdm
 from workshop_utils.storage import whole_file
 
 CELL_TIMEOUT_S = 1800
+CELL = re.compile(r"\S*/ipykernel_\d+/\d+\.py")  # as a kernel names a cell, in warnings
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 WIDGET = "application/vnd.jupyter.widget-view+json"  # holds a random id; its plain text or HTML is kept
 
@@ -80,11 +82,18 @@ def render(path: str | Path, output: str | Path) -> Rendered:
 def tidy(notebook: nbformat.NotebookNode, project: Path) -> None:
     """Take out of a notebook what differs from run to run or machine to machine; tags and execution counts stay.
 
-    Paths below `project`, this Python and the home folder become `~/workshop`, `~/python` and `~`.
+    Paths below `project`, this Python, the folder for temporary files and the home folder become `~/workshop`,
+    `~/python`, `~/tmp` and `~`.
     """
     notebook.metadata.pop("widgets", None)
     notebook.metadata.update(kernelspec=KERNELSPEC, language_info={"name": "python"})
-    folders = {str(Path.home()): "~", sys.base_prefix: "~/python", sys.prefix: "~/python", str(project): "~/workshop"}
+    folders = {
+        str(Path.home()): "~",
+        tempfile.gettempdir(): "~/tmp",
+        sys.base_prefix: "~/python",
+        sys.prefix: "~/python",
+        str(project): "~/workshop",
+    }
     longest_first = sorted((folder for folder in folders if len(folder) > 1), key=len, reverse=True)
     paths = re.compile(rf"({'|'.join(map(re.escape, longest_first))})(?![\w.-])")
     for cell in notebook.cells:
@@ -135,7 +144,7 @@ def _rename(value, paths, names):
         if isinstance(item, (dict, list)):
             _rename(item, paths, names)
         elif isinstance(item, str) and not str(key).startswith("image/p"):
-            value[key] = paths.sub(lambda found: names[found[1]], item)
+            value[key] = paths.sub(lambda found: names[found[1]], CELL.sub("cell", item))
 
 
 if __name__ == "__main__":

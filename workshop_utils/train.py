@@ -31,6 +31,7 @@ from workshop_utils.training.batches import (
     started,
     world,
 )
+from workshop_utils.training.preemption import Preempted as Preempted
 from workshop_utils.training.preemption import sigterm_noticed
 from workshop_utils.training.run_checkpoint import RunCheckpoint
 from workshop_utils.weights import IMAGENET_WEIGHTS, load_resnet, with_new_head

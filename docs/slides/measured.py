@@ -7,6 +7,7 @@ from pathlib import Path
 
 from figures import times
 from table import DECIDES, contestant, ratios
+from torch.distributed.constants import default_pg_timeout
 
 ROOT = Path(__file__).parents[2]
 WIDEST = 66  # characters in a line of code on a slide
@@ -145,14 +146,13 @@ def faults():
         tool: sum(not case[tool]["said"].startswith("nothing") for case in cases)
         for tool in ("daskrun.launch", "torchrun")
     }
-    [(hours, minutes)] = printed("12", r"^gloo's time limit: (\d+):(\d+):00$")
-    [(explained, *_)] = printed("12", r"^(The ranks' collective \d+ .* barrier, at cell.*)$")
+    [(explained,), *_] = printed("12", r"^(The ranks' collective \d+ .*)$")
     return {
         "n_told": told["daskrun.launch"],
         "n_told_torchrun": told["torchrun"],
         "n_faults": len(cases),
         "explained": f"```text\n{wrapped(explained)}\n```",
-        "silence_min": 60 * int(hours) + int(minutes),
+        "silence_min": round(default_pg_timeout.total_seconds() / 60),
     }
 
 

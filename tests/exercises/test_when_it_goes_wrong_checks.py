@@ -1,7 +1,6 @@
 """Notebook 12: wrong answers get a hint, never a traceback, and right ones pass in any sensible form."""
 
 import sys
-from copy import deepcopy
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,23 +8,19 @@ from types import SimpleNamespace
 import cloudpickle
 import nbformat
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 import torch.distributed as dist
 from answers import judged
-from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import get_total_norm
 
 import daskrun
-from workshop_utils.exercises import NotYet, ours, unanswered
+from workshop_utils.exercises import NotYet
 from workshop_utils.exercises import when_it_goes_wrong as checks
-from workshop_utils.exercises.gym.case import Case
-from workshop_utils.exercises.gym.faults import Diagnosis
+from workshop_utils.exercises.gym.case import Case, today
+from workshop_utils.exercises.gym.faults import Diagnosis, draw
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as a notebook's functions: ranks don't import this module
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "12-when-it-goes-wrong.ipynb"
-RIGHT_CULPRIT = (checks.SPOILED_RANK, checks.SPOILED_STEP)
 UNEVEN = {"fault": "uneven batches", "rank": 1, "step": 24, "cure": "as many batches on all ranks"}
 
 
@@ -120,69 +115,7 @@ def test_a_stop_that_adds_up_the_losses_of_all_steps_is_refused(two_ranks):
         checks.check_stop(with_a_total(), None)
 
 
-# --- exercise 2: the gradient
-
-
-test_culprit = pytest.mark.smoke(
-    judged(
-        checks.check_culprit,
-        (RIGHT_CULPRIT, "Correct"),
-        (np.array(RIGHT_CULPRIT), "Correct"),
-        (9, "a pair of whole numbers, .*, not 9"),
-        ((1, 9.5), "a pair of whole numbers"),
-        ((1, 200), "no step 200"),
-        ((9, 1), "The rank comes first"),
-        ((1, 10), "already spoiled"),
-        ((1, 5), "like those around it"),
-        ((0, 9), "rank 0's gradient is as long as ever"),
-    )
-)
-
-
-@pytest.fixture
-def one_thread():
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # two threads make such small batches slower, above all on a busy machine
-    yield
-    torch.set_num_threads(n_threads)
-
-
-def lengths_of_gradients(monkeypatch):
-    """Return `odd`, as the notebook trains it, with both ranks in this process: rank, step, gradient."""
-    exec(code_cell_with("import daskrun").split("\nos.environ")[0], cells := {})
-    exec(code_cell_with("def small_model"), cells)
-    torch.manual_seed(0)
-    models = [cells["small_model"]()]
-    models.append(deepcopy(models[0]))
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9) for model in models]
-    rows = []
-    for step in range(1, checks.N_STEPS + 1):
-        for rank, model in enumerate(models):
-            monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
-            checks.odd_loss_of(model, *cells["load"](step)).backward()
-            length = get_total_norm([weight.grad for weight in model.parameters()]).item()
-            rows.append({"rank": rank, "step": step, "gradient": length})
-        for weights in zip(*(model.parameters() for model in models), strict=True):
-            mean = sum(weight.grad for weight in weights) / 2
-            for weight in weights:
-                weight.grad = mean.clone()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-    return pd.DataFrame(rows)
-
-
-def test_the_largest_gradient_of_the_run_is_another_one_so_ranks_have_to_be_compared(one_thread, monkeypatch, capsys):
-    odd = lengths_of_gradients(monkeypatch)
-    largest = odd.loc[odd["gradient"].idxmax()]
-    with pytest.raises(NotYet, match="already spoiled"):
-        checks.check_culprit((largest["rank"], largest["step"]))
-    exec(code_cell_with("odd.pivot("), found := {"odd": odd, "culprit": None, "ours": ours, "unanswered": unanswered})
-    checks.check_culprit(found["culprit"])
-    assert "That was our solution." in capsys.readouterr().out
-
-
-# --- exercise 3: the gym
+# --- exercise 2: a hidden case
 
 
 @pytest.fixture
@@ -242,53 +175,18 @@ def test_the_first_answer_counts_also_where_the_check_refused_it(case_of, capsys
     assert "Your first answer counts: 5 of 10." in shown
 
 
-def code_cell_with(words):
-    cells = [cell.source for cell in nbformat.read(NOTEBOOK, 4).cells if cell.cell_type == "code"]
-    (source,) = [source for source in cells if words in source]
-    return source
+def test_the_line_to_share_has_a_square_for_each_part_of_the_first_answer(case_of, capsys):
+    case = case_of(**UNEVEN)
+    with pytest.raises(NotYet, match="answer with case.diagnose"):
+        case.share()
+    for answer in (UNEVEN | {"step": 20, "cure": None}, UNEVEN):  # the second doesn't count
+        case.points_for(Diagnosis(**answer))
+    case.share()
+    assert "case 6: 🟩🟩⬜🟩⬜ 0 looks" in capsys.readouterr().out
 
 
-def test_without_an_answer_nothing_is_run_again():
-    exec(code_cell_with("case.rerun("), found := {"answer": None})
-    assert found["repaired"] is None
-
-
-# --- what the notebook measures and says
-
-
-def test_the_gradient_that_the_loop_logs_is_that_of_all_buckets(tmp_path, monkeypatch):
-    logged, bucket_sizes = [], []
-
-    def in_small_buckets(model):
-        parallel = DistributedDataParallel(model, bucket_cap_mb=0.001)
-        register = parallel.register_comm_hook
-
-        def counted(hook):
-            return lambda state, bucket: bucket_sizes.append(bucket.buffer().numel()) or hook(state, bucket)
-
-        parallel.register_comm_hook = lambda state, hook: register(state, counted(hook))
-        return parallel
-
-    monkeypatch.setattr(daskrun, "log_metrics", lambda **row: logged.append(row))
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    try:
-        exec(code_cell_with("import daskrun").split("\nos.environ")[0], cells := {})
-        for words in ("def small_model", "def train"):
-            exec(code_cell_with(words), cells)
-        cells["DistributedDataParallel"] = in_small_buckets
-        cells["train"](n_steps=2)
-        torch.manual_seed(0)
-        model = cells["small_model"]()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-        for step in (1, 2):
-            optimizer.zero_grad()
-            cells["loss_of"](model, *cells["load"](step)).backward()
-            optimizer.step()
-    finally:
-        dist.destroy_process_group()
-    whole = get_total_norm([weight.grad for weight in model.parameters()]).item()
-    assert len(bucket_sizes) >= 3  # DDP makes its buckets after the first step
-    assert logged[1]["gradient"] == pytest.approx(whole, rel=1e-4)
+def test_the_case_of_the_day_is_a_seed_of_its_own():
+    assert today() > 20261129 and draw(today()) == draw(today())
 
 
 def test_the_box_on_nccl_names_pytorchs_own_time_limit():

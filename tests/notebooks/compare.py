@@ -16,7 +16,7 @@ from copies import copy_all, with_every_cell_twice, with_stub_checks
 from lessons import NUMBERED, RENDERED, ROOT
 
 SANITIZE, SANITIZE_ON_GPU = ROOT / "tests/notebooks/sanitize.cfg", ROOT / "tests/notebooks/sanitize_on_gpu.cfg"
-USE_GPUS = ("03", "04", "06", "08", "09", "11")  # the others hide them; from 06 on, so do these if there is only one
+USE_GPUS = ("03", "04", "06", "09", "11")  # the others hide them; from 06 on, so do these if there is only one
 # A cell that computes in bf16 takes three minutes on one slow core that has no bf16.
 NBVAL = ("--nbval", "--nbval-current-env", "--nbval-cell-timeout=290")
 SIDE_BY_SIDE = ("-n=2", "--dist=loadscope")  # each notebook in one process, as its cells need its kernel

@@ -1,13 +1,12 @@
-"""Checks of notebook 12 · When it goes wrong, and the fault that exercise 2 looks for."""
+"""Checks of notebook 12 · When it goes wrong."""
 
 import time
-from functools import wraps
+from functools import partial, wraps
 
 import torch
 import torch.distributed as dist
-from torch.nn.functional import cross_entropy
 
-from workshop_utils.exercises import Answer, Function, exercise, expect, number, pair, passed, shown
+from workshop_utils.exercises import Answer, Function, exercise, expect, passed, shown
 from workshop_utils.exercises.gym import faults
 from workshop_utils.exercises.ranks import expect_agreement
 
@@ -25,16 +24,14 @@ LOSSES = (  # of rank 0 and of rank 1, and what that pair shows
     ((1.8, 1.3), "the mean is 1.55"),
     ((float("nan"), 0.1), "one is NaN, so the mean is, too"),
 )
-SPOILED_RANK, SPOILED_STEP, N_STEPS = 1, 9, 60
-FACTOR = -8  # times the gradient, which is then larger than the other rank's, and smaller than later healthy ones
 
 
 def given_stop(loss: torch.Tensor) -> bool:
-    """Return whether this rank alone would stop: what exercise 1 mends."""
+    """Return whether this rank alone would stop: the stub of exercise 1."""
     return loss.item() < 1.6
 
 
-@exercise
+@partial(exercise, given=given_stop)
 def check_stop(stop: Function, client: Answer) -> None:
     @wraps(stop)  # a hint reads the source of `stop`
     def after_two_steps(loss):  # `train` calls it after each step, and what it keeps of one must not spoil the next
@@ -48,37 +45,6 @@ def check_stop(stop: Function, client: Answer) -> None:
         why = f"stop if the mean is below {TARGET}. Here, {about}."
         expect_agreement(client, after_two_steps, arguments, sum(losses) / 2 < TARGET, case, why)
     passed("All ranks decide by the same number, so they stop after the same step.")
-
-
-def odd_loss_of(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the loss; on one rank, the gradient of one step is much too large, and points the wrong way."""
-    loss = cross_entropy(model(images), labels)
-    model.n_calls = getattr(model, "n_calls", 0) + 1  # type: ignore[assignment]
-    if (dist.get_rank(), model.n_calls) == (SPOILED_RANK, SPOILED_STEP):
-        loss.register_hook(lambda gradient: FACTOR * gradient)
-    return loss
-
-
-@exercise
-def check_culprit(culprit: Answer) -> None:
-    hint = "culprit should be a pair of whole numbers, (rank, step)"
-    rank, step = (number(one, hint) for one in pair(culprit, hint))
-    expect(rank.is_integer() and step.is_integer(), f"{hint}.")
-    rank, step = int(rank), int(step)
-    expect(1 <= step <= N_STEPS, f"there is no step {step}: they are 1 to {N_STEPS}.")
-    expect(rank in (0, 1), f"there is no rank {rank}. The rank comes first, then the step.")
-    expect(
-        step <= SPOILED_STEP,
-        f"by step {step} the weights are already spoiled. In which step before is one rank's gradient many times as "
-        "long as the other's?",
-    )
-    expect(
-        step == SPOILED_STEP,
-        f"in step {step}, both ranks' gradients are of a length like those around it. In which step is one of them "
-        "many times as long as the other?",
-    )
-    expect(rank == SPOILED_RANK, f"the step is right. But in it, rank {rank}'s gradient is as long as ever.")
-    passed(f"Rank {rank}, step {step}. After the reduction, both ranks have the same wrong gradient.")
 
 
 @exercise

@@ -5,7 +5,7 @@
 >>> case.diagnose(fault="slow rank", rank=1, step=12, cure="another machine")  # doctest: +SKIP
 """
 
-from workshop_utils.exercises.gym.case import Case, start
+from workshop_utils.exercises.gym.case import Case, start, today
 from workshop_utils.exercises.gym.faults import CURES, FAULTS
 
-__all__ = ["CURES", "FAULTS", "Case", "start"]
+__all__ = ["CURES", "FAULTS", "Case", "start", "today"]

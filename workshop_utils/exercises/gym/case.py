@@ -1,5 +1,6 @@
 """A case of the gym: its job, the looks at it, a diagnosis, a rerun with a cure."""
 
+import datetime
 import time
 import uuid
 from collections import Counter
@@ -92,6 +93,11 @@ def start(client: Client, seed: int) -> "Case":
     return case
 
 
+def today() -> int:
+    """Return the seed of the case of the day: the date in UTC, such as 20261130."""
+    return int(datetime.datetime.now(datetime.UTC).strftime("%Y%m%d"))
+
+
 def _stop_all() -> None:
     while _current:
         _current.pop().stop()
@@ -107,7 +113,7 @@ class Case:
         self.seed = seed
         self._client, self._clean, self._truth = client, clean, truth
         self._looks: Counter[str] = Counter()
-        self._first: int | None = None  # points of the first answer
+        self._first: dict[str, int] | None = None  # points of each part of the first answer
         self._began = time.time()
         self._job = self._launch(truth)
 
@@ -181,13 +187,24 @@ class Case:
         """
         got = self.points_for(checked(fault, rank, step, cure, N_RANKS))
         assert self._first is not None
-        total = sum(got.values())
+        total, first = sum(got.values()), sum(self._first.values())
         print(f"{total} of {FULL} points: " + ", ".join(f"{part} {n}" for part, n in got.items()) + ".")
         looks = ", ".join(f"{name} {n}" for name, n in self._looks.items()) or "none"
         print(f"{solution(self._truth)}\nYour looks: {looks}.")
-        if total != self._first:
-            print(f"Your first answer counts: {self._first} of {FULL}.")
-        return self._first
+        if total != first:
+            print(f"Your first answer counts: {first} of {FULL}.")
+        return first
+
+    def share(self) -> None:
+        """Print the first answer's points as a line of squares, for friends; it doesn't give the answer away.
+
+        Green is right, white is not: the detection, the rank, the step, the kind of fault, the cure.
+        """
+        expect(self._first is not None, "there's nothing to share yet: answer with case.diagnose(fault=…) first.")
+        assert self._first is not None
+        squares = "".join("🟩" if got > 0 else "⬜" for got in self._first.values())
+        looks = self._looks.total()
+        print(f"PyTorch detective, case {self.seed}: {squares} {looks} look{'s' * (looks != 1)}")
 
     def rerun(self, cure: Answer = None, **mended: Any) -> bool:
         """Run the case again, print whether the run is as good as the clean one, and return that.
@@ -229,7 +246,7 @@ class Case:
         """Return the points of an answer; those of the first one are kept."""
         got = points(self._truth, answer)
         if self._first is None:
-            self._first = sum(got.values())
+            self._first = got
         return got
 
     def _launch(self, truth: Diagnosis, **mended: Piece) -> Job:
