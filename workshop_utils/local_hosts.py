@@ -73,11 +73,6 @@ class Terminal:
         self._process.wait()
         self._process = None
 
-    def terminate(self) -> None:
-        """Send SIGTERM to the command and all that it started, as a host that is taken away does; don't wait."""
-        if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGTERM)
-
     def kill(self) -> None:
         """Kill the command and all that it started at once, if one runs, without time to say goodbye."""
         if self._process is not None:

@@ -150,7 +150,7 @@ def task_stream(
 def loss_curves(
     histories: dict[str, Sequence[float]], title: str, dashed: tuple[str, float] | None = None
 ) -> IPython.display.Image:
-    """Return a chart with a line for each model's losses after epochs 1, 2, …, and the name of the best one.
+    """Return a chart with a line of losses for each model; the one that went farthest is blue.
 
     Args:
         histories: Losses of each model, by its name.
@@ -161,7 +161,7 @@ def loss_curves(
 
     rows = [(name, *point) for name, losses in histories.items() for point in enumerate(losses, 1)]
     curves = pd.DataFrame(rows, columns=["model", "epoch", "loss"])
-    best = min(histories, key=lambda name: histories[name][-1])
+    best = max(histories, key=lambda name: (len(histories[name]), -histories[name][-1]))
     curves["best"] = curves.model == best
     ends = [f"{name} {losses[-1]:.2f} after {len(losses)} epochs" for name, losses in histories.items()]
     caption = f"blue: {best}"

@@ -214,7 +214,7 @@ test_global_accuracy = judged(
     (lambda n_right, n_images: None, "should return one number, not None"),
     (lambda n_right, n_images: n_right / max(1, n_images), "3 of 4, 4 of 8 right, they return 0.750, 0.500"),
     (mean_that_everybody_joins, "0.625, 0.625 is the mean"),
-    (sums_that_a_rank_without_images_leaves, "0 of 0, 1 of 4.*on every rank, equally often"),
+    (sums_that_a_rank_without_images_leaves, "0 of 0, 1 of 4.*on every rank, the same number"),
     (divided_first, "0 of 0, 1 of 4.*divides by zero"),
     (accuracy_by(lambda sums: sums[0].item()), "number of right ones"),
     (accuracy_by(lambda sums: 100 * sums[0] / sums[1]), "between 0 and 1"),

@@ -68,11 +68,11 @@ test_repeatable = judged(
     (epoch, "Correct"),
     (lambda state, data, seed: None, "a new state, .*, not None"),
     (task(new_state=False), "its losses were .. and are"),
-    (with_weights_put_into_the_old_state, "its weights are others now"),
+    (with_weights_put_into_the_old_state, "its weights have changed"),
     (with_a_tensor_as_its_loss, "a tensor.*loss.item"),
     (task(seeds=None), "manual_seed"),
     (with_the_time_as_its_loss, "gives two results"),
-    (task(seeds=lambda seed, n_epochs: 1000 * seed + n_epochs + os.getpid()), "gives two results.*another worker"),
+    (task(seeds=lambda seed, n_epochs: 1000 * seed + n_epochs + os.getpid()), "gives two results.*between workers"),
     (task(dropout=0.0), "without dropout"),
     (task(seeds=lambda seed, n_epochs: 0), "same first epoch"),
     (task(seeds=lambda seed, n_epochs: seed), "the same order"),  # in every epoch

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from lessons import APPENDICES, LEAN, RENDERED, SOURCES, code_cells, prose, read, says, tags, without_bars
+from lessons import APPENDICES, LONG, RENDERED, SOURCES, code_cells, prose, read, says, tags, without_bars
 
 pytestmark = pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
 
@@ -25,10 +25,10 @@ def test_the_rendered_twin_names_no_path_of_the_machine_that_made_it(path):
     assert not re.search(r"/(home|root|Users|tmp|work)/", text)
 
 
-def test_more_than_half_of_the_cells_that_say_something_are_compared(path):
+def test_at_least_half_of_the_cells_that_say_something_are_compared(path):
     saying = [cell for cell in code_cells(without_bars(read(RENDERED / path.name))) if says(cell)]
     compared = [cell for cell in saying if not tags(cell) & {"nbval-ignore-output", "nbval-skip"}]
-    assert len(compared) > len(saying) / 2, f"{len(compared)} of {len(saying)}"
+    assert len(compared) >= len(saying) / 2, f"{len(compared)} of {len(saying)}"
 
 
 def test_every_cell_that_is_not_compared_says_why(path):
@@ -53,7 +53,7 @@ def test_it_ends_with_two_or_three_links_to_documentation(path):
 def test_the_attendee_commits_to_numbers_before_they_are_measured(path):
     cells = code_cells(read(path))
     guesses = [cell for cell in cells if "guess" in tags(cell)]
-    assert 1 <= len(guesses) <= (2 if path.stem[:2] in LEAN else 9)
+    assert 1 <= len(guesses) <= (9 if path.stem[:2] in LONG else 2)
     assert all(re.search(r"^\w+ = None", cell.source, flags=re.MULTILINE) for cell in guesses), "so that all runs"
     for guess in guesses:
         name = re.search(r"^(\w+) = None", guess.source, flags=re.MULTILINE).group(1)
@@ -72,7 +72,7 @@ def test_it_has_parameters_and_exercises_of_four_cells(path):
     assert [cell for cell in cells if "parameters" in tags(cell)]
     kinds = [next(iter(tags(cell) & {"exercise", "solution", "check"}), None) for cell in cells]
     stubs = [position for position, kind in enumerate(kinds) if kind == "exercise"]
-    assert 1 <= len(stubs) <= (2 if path.stem[:2] in LEAN else 9)
+    assert 1 <= len(stubs) <= (9 if path.stem[:2] in LONG else 2)
     for position in stubs:
         assert cells[position - 1].cell_type == "markdown"
         hints = re.findall(r"<details><summary>(Hint.*?)</summary>", cells[position - 1].source)
@@ -82,7 +82,7 @@ def test_it_has_parameters_and_exercises_of_four_cells(path):
 
 
 def test_its_lesson_is_short_enough_for_a_class(path):
-    if path.stem[:2] not in LEAN:
+    if path.stem[:2] in LONG:
         pytest.skip("it is still to be shortened")
     cells = read(path).cells
     end = next(index for index, cell in enumerate(cells) if "## Key points" in cell.source)

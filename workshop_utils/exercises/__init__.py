@@ -201,6 +201,8 @@ def reconcile(guess: float | None, estimate: float, measured: float, unit: str) 
     guessed = guessed if guessed is not None and isfinite(guessed) else None
     if guess is not None:
         as_measured = "?" if guessed is None else f"{guessed:,.{digits}f}"
+        if is_count and guessed is not None and not guessed.is_integer():
+            as_measured = f"{guessed:g}"
         print(f"your guess      {as_measured:>8} {unit}")
     print(f"simple estimate {estimate:8,.{digits}f} {unit}")
     comparable = not is_count and round(estimate, digits) * round(measured, digits) > 0
@@ -302,6 +304,8 @@ def _what_failed(error):
     with suppress(Exception):  # an attendee's exception may raise where it should say what it is
         reason, *_ = str(error).splitlines() or [""]  # Dask adds the whole traceback of an answer that it cannot send
     what = f"{type(error).__name__}: {reason}"
+    if type(error).__name__ == "WorkersBusy":
+        return f"this check needs workers of its own. {reason}"
     written = [frame for frame in frames if frame.name != "<module>"]
     if written:
         names = [frame.name for frame in written if frame.name[0] != "<"]  # a comprehension or lambda has none

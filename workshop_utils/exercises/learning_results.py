@@ -8,7 +8,7 @@ from workshop_utils.exercises import Function, exercise, expect, number, pair, p
 CLOSE = 0.15  # of the mean's standard error, averaged over the scenes; 500 resamples of each come within 0.14
 ENDS = (
     "this exercise asks for the percentile method: the 2.5th and the 97.5th percentile of the means of a thousand "
-    "resamples, each of as many values as there are rounds."
+    "resamples, each of as many values as `differences` has (which isn't always 16)."
 )
 
 

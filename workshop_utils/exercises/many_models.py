@@ -53,7 +53,7 @@ def check_repeatable(careful_epoch: Function, client: Client) -> None:
     expect(
         _same(once, again),
         "the same task, run twice, gives two results: where do its random numbers come from? Set them from `seed`, "
-        "with torch.manual_seed, inside the task, and from nothing else that another worker would not have.",
+        "with torch.manual_seed, inside the task, and from nothing that differs between workers.",
     )
     expect(
         client.submit(_drops, careful_epoch, start, data, **here).result(),
@@ -115,7 +115,7 @@ def _expect_unchanged(before, now):
         before["losses"] == now["losses"],
         f"{changes}its losses were {before['losses']} and are {now['losses']}. Make a new list.",
     )
-    expect(_same_weights(before, now), f"{changes}its weights are others now. Return a new dict.")
+    expect(_same_weights(before, now), f"{changes}its weights have changed. Return a new dict.")
 
 
 def _expect_new_state(before, state):

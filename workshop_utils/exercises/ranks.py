@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # ranks import this module, and Dask would take them most of 
 # more where each rank has to import PyTorch first; a busy machine needs several times that.
 LONG_S, SHORT_S = 40, 20
 SIGNS_OF_A_LOST_PARTNER = ("onnection", "gloo", "Read error", "Socket")  # in what gloo raises if a rank has left
-CURE = "Call the same collectives on every rank, equally often."
+CURE = "Call the same collectives on every rank, the same number of times."
 BUSY = "Your machine is busy, or a loop has no end: run the cell again."
 NOT_CALLED = "has not called it"  # of a rank that another one waits for, and which may only be slow
 HAS_LEFT = "returned, or raised an error"  # of a rank for which another one may wait outside a collective

@@ -78,8 +78,8 @@ def check_to_imagenet(to_imagenet: Function, classes: list[str]) -> None:
 def _numbers(answer, n_folders):
     """Return the table as a list, if it is one row of whole numbers."""
     table = np.asarray(answer.tolist() if hasattr(answer, "tolist") else answer)  # a tensor, on any device
-    kind = type(answer).__name__
-    expect(table.ndim > 0, f"to_imagenet returns a {kind}; return a list or a tensor, in the order of the folders.")
+    kind = "None" if answer is None else f"a {type(answer).__name__}"
+    expect(table.ndim > 0, f"to_imagenet returns {kind}; return a list or a tensor, in the order of the folders.")
     expect(table.ndim == 1, f"the {kind} has shape {table.shape}; return one row of numbers, of shape ({n_folders},).")
     expect(len(table) == n_folders, f"it returns {len(table)} entries; return one for each of {n_folders} folders.")
     expect(table.dtype.kind not in "US", f"{table.tolist()[0]!r}, … are texts; return the numbers of index_of.")
@@ -150,8 +150,8 @@ def _parts(split, breeds, dogs, val_fraction, seed, which=""):
     if wrong is not None:
         of_breed = set(dogs[breeds == wrong].tolist())
         raise NotYet(
-            f"{len(of_breed & val_dogs)} of the {len(of_breed)} dogs of breed {wrong} are for validation: draw a "
-            f"share of {val_fraction:g} of the dogs of each. Is each dog drawn once, whatever the number of its shots?"
+            f"{len(of_breed & val_dogs)} of the {len(of_breed)} dogs of breed {wrong} are in validation: put "
+            f"{val_fraction:.0%} of each breed's dogs there. Is each dog drawn once, whatever the number of its shots?"
             f"{which}"
         )
     return train, val

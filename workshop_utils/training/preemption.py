@@ -15,14 +15,20 @@ class Preempted(RuntimeError):
     """Training ended early and in order, because at least one rank's process got SIGTERM."""
 
     def __init__(self, step: int, ranks: list[int], checkpoint: str | os.PathLike) -> None:
-        """step: the last one, which the checkpoint holds. ranks: those whose processes got SIGTERM."""
+        """Keep what happened.
+
+        Args:
+            step: The last one, which the checkpoint holds.
+            ranks: Those whose processes got SIGTERM.
+            checkpoint: Its path or address.
+        """
         super().__init__(step, ranks, str(checkpoint))  # pickle needs all three
+        self.step, self.ranks, self.checkpoint = step, ranks, str(checkpoint)
 
     def __str__(self) -> str:
-        step, ranks, checkpoint = self.args
         return (
-            f"Rank {', '.join(map(str, ranks))} got SIGTERM, so training ended after step {step}, which is saved: "
-            f"to go on from there, start it again with checkpoint={checkpoint!r}."
+            f"Rank {', '.join(map(str, self.ranks))} got SIGTERM, so training ended after step {self.step}, which is "
+            f"saved: to go on from there, start it again with checkpoint={self.checkpoint!r}."
         )
 
 

@@ -215,6 +215,6 @@ def _busy(wanted: int, reasons: Mapping[str, str]) -> str:
     named = "; ".join(f"{address} {why}" for address, why in reasons.items() if why)
     return (
         f"The job needs {wanted} idle workers, but {named}. "
-        "Wait for that to end, end it (Ctrl-C where it runs, job.cancel(), client.cancel(futures) or "
+        "Wait for that to end, end it (Ctrl-C where it runs, job.cancel(), ranks.close(), client.cancel(futures) or "
         "client.restart()), or set wait_for_workers."
     )

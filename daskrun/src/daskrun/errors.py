@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 GO_ON = "To go on after a death, set max_restarts, and resume from a checkpoint."
 
 
+class Interrupted(KeyboardInterrupt):
+    """Waiting for ranks was interrupted."""
+
+    def _render_traceback_(self) -> list[str]:  # IPython shows this
+        return ["KeyboardInterrupt"]
+
+
 class JobError(RuntimeError):
     """A job cannot start, or ended otherwise than by its own function; the message says why and what to do."""
 

@@ -13,7 +13,7 @@ from distributed import CancelledError, Client
 from daskrun.child.interactive import CellError, CellResult, run_cell, serve, set_variables, value_of
 from daskrun.client.job import Job
 from daskrun.client.limits import Limits, seconds
-from daskrun.errors import CellFailed, JobError, add_note, ranks_do
+from daskrun.errors import CellFailed, Interrupted, JobError, add_note, ranks_do
 from daskrun.pickling import pickled, unpacked
 from daskrun.protocol import Function
 
@@ -79,13 +79,6 @@ def interactive(
     ranks = Ranks(lambda: Job(client, program, "interactive", limits))
     _latest = ref(ranks)
     return ranks
-
-
-class Interrupted(KeyboardInterrupt):
-    """A cell on ranks was interrupted."""
-
-    def _render_traceback_(self) -> list[str]:  # IPython shows this
-        return ["KeyboardInterrupt"]
 
 
 class Ranks:
@@ -165,7 +158,9 @@ class Ranks:
                 raise
             except CancelledError:
                 pass
-            raise JobError("The ranks have ended, by close() or as no cell came for long: call interactive again.")
+            raise JobError(
+                "The ranks have ended, because you closed them or no cell came for a long time: call interactive again."
+            )
         values = {rank: unpacked(rank, answer) for rank, answer in answers.items()}
         if errors := {rank: value for rank, value in values.items() if isinstance(value, CellError)}:
             raise CellFailed(errors)

@@ -19,7 +19,7 @@ from daskrun.client.cluster import Cluster
 from daskrun.client.control import Control
 from daskrun.client.limits import Limits, seconds
 from daskrun.client.prompt import can_ask, line_for
-from daskrun.errors import JobError, check_client, warn
+from daskrun.errors import Interrupted, JobError, check_client, warn
 from daskrun.metrics import latest_rows
 from daskrun.pickling import unpacked
 from daskrun.protocol import Function, Script
@@ -299,8 +299,10 @@ class Job(Generic[T]):
         """
         try:
             self._until(condition, what, give_up, opens_prompts=True)
-        except BaseException:  # Ctrl-C raises KeyboardInterrupt, and SystemExit once dask_jobqueue is imported
+        except BaseException as error:  # Ctrl-C raises KeyboardInterrupt, and SystemExit once dask_jobqueue is imported
             self.cancel()
+            if isinstance(error, KeyboardInterrupt):
+                raise Interrupted from None
             raise
 
     def _until(
