@@ -304,7 +304,9 @@ def _what_failed(error):
     with suppress(Exception):  # an attendee's exception may raise where it should say what it is
         reason, *_ = str(error).splitlines() or [""]  # Dask adds the whole traceback of an answer that it cannot send
     what = f"{type(error).__name__}: {reason}"
-    if type(error).__name__ == "WorkersBusy":
+    from daskrun import WorkersBusy
+
+    if isinstance(error, WorkersBusy):
         return f"this check needs workers of its own. {reason}"
     written = [frame for frame in frames if frame.name != "<module>"]
     if written:
