@@ -69,29 +69,29 @@ def times_best_loop(inference):
     return times(contestant("classify")(inference), contestant("DataLoader")(inference))
 
 
-def classified():
-    """Return the rates of `classify` and of its rivals, in photos a second."""
-    inference = result("inference")
-    rates = inference["images_per_s"]
-    loop = max((name for name in rates if name.startswith("DataLoader")), key=rates.get)
-    ours = max((name for name in rates if name.startswith("classify")), key=rates.get)
-    shown = {
-        "first version: a task per photo, a model per batch": rates["upstream, fp32"],
-        f"best `DataLoader` loop, {loop.split(', ')[1]}": rates[loop],
-        f"**`{ours.replace(',', '`,', 1)}**".replace("openvino", "OpenVINO"): rates[ours],
-    }
-    if peers := [rate for name, rate in rates.items() if name.startswith(("Ray Data", "Daft"))]:
-        shown["best of Ray Data and Daft"] = max(peers)
-    shown["bound of these cores"] = max(rate for name, rate in rates.items() if name.startswith("bound"))
-    rows = [(name, f"{rate:.1f}", bar(rate / max(shown.values()))) for name, rate in shown.items()]
-    machine, first = inference["machine"], contestant("upstream")(inference)
+def pays():
+    """Return notebook 02's table: how long a task is, and what two workers gain or lose with it."""
+    found = printed("02", r"^tasks, ([\d.]+ ms) .* ([\d.]+)× (slower|faster) than")
+    rows = [(length, f"{times} × {how}") for length, times, how in found]
+    return {"pays": table(("a task takes", "beside a loop, the workers are"), *rows)}
+
+
+def together():
+    """Return what notebook 06 measured: two steps on one core, on two and on two ranks, and what a death costs."""
+    seconds = dict(printed("06", r"^(plain, all cores|plain, one core|all ranks) +([\d.]+) s"))
+    rows = [
+        ("two ranks, a core each", f"{seconds['all ranks']} s"),
+        ("plain PyTorch, one core", f"{seconds['plain, one core']} s"),
+        ("plain PyTorch, both cores", f"{seconds['plain, all cores']} s"),
+    ]
+    *_, (redo_s, lost_s) = printed("06", r"^simple estimate +([\d.]+) s\nmeasured +([\d.]+) s")
+    [(equal,)] = printed("06", r"^(\d+ of \d+) tensors are equal")
     return {
-        "classified": table(("", "photos/s", ""), *rows),
-        "times": f"{times(contestant('classify')(inference), first):.1f}",
-        "times_loop": f"{times_best_loop(inference):.1f}",
-        "photos": inference["photos"],
-        "rounds": inference["rounds"],
-        "machine": f"{machine['cores']} cores of an {machine['processor']}, no GPU",
+        "one_core": f"{seconds['plain, one core']} s",
+        "two_steps": table(("two steps", ""), *rows),
+        "redo_s": f"{float(redo_s):.1f} s",
+        "lost_s": f"{float(lost_s):.1f} s",
+        "equal": equal,
     }
 
 
@@ -120,22 +120,6 @@ def compared(ratios):
     if 1 - DECIDES < longer < DECIDES:
         return "as long, within noise"
     return f"{abs(ratio - 1):.0%} {'longer' if ratio > 1 else 'shorter'}".replace("%", " %")
-
-
-def shards():
-    """Return what notebook 11 measured under DDP and under FSDP2: megabytes, and who lived under the limit."""
-    # A row of the table of peaks: held, gathered, gradients, activations, their sum, and the peak as measured.
-    peaks = {way: mb for way, *mb in printed("11", r"^(DDP|by layer) +(\d+) +\d+ +\d+ +\d+ +\d+ +(\d+) +[\d.]+$")}
-    sent = {way: f"{float(mb):.0f}" for way, mb in printed("11", r"^(DDP|by layer) +(\d+\.\d)(?: +[\d.]+){3}$")}
-    fate = dict(printed("11", r"^(DDP|by layer): (died|trained)"))
-    rows = [
-        (f"**{name}**", f"{peaks[way][0]} MB", f"{peaks[way][1]} MB", f"{sent[way]} MB", f"**{fate[way]}**")
-        for way, name in {"DDP": "DDP", "by layer": "FSDP2, by layer"}.items()
-    ]
-    [(n_parameters,)] = printed("11", r"^([\d,]+) parameters, a file of")
-    millions = f"{int(n_parameters.replace(',', '')) / 1e6:.0f} million"
-    head = (f"{millions} parameters", "a rank keeps", "peaks at", "sends in a step", "limited to 80 % of DDP's peak")
-    return {"shards": table(head, *rows), "parameters": millions}
 
 
 def faults():
@@ -186,5 +170,5 @@ def gains():
 
 def numbers():
     """Return everything that the slides print as measured, under the names that index.md uses."""
-    parts = (waits, ladder, classified, launchers, shards, faults, gains)
+    parts = (waits, pays, ladder, together, launchers, faults, gains)
     return {name: value for part in parts for name, value in part().items()}

@@ -5,7 +5,6 @@ One file, as pytest-xdist gives files to processes, and each process would build
 
 import importlib
 import inspect
-import json
 import re
 from urllib.parse import unquote, urldefrag, urlsplit
 
@@ -88,16 +87,6 @@ def test_the_reference_has_all_that_is_public_with_types(pages):
         assert page.all("dl", "field-list") and "<em" in page.text, f"{module}: no type is shown"
     wanted = ("Job", "Job.rows", "Job.explain", "JobError", "WorkerDied", "WorkersBusy")  # defined elsewhere
     assert {f"daskrun.{name}" for name in wanted} <= pages["docs/reference/daskrun.html"].ids
-
-
-def test_the_guide_has_a_row_for_each_guess_in_class_in_the_order_of_the_notebook(pages):
-    guide = (ROOT / "docs/instructor/notebooks.md").read_text(encoding="utf-8")
-    for name in LESSONS:
-        cells = json.loads((ROOT / f"notebook_output/{name}.ipynb").read_text())["cells"]
-        in_class = "\n".join("".join(cell["source"]) for cell in cells).partition("\n## Going further")[0]
-        part = guide.partition(f"\n## {name[:2]} ·")[2].partition("\n## ")[0]
-        rows = re.findall(r"\{stored\}`(\d\d) (\w+)` \|$", part, re.MULTILINE)
-        assert rows == [(name[:2], guess) for guess in re.findall(r"^(my_guess\w*) = None", in_class, re.M)], name
 
 
 def test_the_address_of_the_site_leads_to_the_front_page(pages):

@@ -14,7 +14,7 @@ import pytest
 from samples import http_server
 from waiting import until
 
-from workshop_utils.exercises import NotYet, exercise, expect, ours, passed, reporting
+from workshop_utils.exercises import NotYet, exercise, expect, passed, reporting
 
 A_CHECK = """
 from workshop_utils.exercises import exercise, expect, passed
@@ -90,12 +90,13 @@ def test_a_process_that_ends_after_a_check_sends_nickname_notebook_exercise_and_
 
 
 def test_the_state_says_how_a_check_ended(serve, monkeypatch):
-    board, solution = serve(204), ours(2)
+    board = serve(204)
     monkeypatch.setenv("WORKSHOP_ROOM", board.url)
     failing = exercise(lambda answer: answer.mean())
-    for check, answer in ((check_two, 2), (check_two, 3), (failing, 3), (check_two, solution)):
+    for check, answer in ((check_two, 2), (check_two, 3), (failing, 3)):
         with suppress(NotYet):
             check(answer)
+    exec("check(None)", {"check": check_two, "our_answer": 2})
     assert [board.requests.get(timeout=120)[2]["state"] for _ in range(4)] == [
         "passed",
         "not yet",

@@ -10,7 +10,6 @@ ROOT = Path(__file__).parents[2]
 NUMBERED = "[0-9]*.ipynb"  # the lessons; quiz.ipynb is none
 SOURCES = sorted((ROOT / "notebooks").glob(NUMBERED))
 RENDERED = ROOT / "notebook_output"
-LONG = ("11",)  # has more than 30 cells, two guesses and two exercises
 APPENDICES = ("09-horovod.ipynb",)  # shorter: a guess, an exercise, twenty minutes
 
 

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from lessons import APPENDICES, LONG, RENDERED, SOURCES, code_cells, prose, read, says, tags, without_bars
+from lessons import APPENDICES, RENDERED, SOURCES, code_cells, prose, read, says, tags, without_bars
 
 pytestmark = pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
 
@@ -53,7 +53,7 @@ def test_it_ends_with_two_or_three_links_to_documentation(path):
 def test_the_attendee_commits_to_numbers_before_they_are_measured(path):
     cells = code_cells(read(path))
     guesses = [cell for cell in cells if "guess" in tags(cell)]
-    assert 1 <= len(guesses) <= (9 if path.stem[:2] in LONG else 2)
+    assert 1 <= len(guesses) <= 2
     assert all(re.search(r"^\w+ = None", cell.source, flags=re.MULTILINE) for cell in guesses), "so that all runs"
     for guess in guesses:
         name = re.search(r"^(\w+) = None", guess.source, flags=re.MULTILINE).group(1)
@@ -72,7 +72,7 @@ def test_it_has_parameters_and_exercises_of_four_cells(path):
     assert [cell for cell in cells if "parameters" in tags(cell)]
     kinds = [next(iter(tags(cell) & {"exercise", "solution", "check"}), None) for cell in cells]
     stubs = [position for position, kind in enumerate(kinds) if kind == "exercise"]
-    assert 1 <= len(stubs) <= (9 if path.stem[:2] in LONG else 2)
+    assert 1 <= len(stubs) <= 2
     for position in stubs:
         assert cells[position - 1].cell_type == "markdown"
         hints = re.findall(r"<details><summary>(Hint.*?)</summary>", cells[position - 1].source)
@@ -82,8 +82,6 @@ def test_it_has_parameters_and_exercises_of_four_cells(path):
 
 
 def test_its_lesson_is_short_enough_for_a_class(path):
-    if path.stem[:2] in LONG:
-        pytest.skip("it is still to be shortened")
     cells = read(path).cells
     end = next(index for index, cell in enumerate(cells) if "## Key points" in cell.source)
     lesson = [cell for cell in cells[:end] if not tags(cell) & {"solution", "check"}]

@@ -4,30 +4,21 @@ import ast
 import dis
 import inspect
 import os
-import re
 import reprlib
 import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
-from functools import partial, wraps
+from functools import wraps
 from math import isfinite
 from numbers import Integral
-from typing import Any, TypeVar
+from typing import Any
 
 CLOSED = "the cluster is closed: the last cell does that. Restart the kernel, and run the notebook from the top."
 Answer = Any  # whatever an attendee wrote
 Function = Callable[..., Any]  # the same, if the exercise asks for a function
-DEFINITIONS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
 LINE = 100  # characters
-SCOPES = *DEFINITIONS, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp  # whose names are their own
-Solution = TypeVar("Solution")
-_ours: list = []  # answers that solution cells gave
-# The identities of what the names to which the running cell gives values were when it began. It keeps no value alive:
-# that may be a model, or futures that Dask would compute again.
-_before: dict[str, int] = {}
-_unset: set[str] = set()  # names to which a cell should have given values, had it run to its end
 _whose = "Correct."  # first words of the message of the check that runs
 
 
@@ -37,16 +28,6 @@ class NotYet(AssertionError):
     def _render_traceback_(self) -> list[str]:
         # IPython shows these lines instead of a traceback, which would point into this module.
         return [f"Not yet: {self}"]
-
-
-def unanswered(name: str, given: Function | None = None) -> bool:
-    """Return whether a solution cell should answer: the answer is a stub, a solution cell gave it, or it is missing.
-
-    name: the answer's, among the variables of the notebook: it is missing if the attendee's cell raised an error.
-    given: as in `is_stub`.
-    """
-    answer = sys._getframe(1).f_globals.get(name)
-    return _is_ours(answer) or is_stub(answer, given)
 
 
 def is_stub(answer: Answer, given: Function | None = None) -> bool:
@@ -60,20 +41,6 @@ def is_stub(answer: Answer, given: Function | None = None) -> bool:
         return _statements(answer) == _statements(given) is not None
     steps = [step for step in dis.get_instructions(answer) if step.opname not in ("RESUME", "NOP", "RETURN_VALUE")]
     return [step.argval for step in steps] == [None]
-
-
-def ours(solution: Solution) -> Solution:
-    """Return the solution, marked so that its check says whose it was; also a decorator for a function.
-
-    Raises TypeError for True, False and None: everybody's are the same object.
-    """
-    if solution is None or isinstance(solution, bool):
-        raise TypeError(f"{solution!r} cannot be marked as our solution: let the exercise ask for a word or a number.")
-    if isinstance(solution, int | str):  # an equal answer of the attendee's may be the same object: make a new one
-        kind: Any = type(solution)
-        solution = type("Ours", (kind,), {"__repr__": kind.__repr__})(solution)
-    _ours.append(solution)
-    return solution
 
 
 def expect(condition: object, hint: str) -> None:
@@ -158,14 +125,13 @@ def exercise(check: Callable[..., None], given: Function | None = None) -> Calla
     @wraps(check)
     def checked(answer: Answer, *args: Any, **named: Any) -> None:
         global _whose
-        is_ours = _is_ours(answer)
+        is_ours = False
         solution = sys._getframe(1).f_globals.get(f"our_{name}")
         if solution is not None and is_stub(answer, given):
             answer, is_ours = solution, True
         _whose = "That was our solution." if is_ours else "Correct."
         state = "not yet"  # this stays if an interrupt ends the check
         try:
-            _expect_no_error(name, is_ours)
             expect(answer is not None, f"{name} is still None.")
             if parameter.annotation is Function:
                 expect_type(answer, Callable, f"{name} should be a function")
@@ -212,59 +178,6 @@ def reconcile(guess: float | None, estimate: float, measured: float, unit: str) 
         guess is None or guessed is not None,
         f"your guess is {shown(guess)}: write a number, without its unit, or None.",
     )
-
-
-def watch_for_errors(shell: Any) -> None:
-    """Have checks know which of this IPython's cells did not run to their end."""
-    shell.events.register("pre_run_cell", partial(_begin_cell, shell.user_ns))
-    shell.events.register("post_run_cell", partial(_end_cell, shell.user_ns))
-
-
-def _begin_cell(variables, about):
-    names = _names_set_by(about.raw_cell)
-    _before.clear()
-    _before.update({name: id(variables.get(name)) for name in names})
-    if "unanswered(" not in about.raw_cell:  # a solution cell answers only for who has not
-        _unset.difference_update(names)
-
-
-def _end_cell(variables, result):
-    if result.error_before_exec or result.error_in_exec:
-        _unset.update(name for name, before in _before.items() if id(variables.get(name)) == before)
-
-
-def _names_set_by(cell):
-    """Return the names to which a cell gives values, outside its functions; all its words if it is no Python."""
-    try:
-        nodes = list(_outside_functions(ast.parse(re.sub("^(!.*|%+\\w+ *)", "", cell, flags=re.MULTILINE))))
-    except (SyntaxError, ValueError):
-        return set(re.findall(r"\w+", re.sub("#.*", "", cell)))
-    named = {node.name for node in nodes if isinstance(node, DEFINITIONS)}
-    imported = {node.asname or node.name for node in nodes if isinstance(node, ast.alias)}
-    values = [node for node in nodes if isinstance(getattr(node, "ctx", None), ast.Store)]
-    return named | imported | {re.split(r"\W", ast.unparse(node))[0] for node in values}  # also of x[0] and x.y
-
-
-def _outside_functions(node):
-    for child in ast.iter_child_nodes(node):
-        yield child
-        if not isinstance(child, SCOPES):
-            yield from _outside_functions(child)
-
-
-def _expect_no_error(name, is_ours):
-    """Raise NotYet, once, where the cell that gives `name` its value did not run to its end."""
-    is_unset = name in _unset
-    _unset.discard(name)
-    expect(
-        is_ours or not is_unset,
-        f"the cell with {name} ended in an error, or was stopped, so {name} may be what it was before. Fix and run "
-        "that cell, then this one; if the error has nothing to do with it, run this one again.",
-    )
-
-
-def _is_ours(answer):
-    return any(answer is solution for solution in _ours)
 
 
 def _as_number(value):
@@ -315,7 +228,3 @@ def _what_failed(error):
     if "positional argument" in reason:
         return f"the answer takes other arguments than the stub ({what})."
     return f"the check cannot read this answer ({what})."
-
-
-if "IPython" in sys.modules and (_shell := sys.modules["IPython"].get_ipython()):
-    watch_for_errors(_shell)

@@ -2,13 +2,14 @@
 
     ```{handouts}
     ```
-The upper part is for before: what one can do afterwards, a table for guesses, and room for notes. The lower part, below
-a line to fold at, has what would give the guesses away: the sentence to remember, key points, and commands.
+The upper part is for before the lesson. It has what one can do afterwards, a table for guesses, and room for notes. The
+lower part, below a line to fold at, has what would give the guesses away: the sentence to remember, and key points.
 """
 
+import json
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -16,33 +17,49 @@ from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
 
 from book.lessons import Lesson, read_lesson
-from book.stored import read_stored
 
 GUIDE = "docs/instructor/notebooks.md"
 SENTENCE = re.compile(r"^> (.+)$", re.MULTILINE)
-ROW = re.compile(r"^\| (.+?) \|.*\{stored\}`(\d\d) (\w+)` \|$", re.MULTILINE)
-COMMANDS = re.compile(r"^- \*\*Worth remembering\.\*\* (.+)\.$", re.MULTILINE)
-COMMAND = re.compile(r"(`[^`]+`) (.+?)(?:; (?=`)|$)")
 LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 
-
-class Guide(NamedTuple):
-    """What the instructor's page says of a notebook. guesses: (what, its name); commands: (code, what it does)."""
-
-    sentence: str
-    guesses: list[tuple[str, str]]
-    commands: list[tuple[str, str]]
+GUESS = re.compile(r"^(?P<name>my_guess\w*) = None +# (?P<what>.+)$", re.MULTILINE)
+UNIT = re.compile(r"^simple estimate +\S+ (?P<unit>.+)$", re.MULTILINE)  # as `reconcile` prints it
+HEADING = re.compile(r"^#{2,3} (.+)$", re.MULTILINE)
+SAID_ANYWAY = re.compile(r"^your guess\b[,:]?\s*|\bin (?:seconds|percent)\b,?\s*")  # by the table's head, and the unit
 
 
-def read_guide(root: str | Path, lesson: Lesson) -> Guide:
-    """Return what the instructor's page says of a notebook; raise LookupError if it lacks a part of that."""
+class Guess(NamedTuple):
+    """A number that a notebook asks for before it measures it. what: its section, and what its cell says of it."""
+
+    what: str
+    unit: str
+
+
+def read_sentence(root: str | Path, number: str) -> str:
+    """Return what the instructor's page would have people remember of notebook `number`, or raise LookupError."""
     text = Path(root, GUIDE).read_text(encoding="utf-8")
-    part = text.partition(f"\n## {lesson.title}\n")[2].partition("\n## ")[0]
-    sentence, commands = SENTENCE.search(part), COMMANDS.search(part)
-    guesses = [(what, name) for what, _, name in ROW.findall(part)]
-    if not (sentence and commands and guesses):
-        raise LookupError(f"{GUIDE} lacks a sentence, a guess or '**Worth remembering.**' under '{lesson.title}'.")
-    return Guide(sentence.group(1), guesses, COMMAND.findall(commands.group(1)))
+    part = text.partition(f"\n## {number} ·")[2].partition("\n## ")[0]
+    if not (sentence := SENTENCE.search(part)):
+        raise LookupError(f"{GUIDE} lacks a sentence to remember, '> …', under '{number} · …'.")
+    return sentence.group(1)
+
+
+def read_guesses(path: Path) -> list[Guess]:
+    """Return the guesses of a stored notebook, in its order; raise LookupError if one was never measured."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    heading, guesses = "", []
+    for cell in cells:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            for found in HEADING.finditer(source):
+                heading = found[1]
+        elif found := GUESS.search(source):
+            what = SAID_ANYWAY.sub("", found["what"]).strip()
+            unit = _unit_of(found["name"], cells)
+            if not unit:
+                raise LookupError(f"No cell of {path.name} has measured {found['name']}: python tools/render.py")
+            guesses.append(Guess(f"{heading} ({what})" if what else heading, unit))
+    return guesses
 
 
 class Handouts(SphinxDirective):
@@ -53,37 +70,43 @@ class Handouts(SphinxDirective):
         self.env.note_dependency(str(Path(self.env.srcdir, GUIDE)))
         paths = sorted(Path(self.env.srcdir, "notebook_output").glob("[0-9]*.ipynb"))
         try:
-            return [self._sheet(path.name[:2]) for path in paths]
+            return [self._sheet(path) for path in paths]
         except (ValueError, LookupError) as error:
             raise ExtensionError(f"{self.get_location()}: {error}") from error
 
-    def _sheet(self, number: str) -> nodes.section:
-        lesson = read_lesson(self.env.srcdir, number)
-        self.env.note_dependency(str(Path(self.env.srcdir, lesson.path)))
-        guide = read_guide(self.env.srcdir, lesson)
-        units = [read_stored(self.env.srcdir, number, name).unit for _, name in guide.guesses]
+    def _sheet(self, path: Path) -> nodes.section:
+        number = path.name[:2]
+        self.env.note_dependency(str(path))
+        lesson, sentence = read_lesson(self.env.srcdir, number), read_sentence(self.env.srcdir, number)
         sheet = nodes.section(ids=[f"handout-{number}"], classes=["handout"])
         sheet += nodes.title("", lesson.title)
-        sheet += self.parse_text_to_nodes("\n".join(_before(lesson, guide, units)))
+        sheet += self.parse_text_to_nodes("\n".join(_before(lesson, read_guesses(path))))
         sheet += nodes.container(classes=["handout-notes"])
         sheet += nodes.container(
-            "", *self.parse_text_to_nodes("\n".join(_after(lesson, guide))), classes=["handout-fold"]
+            "", *self.parse_text_to_nodes("\n".join(_after(lesson, sentence))), classes=["handout-fold"]
         )
         return sheet
 
 
-def _before(lesson: Lesson, guide: Guide, units: list[str]) -> list[str]:
+def _unit_of(name: str, cells: list[dict[str, Any]]) -> str:
+    for cell in cells:
+        if re.search(rf"\breconcile\(\s*{name},", "".join(cell["source"])):
+            printed = "".join("".join(output.get("text", "")) for output in cell.get("outputs", []))
+            if found := UNIT.search(printed):
+                return found["unit"]
+    return ""
+
+
+def _before(lesson: Lesson, guesses: list[Guess]) -> list[str]:
     lines = ["**Afterwards you can**", "", *map(_item, lesson.able)]
     lines += ["", "**Guess first, in your own hand**", "", "| what | your guess | measured | in |", "|---|---|---|---|"]
-    lines += [f"| {what} | | | {unit} |" for (what, _), unit in zip(guide.guesses, units, strict=True)]
+    lines += [f"| {what} | | | {unit} |" for what, unit in guesses]
     return [*lines, "", "**Notes**"]
 
 
-def _after(lesson: Lesson, guide: Guide) -> list[str]:
-    lines = ["*Fold the sheet back at this line, and open it when the notebook is over.*", "", f"> {guide.sentence}"]
-    lines += ["", "**Key points**", "", *map(_item, lesson.key_points)]
-    lines += ["", "**Worth remembering**", "", "| code | what it does |", "|---|---|"]
-    return lines + [f"| {code} | {meaning} |" for code, meaning in guide.commands]
+def _after(lesson: Lesson, sentence: str) -> list[str]:
+    lines = ["*Fold the sheet back at this line, and open it when the notebook is over.*", "", f"> {sentence}"]
+    return [*lines, "", "**Key points**", "", *map(_item, lesson.key_points)]
 
 
 def _item(line: str) -> str:
