@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from workshop_utils.storage import whole_file
 
+PROJECT = Path(__file__).resolve().parents[1]
 CELL_TIMEOUT_S = 1800
 CELL = re.compile(r"\S*/ipykernel_\d+/\d+\.py")  # as a kernel names a cell, in warnings
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
@@ -40,7 +41,7 @@ class Rendered(NamedTuple):
 @click.argument("names", nargs=-1)
 def main(names: tuple[str, ...]) -> None:
     """Execute notebooks into notebook_output/: all, or those whose names begin with NAMES, such as 03."""
-    known = sorted(Path("notebooks").glob("*.ipynb"))
+    known = [path for pattern in ("*.ipynb", "deep-dives/*.ipynb") for path in sorted(Path("notebooks").glob(pattern))]
     if not known:
         raise click.ClickException(f"{Path.cwd()} has no notebooks: run this in the folder of the workshop.")
     for name in names:
@@ -48,7 +49,7 @@ def main(names: tuple[str, ...]) -> None:
             there = ", ".join(path.stem for path in known) or "nothing"
             raise click.ClickException(f"No notebook's name begins with {name!r}; {Path.cwd()}/notebooks has {there}.")
     chosen = [path for path in known if not names or path.name.startswith(names)]
-    done = [render(path, "notebook_output") for path in chosen]
+    done = [render(path, Path("notebook_output", path.relative_to("notebooks").parent)) for path in chosen]
     click.echo(f"\n{'notebook':<40}{'cells':>6}{'minutes':>9}{'slowest, s':>12}")
     for one in done:
         click.echo(f"{one.name:<40}{one.n_cells:>6}{sum(one.seconds) / 60:>9.1f}{max(one.seconds, default=0):>12.1f}")
@@ -69,7 +70,7 @@ def render(path: str | Path, output: str | Path) -> Rendered:
         notebook = nbformat.read(path, as_version=4)
         cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
         _execute(notebook, path, seconds)
-        tidy(notebook, path.resolve().parents[1])
+        tidy(notebook, PROJECT)
         notebook.metadata["verified"] = verified()
         with whole_file(Path(output, path.name)) as part:
             nbformat.write(notebook, part)

@@ -103,12 +103,11 @@ def held_mb(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, flo
 
     Of a parameter that's sharded, only this rank's shard counts.
     """
-    parameters = list(model.parameters())
-    states: list[dict[str, torch.Tensor]] = list(optimizer.state.values())
-    tensors = {
+    parameters: list[torch.Tensor] = list(model.parameters())
+    tensors: dict[str, list[torch.Tensor]] = {
         "parameters": parameters,
         "gradients": [weight.grad for weight in parameters if weight.grad is not None],
-        "optimizer": [tensor for state in states for tensor in state.values()],
+        "optimizer": [tensor for state in optimizer.state.values() for tensor in state.values()],
     }
     return {kind: sum(_local(tensor).nbytes for tensor in each) / 1e6 for kind, each in tensors.items()}
 

@@ -12,7 +12,8 @@ import pytest
 from built import ROOT
 from playwright.sync_api import expect
 
-NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebook_output").glob("*.ipynb"))
+RENDERED = ROOT / "notebook_output"
+NOTEBOOKS = sorted(str(path.relative_to(RENDERED).with_suffix("")) for path in RENDERED.rglob("*.ipynb"))
 LESSONS = [name for name in NOTEBOOKS if name[0].isdigit()]
 MODULES = re.findall(r"^   workshop_utils\.(\w+)$", (ROOT / "docs/reference/index.md").read_text(), re.MULTILINE)
 PHONE, TABLET, DESK = 390, 800, 1400

@@ -13,10 +13,17 @@ import subprocess
 import sys
 
 from copies import copy_all, with_every_cell_twice, with_stub_checks
-from lessons import NUMBERED, RENDERED, ROOT
+from lessons import DEEP_DIVES, ROOT, SOURCES, name_of
 
 SANITIZE, SANITIZE_ON_GPU = ROOT / "tests/notebooks/sanitize.cfg", ROOT / "tests/notebooks/sanitize_on_gpu.cfg"
-USE_GPUS = ("03", "04", "06", "09", "11")  # the others hide them; from 06 on, so do these if there is only one
+USE_GPUS = (
+    "03",
+    "04",
+    "06",
+    "09",
+    "11",
+    "find-similar-dogs",
+)  # the others hide them; from 06 on, so do these if there is only one
 # A cell that computes in bf16 takes three minutes on one slow core that has no bf16.
 NBVAL = ("--nbval", "--nbval-current-env", "--nbval-cell-timeout=290")
 SIDE_BY_SIDE = ("-n=2", "--dist=loadscope")  # each notebook in one process, as its cells need its kernel
@@ -40,7 +47,7 @@ def nbval(*arguments, sanitize=SANITIZE, **how):
 
 
 def main(named, side_by_side, twice, on_gpu):
-    known = [path.stem[:2] for path in sorted(RENDERED.glob(NUMBERED))]
+    known = [name_of(path) for path in (*SOURCES, *DEEP_DIVES)]
     if missing := sorted(set(named) - set(known)):
         sys.exit(f"There is no notebook {', '.join(missing)}: choose among {', '.join(known)}.")
     copies = copy_all(with_every_cell_twice if twice else with_stub_checks)

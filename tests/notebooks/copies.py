@@ -10,7 +10,7 @@ import shutil
 import textwrap
 
 import nbformat
-from lessons import NUMBERED, RENDERED, ROOT, read, tags, without_bars
+from lessons import DEEP_DIVES, RENDERED, ROOT, SOURCES, name_of, read, rendered_twin, tags, without_bars
 
 COPIES = ROOT / ".nbval"
 FAILED_AS_IT_SHOULD = "the stub gets a hint"
@@ -50,9 +50,13 @@ def with_every_cell_twice(notebook):
 
 
 def copy_all(changed=with_stub_checks):
-    """Make the copies anew, each changed by this function; return {number of a notebook: path of its copy}."""
+    """Make the copies anew, each changed by this function; return {name of a notebook: path of its copy}.
+
+    A lesson's name is its number, a deep dive's that of its file."""
     shutil.rmtree(COPIES, ignore_errors=True)
-    COPIES.mkdir()
-    for path in sorted(RENDERED.glob(NUMBERED)):
-        nbformat.write(changed(without_bars(read(path))), COPIES / path.name)
-    return {path.stem[:2]: path for path in sorted(COPIES.iterdir())}
+    (COPIES / "deep-dives").mkdir(parents=True)
+    copies = {}
+    for source in (*SOURCES, *DEEP_DIVES):
+        copy = copies[name_of(source)] = COPIES / rendered_twin(source).relative_to(RENDERED)
+        nbformat.write(changed(without_bars(read(rendered_twin(source)))), copy)
+    return copies

@@ -9,8 +9,19 @@ from workshop_utils.progress import FINISHED
 ROOT = Path(__file__).parents[2]
 NUMBERED = "[0-9]*.ipynb"  # the lessons; quiz.ipynb is none
 SOURCES = sorted((ROOT / "notebooks").glob(NUMBERED))
+DEEP_DIVES = sorted((ROOT / "notebooks/deep-dives").glob("*.ipynb"))
 RENDERED = ROOT / "notebook_output"
 APPENDICES = ("09-horovod.ipynb",)  # shorter: a guess, an exercise, twenty minutes
+
+
+def name_of(path):
+    """Return a lesson's number, or a deep dive's name."""
+    return path.stem[:2] if path in SOURCES else path.stem
+
+
+def rendered_twin(path):
+    """Return where the notebook with this source is rendered."""
+    return RENDERED / path.relative_to(ROOT / "notebooks")
 
 
 def read(path):

@@ -3,9 +3,9 @@
 import re
 
 import pytest
-from lessons import APPENDICES, RENDERED, SOURCES, code_cells, prose, read, says, tags, without_bars
+from lessons import APPENDICES, DEEP_DIVES, SOURCES, code_cells, prose, read, rendered_twin, says, tags, without_bars
 
-pytestmark = pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+pytestmark = pytest.mark.parametrize("path", [*SOURCES, *DEEP_DIVES], ids=lambda path: path.stem)
 
 
 def test_the_source_stores_no_outputs(path):
@@ -17,16 +17,16 @@ def test_the_rendered_twin_was_made_from_this_source(path):
     def content(notebook):
         return [(cell.cell_type, cell.source, sorted(tags(cell))) for cell in notebook.cells]
 
-    assert content(read(RENDERED / path.name)) == content(read(path)), "run `make run` and commit notebook_output/"
+    assert content(read(rendered_twin(path))) == content(read(path)), "run `make run` and commit notebook_output/"
 
 
 def test_the_rendered_twin_names_no_path_of_the_machine_that_made_it(path):
-    text = (RENDERED / path.name).read_text()
+    text = (rendered_twin(path)).read_text()
     assert not re.search(r"/(home|root|Users|tmp|work)/", text)
 
 
 def test_at_least_half_of_the_cells_that_say_something_are_compared(path):
-    saying = [cell for cell in code_cells(without_bars(read(RENDERED / path.name))) if says(cell)]
+    saying = [cell for cell in code_cells(without_bars(read(rendered_twin(path)))) if says(cell)]
     compared = [cell for cell in saying if not tags(cell) & {"nbval-ignore-output", "nbval-skip"}]
     assert len(compared) >= len(saying) / 2, f"{len(compared)} of {len(saying)}"
 
@@ -42,7 +42,7 @@ def test_it_says_who_it_is_for_and_what_comes_after(path):
     text = prose(read(path))
     for part in ("you can**", "**Required:**", "**Helpful:**", "**Time:**", "## Key points"):
         assert part in text, part
-    assert "**Next:**" in text or path == SOURCES[-1]
+    assert "**Next:**" in text or path == SOURCES[-1] or path in DEEP_DIVES
 
 
 def test_it_ends_with_two_or_three_links_to_documentation(path):
@@ -63,7 +63,7 @@ def test_the_attendee_commits_to_numbers_before_they_are_measured(path):
 
 def test_it_fits_into_a_lesson(path):
     minutes, unit = re.search(r"\*\*Time:\*\* (\d+) (minutes in class)", prose(read(path))).groups()
-    longest = 20 if path.name in APPENDICES else 60
+    longest = 20 if path.name in APPENDICES else 25 if path in DEEP_DIVES else 60
     assert int(minutes) <= longest, "move a section to '## Going further' at the end"
 
 
@@ -86,7 +86,7 @@ def test_its_lesson_is_short_enough_for_a_class(path):
     end = next(index for index, cell in enumerate(cells) if "## Key points" in cell.source)
     lesson = [cell for cell in cells[:end] if not tags(cell) & {"solution", "check"}]
     code = [line for cell in lesson if cell.cell_type == "code" for line in cell.source.splitlines()]
-    assert len(lesson) <= 30
+    assert len(lesson) <= (20 if path in DEEP_DIVES else 30)
     assert len([line for line in code if line.strip() and not line.strip().startswith("#")]) <= 160
 
 
@@ -96,7 +96,7 @@ def test_its_cells_are_short_enough_to_hold_in_mind(path):
 
 
 def test_its_pictures_have_alt_text(path):
-    for cell in read(RENDERED / path.name).cells:
+    for cell in read(rendered_twin(path)).cells:
         assert not re.search(r"!\[\s*\]\(", cell.source)
         for output in cell.get("outputs", []):
             if "image/png" in output.get("data", {}):

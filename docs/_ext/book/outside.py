@@ -23,7 +23,7 @@ def repository_url(app: Sphinx, path: str) -> str:
 
 def source_notebook(app: Sphinx, docname: str) -> str:
     """Return the path of the notebook that a page was rendered from, or "" for a page that is none."""
-    path = f"notebooks/{Path(docname).name}.ipynb"
+    path = f"notebooks/{docname.removeprefix('notebook_output/')}.ipynb"
     return path if docname.startswith("notebook_output/") and Path(app.srcdir, path).exists() else ""
 
 
@@ -32,8 +32,12 @@ def resolve_links(app: Sphinx, doctree: nodes.document) -> None:
     docname = app.env.docname
     for node in [*doctree.findall(addnodes.download_reference), *doctree.findall(addnodes.pending_xref)]:
         path = _target(app, docname, node)
-        twin = f"notebook_output/{Path(path).stem}"
-        if path.startswith("notebooks/") and twin in app.env.found_docs:
+        twin = (
+            f"notebook_output/{Path(path).with_suffix('').relative_to('notebooks')}"
+            if path.startswith("notebooks/")
+            else ""
+        )
+        if twin in app.env.found_docs:
             node.replace_self(_to_page(twin, docname, node))
         elif path and Path(app.srcdir, path).exists() and _is_outside(app.env, path):
             url = repository_url(app, path)

@@ -41,7 +41,7 @@ def of_all(runs: list[dict[str, str]]) -> str:
 def add_to_page(app: Sphinx, pagename: str, template: str, context: dict, doctree: nodes.document | None) -> None:
     """Give a page's template the sentence that stands in its footer."""
     path = Path(app.srcdir, f"{pagename}.ipynb")
-    notebooks = sorted(Path(app.srcdir, "notebook_output").glob("*.ipynb"))
+    notebooks = sorted(Path(app.srcdir, "notebook_output").rglob("*.ipynb"))
     context["verified"] = in_words(last_run(path)) if path in notebooks else of_all(list(map(last_run, notebooks)))
 
 
