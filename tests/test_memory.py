@@ -49,7 +49,7 @@ def test_activations_grow_with_the_batch_and_the_parameters_do_not_count():
 
 def test_a_gpt_learns_names():
     codes = encode(["rex", "maggie may"])
-    assert codes.shape == (2, CONTEXT + 1)
+    assert codes.shape == (2, CONTEXT)
     with torch.device("meta"):
         model = GPT(64, 1)
     init_weights(model, "cpu")

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attentio
 
 from workshop_utils.pet_names import CHARACTERS, MAX_LENGTH
 
-CONTEXT = MAX_LENGTH + 1  # letters that the model sees: the longest name, and the padding in front of it
+CONTEXT = MAX_LENGTH + 2  # codes of a name: a zero in front, the letters, and a stop
 
 
 class Block(nn.Module):
@@ -64,13 +64,13 @@ class GPT(nn.Module):
 
 
 def encode(names: Sequence[str]) -> torch.Tensor:
-    """Return names as (n, CONTEXT + 1) int64 codes: a zero, the letters, a stop, and zeros to the end.
+    """Return names as (n, CONTEXT) int64 codes: a zero, the letters, a stop, and zeros to the end.
 
     Raises:
         ValueError: If a name has other characters, or is longer than ``MAX_LENGTH``; see ``pet_names.clean``.
     """
     code_of = {letter: code for code, letter in enumerate(CHARACTERS) if letter}
-    codes = torch.zeros(len(names), CONTEXT + 1, dtype=torch.long)
+    codes = torch.zeros(len(names), CONTEXT, dtype=torch.long)
     for row, name in zip(codes, names, strict=True):
         if len(name) > MAX_LENGTH or not set(name) <= set(code_of):
             raise ValueError(f"{name!r} is too long or has other characters: clean() it first.")
@@ -83,9 +83,9 @@ def next_letter_loss(model: Callable[[torch.Tensor], torch.Tensor], codes: torch
 
     Args:
         model: A GPT, or what DDP or FSDP made of it.
-        codes: (n, CONTEXT + 1) from ``encode``, on the model's device.
+        codes: (n, CONTEXT) from ``encode``, on the model's device.
     """
-    logits = model(codes[:, :-1])  # (n, CONTEXT, 32)
+    logits = model(codes[:, :-1])  # (n, CONTEXT - 1, 32)
     return cross_entropy(logits.flatten(0, 1), codes[:, 1:].flatten())
 
 
