@@ -23,6 +23,7 @@ USE_GPUS = (
     "09",
     "11",
     "find-similar-dogs",
+    "saving-in-parts",
 )  # the others hide them; from 06 on, so do these if there is only one
 # A cell that computes in bf16 takes three minutes on one slow core that has no bf16.
 NBVAL = ("--nbval", "--nbval-current-env", "--nbval-cell-timeout=290")
