@@ -24,7 +24,7 @@ FORMS = {
     "batch normalisation": "BatchNorm",
 }
 # These are ordinary words, too, or have a second meaning: they are linked where a notebook introduces them in bold.
-ONLY_IN_BOLD = {"backend", "bucket", "client", "head", "step", "task", "transform", "worker"}
+ONLY_IN_BOLD = {"backend", "bucket", "client", "head", "step", "task", "transform", "unit", "worker"}
 NOT_IN = (nodes.title, nodes.reference, nodes.literal, nodes.literal_block, nodes.raw, nodes.caption, nodes.comment)
 
 
