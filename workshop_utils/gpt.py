@@ -21,6 +21,8 @@ class Block(nn.Module):
 
     def __init__(self, width: int, n_heads: int = 8) -> None:
         super().__init__()
+        if width % n_heads:
+            raise ValueError(f"width is {width}: let it be a multiple of {n_heads}, as each head gets an equal part.")
         self.n_heads = n_heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)

@@ -22,7 +22,7 @@ NOT_MEASURED = {  # what is typed into prose all the same
     "60 s": "an example of a setting",
     "600 s": "an example of a setting",
     "40 ms": "a delay that notebook 07 sets",
-    "80 %": "an example in the glossary",
+    "80 %": "a limit that notebook 11 sets",
     "95 %": "how much of the resampled means an interval holds",
     "3 s": "an example of a guess",
 }

@@ -12,34 +12,54 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 
 PAGE = "docs/glossary"
-TERM = re.compile(r"^### (?P<term>.+)\n\n(?P<meaning>.+)", re.MULTILINE)
-HOME = re.compile(r"^### (?P<term>.+)\n\n.+\n\nTaught in .*\(\.\./(?P<path>.+)\.ipynb#(?P<slug>.+)\)\.", re.MULTILINE)
+ENTRY = re.compile(
+    r"^### (?P<term>.+)\n\n(?P<meaning>.+?)(?: \(\[[^\]]+\]\(\.\./(?P<path>[^)#]+)\.ipynb#(?P<slug>[^)]+)\)\))?$",
+    re.MULTILINE,
+)
 # How a term is found where it is not the term itself, with or without an "s".
 FORMS = {
-    "sketches": "sketch(?:es)?",
-    "photos": "photos?",
     "logits": "logits?",
     "DDP": "DDP|DistributedDataParallel",
     "bf16": "bf16|bfloat16",
-    "batch normalisation": "BatchNorm",
+    "loader process": "loader process(?:es)?",
+    "meta device": "meta(?: device)?",
+    "normalize": "normaliz(?:e|es|ed|ing)",
+    "padding": "padding|pads",
+    "pure function": "pure(?: functions?)?",
 }
 # These are ordinary words, too, or have a second meaning: they are linked where a notebook introduces them in bold.
-ONLY_IN_BOLD = {"backend", "bucket", "client", "head", "step", "task", "transform", "unit", "worker"}
+ONLY_IN_BOLD = {
+    "backend",
+    "broadcast",
+    "bucket",
+    "client",
+    "Dataset",
+    "head",
+    "leak",
+    "meta device",
+    "pure function",
+    "step",
+    "task",
+    "temperature",
+    "transform",
+    "unit",
+    "worker",
+}
 NOT_IN = (nodes.title, nodes.reference, nodes.literal, nodes.literal_block, nodes.raw, nodes.caption, nodes.comment)
 
 
 @cache
 def read_terms(root: Path) -> dict[str, str]:
-    """Return the terms of the glossary and the first paragraph of each, as plain text."""
+    """Return the terms of the glossary and the meaning of each, as plain text."""
     text = (root / f"{PAGE}.md").read_text(encoding="utf-8")
-    return {found["term"]: _plain(found["meaning"]) for found in TERM.finditer(text)}
+    return {found["term"]: _plain(found["meaning"]) for found in ENTRY.finditer(text)}
 
 
 @cache
 def read_homes(root: Path) -> dict[str, tuple[str, str]]:
     """Return where terms are taught: the notebook's page, and the anchor of the section."""
     text = (root / f"{PAGE}.md").read_text(encoding="utf-8")
-    return {found["term"]: (found["path"], found["slug"]) for found in HOME.finditer(text)}
+    return {found["term"]: (found["path"], found["slug"]) for found in ENTRY.finditer(text) if found["path"]}
 
 
 def slug(term: str) -> str:
